@@ -1,0 +1,1 @@
+"""The operating system's side: signals, children, shared memory, exits, vitals, systemd. No job, no Redis."""

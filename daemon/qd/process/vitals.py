@@ -1,0 +1,285 @@
+"""What the kernel knows of processes: identity, start time, memory, CPUs, threads, sockets. Standard library only.
+
+Master, template, keeper and workers ask here. Linux reads /proc; elsewhere macOS answers or "unknown" does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from qd.process import darwin
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+# --- who is it -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def boot_id() -> str:
+    """A name of this boot of this host; "" = unknown, and then equal to nothing, not even to another ""."""
+    return darwin.boot_id() if not LINUX else _text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def pid_namespace() -> str:
+    """A name of the pid namespace this process lives in, `pid:[4026531836]`; "" = unknown."""
+    if not LINUX:
+        return "pid:host"
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since the boot (elsewhere microseconds). None: unknown."""
+    if not LINUX:
+        return darwin.start_time(pid)
+    # The name of the program stands in parentheses and may hold anything, parentheses too: count from the last one.
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def alive(pid: int, start: int | None) -> bool | None:
+    """Does the process that had `pid` and began at `start` still exist? None: unknown, so treat it as alive.
+
+    False only on proof: no such pid, or one that began at another time. A pid that may not be asked (EPERM) or is
+    hidden in /proc (ProtectProc=, hidepid) proves nothing, nor does a `start` that was never known.
+    """
+    if pid <= 0:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists; whether it is the one meant, its start time may still tell
+    except (OSError, OverflowError):  # a number from elsewhere that no pid can be
+        return None
+    now = start_time(pid)
+    if now is None or start is None:
+        return None
+    return now == start
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+_statm = (-1, -1)  # (pid, fd): /proc/self is looked up when it is opened, so a fork must open its own
+
+
+def own_anon_bytes() -> int:
+    """Anonymous memory of this process, in bytes: what it allocated itself, without files and shared pages.
+
+    For a worker's turn: about 2 us. 0 where it cannot be read.
+    """
+    global _statm
+    pid, fd = _statm
+    if pid != os.getpid():
+        fd = _open_statm()
+    try:
+        fields = os.pread(fd, 100, 0).split(b" ", 3)
+        return (int(fields[1]) - int(fields[2])) * PAGE
+    except (
+        OSError,
+        ValueError,
+        IndexError,
+    ):  # a job closed it, or the number is another file now (then not ours to close)
+        _statm = (-1, -1)
+        return _anon_bytes_slow()
+
+
+def _open_statm() -> int:
+    global _statm
+    try:
+        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    _statm = (os.getpid(), fd)
+    return fd
+
+
+def _anon_bytes_slow() -> int:
+    if not LINUX:
+        return darwin.rss(os.getpid()) or 0
+    fields = _text("/proc/self/statm").split()
+    return (int(fields[1]) - int(fields[2])) * PAGE if len(fields) > 2 else 0
+
+
+def rss_of(pid: int) -> int | None:
+    """Resident memory of process `pid` in bytes, shared pages and all. None: gone or unknown."""
+    if not LINUX:
+        return darwin.rss(pid)
+    fields = _text(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * PAGE if len(fields) > 1 else None
+
+
+def peak_rss_of(pid: int) -> int | None:
+    """The most memory process `pid` ever had resident, in bytes. None: gone, ended (wait4 tells then) or unknown."""
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+# --- CPUs ------------------------------------------------------------------------------------------------------------
+
+
+def cpus_granted() -> int:
+    """The CPUs this process may use, by affinity and cgroup quota (v1, v2); a part of one counts as one; at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _cpu_quota(_text("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if LINUX else None
+    return max(1, min(count, math.ceil(quota)) if quota else count)
+
+
+def _cpu_quota(membership: str, mount: Path) -> float | None:
+    """The smallest quota on the way from this process's group up to the root, in CPUs. None: no quota."""
+    found: list[float] = []
+    for line in membership.splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            found += _quotas(mount, path)
+        elif "cpu" in controllers.split(","):
+            found += _quotas(mount / controllers, path) or _quotas(mount / "cpu", path)
+    return min(found, default=None)
+
+
+def _quotas(top: Path, path: str) -> list[float]:
+    # In a container the path may be the host's and not be here: the upper ones, and the root, are asked as well.
+    relative = Path(path.lstrip("/"))
+    groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
+    return [quota for group in groups if (quota := _quota_in(group)) is not None]
+
+
+def _quota_in(group: Path) -> float | None:
+    words = _text(group / "cpu.max").split() or [
+        *_text(group / "cpu.cfs_quota_us").split(),
+        *_text(group / "cpu.cfs_period_us").split(),
+    ]
+    try:
+        quota, period = (int(word) for word in words)
+    except ValueError:  # "max 100000", or no such file
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+# --- what a fork would share -----------------------------------------------------------------------------------------
+
+
+def thread_names() -> list[str]:
+    """The threads of this process but the main one, Python's by their names, others by the kernel's. [] = none."""
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().native_id
+    if not LINUX:
+        return sorted(name for native, name in known.items() if native != main)
+    try:
+        ids = [int(entry) for entry in os.listdir("/proc/self/task")]
+    except OSError:
+        ids = [native for native in known if native is not None]
+    names = {native: known.get(native) or _thread_name(native) for native in ids if native not in (main, os.getpid())}
+    return sorted(name for name in names.values() if name)
+
+
+def _thread_name(native: int) -> str:
+    return _text(f"/proc/self/task/{native}/comm").strip()  # "": it ended meanwhile
+
+
+def connected_sockets() -> list[str]:
+    """The stream sockets above fd 2 that have a named peer, `fd 7: 127.0.0.1:40022 -> 127.0.0.1:6379`. [] = none.
+
+    After a fork two processes would write into one such stream. Left out: datagrams (each is whole), pairs without
+    a name (pipes of this process's own), stdin to stderr (systemd's journal is a socket).
+    """
+    try:
+        fds = sorted(int(entry) for entry in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"))
+    except OSError:
+        return []
+    return [line for fd in fds if fd > 2 and (line := _peer(fd))]
+
+
+def _peer(fd: int) -> str:
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return ""
+        blocking, copy = os.get_blocking(fd), os.dup(fd)
+    except OSError:
+        return ""
+    try:
+        with socket.socket(fileno=copy) as peer:
+            # A default timeout (socket.setdefaulttimeout) made the copy non-blocking, and the original shares the flag.
+            os.set_blocking(fd, blocking)
+            return _described(fd, peer)
+    except OSError:
+        return ""
+
+
+def _described(fd: int, peer: socket.socket) -> str:
+    if peer.type == socket.SOCK_DGRAM:
+        return ""
+    there: Any = peer.getpeername()
+    if peer.family == socket.AF_UNIX:
+        name = there if isinstance(there, str) else there.decode(errors="replace").replace("\0", "@")
+        return f"fd {fd}: unix {name}" if name else ""
+    if peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    here: Any = peer.getsockname()
+    return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
+
+
+# --- what a process asks of the kernel -------------------------------------------------------------------------------
+
+
+def set_pdeathsig(sig: int = signal.SIGKILL) -> bool:
+    """Send `sig` to this process when its parent ends (to be precise: the thread that made it). False: not to be had.
+
+    It holds for the parent of this moment: a process that changed its parent asks again, then compares getppid().
+    """
+    return _prctl(PR_SET_PDEATHSIG, sig)
+
+
+def set_subreaper() -> bool:
+    """Become the parent of orphaned grandchildren, as PID 1 would. False: not to be had."""
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def oom_score_adj(value: int) -> bool:
+    """-1000 (never) to 1000 (first): whom the kernel ends when memory is short. False: refused (less needs root)."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(value))
+    except OSError:
+        return False
+    return True
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not LINUX:
+        return False
+    return bool(_libc().prctl(option, value, 0, 0, 0) == 0)
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes  # costs a few ms: only for who asks; forks inherit it
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _text(path: str | Path) -> str:
+    """The file's text; "" when it cannot be read, for whatever reason: that means unknown, never gone."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,309 @@
+"""qd.process.vitals about this process, a child of it, and made-up cgroup trees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from qd.process import darwin, vitals
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_boot_and_namespace_have_stable_names() -> None:
+    assert vitals.boot_id()
+    assert vitals.boot_id() == vitals.boot_id()
+    assert vitals.pid_namespace().startswith("pid:")
+
+
+def test_start_time_tells_processes_apart(child: subprocess.Popen[bytes]) -> None:
+    mine, childs = vitals.start_time(os.getpid()), vitals.start_time(child.pid)
+    assert mine is not None
+    assert childs is not None
+    assert mine <= childs
+    assert vitals.start_time(child.pid) == childs
+
+
+@linux_only
+def test_start_time_survives_a_hostile_program_name() -> None:
+    script = "import ctypes,time; ctypes.CDLL(None).prctl(15, b'x) R 1 2 (y', 0, 0, 0); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        before = vitals.start_time(process.pid)
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert "x) R" in Path(f"/proc/{process.pid}/stat").read_text()
+        assert vitals.start_time(process.pid) == before
+
+
+def test_alive_needs_the_same_start() -> None:
+    start = vitals.start_time(os.getpid())
+    assert start is not None
+    assert vitals.alive(os.getpid(), start) is True
+    assert vitals.alive(os.getpid(), start - 1) is False
+    assert vitals.alive(os.getpid(), None) is None
+
+
+def test_a_reaped_process_is_dead(child: subprocess.Popen[bytes]) -> None:
+    start = vitals.start_time(child.pid)
+    assert vitals.alive(child.pid, start) is True
+    child.kill()
+    child.wait()
+    assert vitals.alive(child.pid, start) is False
+    assert vitals.alive(child.pid, None) is False
+    assert vitals.start_time(child.pid) is None
+
+
+def test_a_process_that_may_not_be_asked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, sig: int) -> None:
+        raise PermissionError(pid, sig)
+
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(vitals, "start_time", lambda pid: None)
+    assert vitals.alive(4711, 1) is None
+
+
+def test_a_process_hidden_in_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "start_time", lambda pid: None)
+    assert vitals.alive(os.getpid(), 1) is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, -4711])
+def test_a_pid_that_means_a_group_is_never_asked(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("kill(pid <= 0) would reach a group"))
+    assert vitals.alive(pid, 1) is None
+
+
+def test_a_pid_beyond_all_limits_is_unknown() -> None:
+    assert vitals.alive(2**70, 1) in (None, False)
+
+
+def test_own_memory_grows_with_what_is_allocated() -> None:
+    before = vitals.own_anon_bytes()
+    block = bytearray(os.urandom(1)) * 20_000_000
+    grown = vitals.own_anon_bytes() - before
+    assert before > 1_000_000
+    assert grown > 15_000_000
+    assert len(block) == 20_000_000
+
+
+@linux_only
+def test_own_memory_is_the_childs_own_after_a_fork() -> None:
+    vitals.own_anon_bytes()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        block = bytearray(b"x") * 30_000_000
+        os.write(write, str(vitals.own_anon_bytes() if block else 0).encode())
+        os._exit(0)
+    os.close(write)
+    childs = int(os.read(read, 100))
+    os.waitpid(pid, 0)
+    os.close(read)
+    assert childs - vitals.own_anon_bytes() > 20_000_000
+
+
+@linux_only
+def test_own_memory_survives_a_job_that_closes_every_file() -> None:
+    assert vitals.own_anon_bytes() > 0
+    os.close(vitals._statm[1])
+    assert vitals.own_anon_bytes() > 0
+    assert vitals.own_anon_bytes() > 0
+
+
+@linux_only
+def test_own_memory_survives_a_file_put_in_its_place(tmp_path: Path) -> None:
+    assert vitals.own_anon_bytes() > 0
+    (tmp_path / "other").write_text("not a statm")
+    with open(tmp_path / "other") as other:
+        os.dup2(other.fileno(), vitals._statm[1])
+    fd = vitals._statm[1]
+    assert vitals.own_anon_bytes() > 0
+    os.close(fd)
+
+
+def test_memory_of_others(child: subprocess.Popen[bytes]) -> None:
+    assert (vitals.rss_of(child.pid) or 0) > 100_000
+    child.kill()
+    child.wait()
+    assert vitals.rss_of(child.pid) is None
+    assert vitals.peak_rss_of(child.pid) is None
+
+
+@linux_only
+def test_peak_memory_is_remembered_after_it_was_given_back() -> None:
+    block = bytearray(b"x") * 60_000_000
+    del block
+    peak, now = vitals.peak_rss_of(os.getpid()), vitals.rss_of(os.getpid())
+    assert peak is not None
+    assert now is not None
+    assert peak > now + 30_000_000
+
+
+def test_at_least_one_cpu_is_granted() -> None:
+    assert 1 <= vitals.cpus_granted() <= (os.cpu_count() or 1)
+
+
+@linux_only
+def test_affinity_limits_the_cpus() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert vitals.cpus_granted() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+def test_the_smallest_quota_on_the_way_up_counts_v2(tmp_path: Path) -> None:
+    _group(tmp_path / "a" / "b", cpu__max="max 100000")
+    _group(tmp_path / "a", cpu__max="150000 100000")
+    assert vitals._cpu_quota("0::/a/b", tmp_path) == 1.5
+    _group(tmp_path / "a" / "b", cpu__max="50000 100000")
+    assert vitals._cpu_quota("0::/a/b", tmp_path) == 0.5
+
+
+def test_a_quota_is_found_under_v1(tmp_path: Path) -> None:
+    _group(tmp_path / "cpu,cpuacct" / "x", cpu__cfs_quota_us="250000", cpu__cfs_period_us="100000")
+    membership = "4:memory:/x\n3:cpu,cpuacct:/x\n1:name=systemd:/x"
+    assert vitals._cpu_quota(membership, tmp_path) == 2.5
+
+
+def test_no_quota_under_v1_is_minus_one(tmp_path: Path) -> None:
+    _group(tmp_path / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    assert vitals._cpu_quota("3:cpu:/", tmp_path) is None
+
+
+def test_a_container_that_sees_the_hosts_path_asks_the_root(tmp_path: Path) -> None:
+    _group(tmp_path, cpu__max="200000 100000")
+    assert vitals._cpu_quota("0::/system.slice/docker-12ab.scope", tmp_path) == 2.0
+    assert vitals._cpu_quota("0::/../../other", tmp_path) == 2.0
+
+
+@pytest.mark.parametrize("membership", ["", "garbage", "0::", "1:cpu:/nowhere"])
+def test_what_cannot_be_read_is_no_quota(membership: str, tmp_path: Path) -> None:
+    assert vitals._cpu_quota(membership, tmp_path) is None
+
+
+def test_a_thread_is_named() -> None:
+    before = vitals.thread_names()
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait, name="metrics-flusher")
+    thread.start()
+    try:
+        assert sorted([*before, "metrics-flusher"]) == vitals.thread_names()
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_a_connected_stream_is_described_and_left_as_it_was() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            socket.setdefaulttimeout(3)
+            try:
+                found = [line for line in vitals.connected_sockets() if line.startswith(f"fd {client.fileno()}:")]
+            finally:
+                socket.setdefaulttimeout(None)
+            assert found == [f"fd {client.fileno()}: 127.0.0.1:{client.getsockname()[1]} -> 127.0.0.1:{port}"]
+            assert os.get_blocking(client.fileno())
+
+
+def test_a_unix_stream_is_described_by_its_peer(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        client.connect(str(tmp_path / "s"))
+        assert f"fd {client.fileno()}: unix {tmp_path / 's'}" in vitals.connected_sockets()
+
+
+def test_sockets_a_fork_may_share_are_left_out() -> None:
+    before = vitals.connected_sockets()
+    left, right = socket.socketpair()
+    with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd, socket.socket() as lonely:
+        statsd.connect(("127.0.0.1", 9))
+        assert lonely.fileno() > 2
+        assert vitals.connected_sockets() == before
+
+
+@linux_only
+def test_a_child_with_pdeathsig_dies_with_its_parent() -> None:
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        ready, told = os.pipe()
+        if os.fork() == 0:
+            assert vitals.set_pdeathsig(signal.SIGKILL)
+            os.write(told, b"x")
+            time.sleep(60)  # holds the pipe's end open until it is killed
+            os._exit(0)
+        os.read(ready, 1)
+        os._exit(0)
+    os.close(write)
+    os.waitpid(parent, 0)
+    assert os.read(read, 1) == b""  # every writer is gone
+    os.close(read)
+
+
+@linux_only
+def test_a_subreaper_becomes_the_parent_of_orphans() -> None:
+    script = """
+import os, sys
+from qd.process import vitals
+assert vitals.set_subreaper()
+if (child := os.fork()) == 0:
+    if (grandchild := os.fork()) == 0:
+        sys.stdin.read()
+        os._exit(7)
+    os._exit(0)
+os.waitpid(child, 0)
+os.close(0)
+_, status = os.wait()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    assert subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, check=False).returncode == 7
+
+
+@linux_only
+def test_oom_score_can_be_raised_for_a_child() -> None:
+    script = """
+from qd.process import vitals
+assert vitals.oom_score_adj(500)
+print(open("/proc/self/oom_score_adj").read())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "500"
+
+
+def test_a_score_out_of_range_is_refused() -> None:
+    assert vitals.oom_score_adj(100_000) is False
+
+
+def test_macos_answers_are_read_by_their_layout() -> None:
+    bsdinfo = bytes(120) + struct.pack("=QQ", 1_700_000_000, 250_000)
+    assert darwin.started_in(bsdinfo) == 1_700_000_000_250_000
+    assert darwin.resident_in(struct.pack("=QQ", 2**40, 12_345_678) + bytes(80)) == 12_345_678
+    assert darwin.started_in(b"") is None
+    assert darwin.resident_in(b"") is None
