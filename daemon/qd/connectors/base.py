@@ -1,0 +1,78 @@
+"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker, keeper and bus know only this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Reserved(NamedTuple):
+    """A payload in hand: leased, marked, ours until it is answered."""
+
+    queue: str
+    member: bytes  # the bytes as they stand reserved, with the mark in them
+    mark: str  # "<token>.<slot>.<turn>.<attempts>"
+    start: int  # where the reserve wrote its unit into the pushed bytes,
+    length: int  # how long that unit is,
+    before: bytes  # and what stood there before
+
+
+class Turn(NamedTuple):
+    """The answer of one turn: what became of the ack, and what is in hand now."""
+
+    acked: bool | None  # None: nothing to ack; False: the lease was lost before
+    reserved: Reserved | None
+    next_due: float | None  # seconds until the next delayed job is due; None: none waits
+    paused: tuple[str, ...]  # queues that are paused
+    malformed: int  # payloads that were not even JSON objects, moved to the failed store by this turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many payloads stand where. oldest_age: seconds the head of ready waits; None when that is not known."""
+
+    ready: int
+    delayed: int
+    reserved: int
+    failed: int
+    oldest_age: float | None
+
+
+class Queue(Protocol):
+    """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
+    of it but what `held` tells."""
+
+    def push(self, queue: str, payload: bytes) -> None:
+        """Append to the ready jobs of `queue`."""
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        """Make it ready in `delay` seconds by the server's clock."""
+
+    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
+        """Many (queue, payload, delay or None) in one round trip."""
+
+    def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
+        """Ack `done` and lease the first ready payload of `queues` (in order) in one call."""
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        """Return when a job may be ready, when `seconds` are over, or when the file descriptor `wake` is readable."""
+
+    def ack(self, done: Reserved) -> bool:
+        """Forget a finished job. False: its lease was lost, somebody else may have run it."""
+
+    def release(self, held: Reserved, text: bytes, delay: float, *, head: bool = False) -> bool:
+        """Put it back as `text`: due in `delay` seconds, or at once at the tail (or head) of ready. False: lease lost."""
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes) -> bool:
+        """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        """After a broken call: the job this worker owns by the server's word, or None."""
+
+    def sizes(self, queue: str) -> Sizes: ...
+
+    def clear(self, queue: str) -> int:
+        """Delete ready and delayed payloads, never what runs. Returns how many."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,75 @@
+-- The keeper's beat: everything periodic, in one call.
+-- KEYS  1 restart stamp, 2 down, 3 masters; then five a queue: ready, reserved, delayed, notify, owners
+-- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)   5 reclaim (1 or 0)
+--       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
+-- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
+--           jobs reclaimed, "queue index:slot" of lost leases ... }
+local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local stamp = string.format('%.6f', now)
+local more, reclaimed, due, lost = 0, 0, nil, {}
+
+local function to_ready(i, payloads)
+  local tokens = {}
+  for k = 1, #payloads do tokens[k] = '1' end
+  redis.call('RPUSH', KEYS[i], unpack(payloads))
+  redis.call('RPUSH', KEYS[i + 3], unpack(tokens))
+end
+
+local function renew(i, queue)
+  if ARGV[4] ~= '1' or #ARGV < 8 then return end
+  local fields = {}
+  for k = 8, #ARGV do fields[#fields + 1] = token .. '/' .. ARGV[k] end
+  for k, payload in ipairs(redis.call('HMGET', KEYS[i + 4], unpack(fields))) do
+    if payload then
+      if redis.call('ZSCORE', KEYS[i + 1], payload) then
+        redis.call('ZADD', KEYS[i + 1], 'XX', string.format('%.3f', now + lease), payload)
+      else
+        lost[#lost + 1] = queue .. ':' .. ARGV[k + 7]
+      end
+    end
+  end
+end
+
+local function reclaim(i)
+  if ARGV[5] ~= '1' then return end
+  local expired = redis.call('ZRANGEBYSCORE', KEYS[i + 1], '-inf', stamp, 'LIMIT', 0, 100)
+  if #expired == 0 then return end
+  to_ready(i, expired)
+  for _, payload in ipairs(expired) do
+    redis.call('ZREM', KEYS[i + 1], payload)
+    local master, slot = string.match(payload, '"rsv":"(%w+)%.(%d+)%.')
+    local owner = master and master .. '/' .. slot
+    if owner and redis.call('HGET', KEYS[i + 4], owner) == payload then redis.call('HDEL', KEYS[i + 4], owner) end
+  end
+  reclaimed = reclaimed + #expired
+end
+
+local function migrate(i)
+  local payloads = redis.call('ZRANGEBYSCORE', KEYS[i + 2], '-inf', stamp, 'LIMIT', 0, most)
+  if #payloads > 0 then
+    to_ready(i, payloads)
+    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)
+    if #payloads == most then more = 1 end
+  end
+  local next_at = redis.call('ZRANGE', KEYS[i + 2], 0, 0, 'WITHSCORES')[2]
+  if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
+end
+
+-- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over: bring both near each other.
+local function tokens(i)
+  local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
+  for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
+  if have > ready + 256 then redis.call('LTRIM', KEYS[i + 3], 0, ready + 255) end
+end
+
+for i = 4, #KEYS, 5 do
+  renew(i, (i + 1) / 5)
+  reclaim(i)
+  migrate(i)
+  tokens(i)
+end
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
+local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
+return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, unpack(lost)}

@@ -1,0 +1,59 @@
+"""Every key qd writes, made here and nowhere else. All of them stand under the connection's prefix.
+
+| key                     | type   | owner and bound                                                                     |
+| ----------------------- | ------ | ----------------------------------------------------------------------------------- |
+| queues:NAME             | list   | Laravel's ready list: pushed at the tail, taken from the head                       |
+| queues:NAME:delayed     | zset   | Laravel's; score = unix seconds (with fraction) at which the payload is due         |
+| queues:NAME:reserved    | zset   | Laravel's; score = unix seconds at which the lease runs out                         |
+| queues:NAME:notify      | list   | Laravel's; one token a ready job, a hint; never more than ready jobs plus waiters   |
+| queues:NAME:owners      | hash   | `<master token>/<slot>` -> the reserved payload; at most one field a worker         |
+| queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
+| queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
+| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; same bound                         |
+| queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by the next reserve; TTL one day      |
+| qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
+| qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
+| qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
+"""
+
+from __future__ import annotations
+
+RESTART = "qd:restart"
+DOWN = "qd:down"
+MASTERS = "qd:masters"
+
+
+def ready(queue: str) -> str:
+    return f"queues:{queue}"
+
+
+def delayed(queue: str) -> str:
+    return f"queues:{queue}:delayed"
+
+
+def reserved(queue: str) -> str:
+    return f"queues:{queue}:reserved"
+
+
+def notify(queue: str) -> str:
+    return f"queues:{queue}:notify"
+
+
+def owners(queue: str) -> str:
+    return f"queues:{queue}:owners"
+
+
+def paused(queue: str) -> str:
+    return f"queues:{queue}:paused"
+
+
+def failed(queue: str) -> str:
+    return f"queues:{queue}:failed"
+
+
+def failed_at(queue: str) -> str:
+    return f"queues:{queue}:failed_at"
+
+
+def deaths(queue: str) -> str:
+    return f"queues:{queue}:deaths"

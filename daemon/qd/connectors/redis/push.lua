@@ -1,0 +1,7 @@
+-- Append payloads to the ready jobs, a token each.
+-- KEYS ready, notify   ARGV payloads (at most 1,000)
+local tokens = {}
+for i = 1, #ARGV do tokens[i] = '1' end
+redis.call('RPUSH', KEYS[1], unpack(ARGV))
+redis.call('RPUSH', KEYS[2], unpack(tokens))
+return #ARGV

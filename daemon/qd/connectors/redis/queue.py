@@ -1,0 +1,207 @@
+"""Laravel's Redis queue: the contract of `base.Queue` in scripts.
+
+    push / later                     ready or delayed, and a token
+    turn    turn.lua                 ack the job before, lease the next: reserved + owners, one call a job
+    wait    BLPOP on the tokens      ended at once by a signal
+    ack, release, bury               what a turn cannot carry
+    held                             after a broken call: what is mine by the server's word
+
+Keys and payloads as Laravel 8 and 13 keep them (Queue/RedisQueue.php, Queue/LuaScripts.php). One instance belongs to one
+thread of one process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qd.connectors.base import Reserved, Sizes, Turn
+from qd.connectors.redis import keys
+from qd.connectors.redis.scripts import script
+from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+CHUNK = 1000  # payloads a script call carries at most
+MOVE = 100  # due jobs a turn moves at most
+DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
+UNIT = re.compile(rb'"attempts":(\d+)(?:,"crashes":\d+)?(?:,"exceptions":\d+)?(?:,"held":\d+)?,"rsv":"([\w.]+)"')
+CREATED = re.compile(rb'"createdAt":(\d+)')
+
+
+class RedisQueue:
+    """url and names from `settings`; token and slot say who reserves (a worker), and stay empty for a producer."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        token: str = "",
+        slot: int = 0,
+        name: str = "",
+        keep: tuple[int, float] = (10_000, 30 * 86400.0),
+    ) -> None:
+        self.settings = settings
+        self.wire = Wire(settings.url or "", name=name)
+        self.owner = f"{token}/{slot}"
+        self.base = f"{token}.{slot}."
+        self.keep = keep  # records, seconds
+        self.turns = 0
+        self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
+
+    def _keys(self, *names: str) -> list[str]:
+        return [self.settings.prefix + name for name in names]
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        script("push").call(self.wire, self._keys(keys.ready(queue), keys.notify(queue)), payload)
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        script("later").call(self.wire, self._keys(keys.delayed(queue), keys.notify(queue)), delay, payload)
+
+    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
+        """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
+        now: dict[str, list[bytes]] = {}
+        then: dict[str, list[Arg]] = {}
+        for queue, payload, delay in jobs:
+            if delay:
+                then.setdefault(queue, []).extend((delay, payload))
+            else:
+                now.setdefault(queue, []).append(payload)
+        for queue, payloads in now.items():
+            for at in range(0, len(payloads), CHUNK):
+                names = self._keys(keys.ready(queue), keys.notify(queue))
+                script("push").call(self.wire, names, *payloads[at : at + CHUNK])
+        for queue, pairs in then.items():
+            for at in range(0, len(pairs), 2 * CHUNK):
+                names = self._keys(keys.delayed(queue), keys.notify(queue))
+                script("later").call(self.wire, names, *pairs[at : at + 2 * CHUNK])
+
+    # -- working
+
+    def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
+        head, names = self._head(tuple(queues))
+        self.turns += 1
+        base = f"{self.base}{self.turns}".encode()
+        if done is None:
+            tail = b"$%d\r\n%b\r\n$1\r\n0\r\n$0\r\n\r\n" % (len(base), base)
+        else:
+            place = b"%d" % (names.index(done.queue) + 1)
+            tail = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(base), base, len(place), place)
+            tail += b"$%d\r\n%b\r\n" % (len(done.member), done.member)
+        reply = script("turn").send(self.wire, head + tail)
+        acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
+        job = Reserved(names[index - 1], member, mark.decode(), start, length, before) if index else None
+        paused = tuple([names[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
+        return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, malformed)
+
+    def _head(self, queues: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+        """The part of the turn's command that stays the same, packed once."""
+        if queues not in self._heads:
+            kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed)
+            names = [kind(queue) for queue in queues for kind in (*kinds, keys.failed_at)]
+            fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *self._keys(*names)]
+            fixed += [self.owner, self.settings.retry_after, MOVE]
+            body = packed_items(fixed)
+            self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 3) + body, queues)
+        return self._heads[queues]
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        """One BLPOP. Left early by a signal, the connection is given up with it, and a token that came is put back."""
+        names = self._keys(*[keys.notify(queue) for queue in queues])
+        self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
+        if self.wire.readable(seconds + self.wire.timeout, wake):
+            self.wire.receive()
+        elif self.wire.readable(0, -1):
+            token = self.wire.receive()
+            if token:
+                self.wire.call("RPUSH", token[0], "1")
+        else:
+            self.wire.close()
+
+    def ack(self, done: Reserved) -> bool:
+        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue))
+        return bool(script("ack").call(self.wire, names, self.owner, done.member))
+
+    def release(self, held: Reserved, text: bytes, delay: float, *, head: bool = False) -> bool:
+        return self.give_back(held.queue, self.owner, held.member, text, delay, head=head)
+
+    def give_back(self, queue: str, owner: str, member: bytes, text: bytes, delay: float, *, head: bool = False) -> bool:
+        """The keeper's release: of a job that `owner`, now dead, held."""
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        names = self._keys(*[kind(queue) for kind in kinds])
+        return bool(script("release").call(self.wire, names, owner, member, text, delay, int(head)))
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes) -> bool:
+        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
+        names = self._keys(*[kind(held.queue) for kind in kinds])
+        most, seconds = self.keep
+        args = (self.owner, held.member, held.mark, record, raw, most, seconds)
+        return bool(script("bury").call(self.wire, names, *args))
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        for queue in queues:
+            member = self.owned(queue, self.owner)
+            if member is not None:
+                return reserved_of(queue, member)
+        return None
+
+    # -- the dead, for keepers and for the next worker of their job
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        """The payload that `owner` ("<token>/<slot>") holds, by its mark."""
+        member: bytes | None = self.wire.call("HGET", *self._keys(keys.owners(queue)), owner)
+        return member
+
+    def owners(self, queue: str) -> list[str]:
+        return [field.decode() for field in self.wire.call("HKEYS", *self._keys(keys.owners(queue)))]
+
+    def note_death(self, queue: str, mark: str, note: bytes) -> None:
+        (name,) = self._keys(keys.deaths(queue))
+        self.wire.call_many([("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL)])
+
+    def death(self, queue: str, mark: str) -> bytes | None:
+        """How the worker died that held the job under `mark`; told once."""
+        (name,) = self._keys(keys.deaths(queue))
+        note, _ = self.wire.call_many([("HGET", name, mark), ("HDEL", name, mark)])
+        return note if isinstance(note, bytes) else None
+
+    # -- looking
+
+    def sizes(self, queue: str) -> Sizes:
+        ready, delayed, reserved, failed = self._keys(
+            keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
+        )
+        counts = self.wire.call_many(
+            [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed), ("LINDEX", ready, 0), ("TIME",)]
+        )
+        for answer in counts:
+            if isinstance(answer, Exception):
+                raise answer
+        return Sizes(*counts[:4], age_of(counts[4], int(counts[5][0])))
+
+    def clear(self, queue: str) -> int:
+        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue))
+        return int(script("clear").call(self.wire, names))
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def reserved_of(queue: str, member: bytes) -> Reserved:
+    """A reservation read back from its payload. What stood there before the reserve is told as the attempt before."""
+    found: Any = None
+    for found in UNIT.finditer(member):
+        pass
+    if found is None:
+        return Reserved(queue, member, "", 0, 0, b"")
+    before = b'"attempts":%d' % max(0, int(found[1]) - 1)
+    return Reserved(queue, member, found[2].decode(), found.start(), found.end() - found.start(), before)
+
+
+def age_of(payload: bytes | None, now: int) -> float | None:
+    created = CREATED.search(payload) if payload else None
+    return float(max(0, now - int(created[1]))) if created else None

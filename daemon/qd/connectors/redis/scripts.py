@@ -1,0 +1,45 @@
+"""The .lua files beside this one, read once a process, and how they are called.
+
+A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run anything,
+so it is loaded and sent again; that is the only repetition in this folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from qd.connectors.redis.wire import Arg, Wire, packed
+from qd.errors import ServerRefused
+
+PARTS = {"turn": ("unit.lua", "turn.lua")}  # every other script is its own file
+
+
+class Script:
+    def __init__(self, name: str) -> None:
+        folder = Path(__file__).parent
+        self.text = "\n".join((folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",)))
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def call(self, wire: Wire, keys: Sequence[str], *args: Arg) -> Any:
+        return self.send(wire, packed(("EVALSHA", self.sha, len(keys), *keys, *args)))
+
+    def send(self, wire: Wire, command: bytes) -> Any:
+        """Send a packed EVALSHA of this script, loading the script when the server does not have it."""
+        wire.send(command)
+        try:
+            return wire.receive()
+        except ServerRefused as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+        wire.call("SCRIPT", "LOAD", self.text)
+        wire.send(command)
+        return wire.receive()
+
+
+@cache
+def script(name: str) -> Script:
+    return Script(name)

@@ -1,0 +1,91 @@
+"""One tree of errors. Everything qd raises on purpose is here; a caller that wants "anything of qd" catches QdError.
+
+What ends a job from outside its code (JobTimeout and its sisters) and the two ways to settle it by hand derive from
+BaseException, so that an `except Exception` in a job cannot swallow them.
+"""
+
+from __future__ import annotations
+
+
+class QdError(Exception):
+    """The root of qd's errors."""
+
+
+class ConfigError(QdError):
+    """The configuration cannot be used: a key, a value, a connection, an app. `qd` exits 78."""
+
+
+class DeclarationError(QdError):
+    """A job that cannot be declared: a lambda, a method, a name taken, `__main__` without a name."""
+
+
+class ArgumentError(QdError, TypeError):
+    """Arguments that do not fit the job's signature, found where it is dispatched."""
+
+
+class NotInJob(QdError):
+    """current_job() was asked outside a job."""
+
+
+class UnknownJob(QdError):
+    """No job of this name is declared in this app."""
+
+
+class UnknownParameters(QdError):
+    """The payload names a parameter this version does not know, or misses a required one: a deploy may be under way."""
+
+
+class WrongType(QdError):
+    """A value in the payload does not convert to the declared type of its parameter."""
+
+
+class Malformed(QdError, ValueError):
+    """The payload is not one: not JSON, cut, of wrong types. Its bytes go to the failed store as they are."""
+
+
+class ConnectionLost(QdError):
+    """The server is away, or the connection broke in a call. What the call did is unknown until it is asked."""
+
+
+class ServerRefused(QdError):
+    """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
+
+
+class WrongPassword(ConnectionLost):
+    """The server wants another user or password. Waiting helps only if somebody mends it."""
+
+
+class ServerBusy(ConnectionLost):
+    """The server answers but cannot serve now: LOADING, READONLY, MASTERDOWN, MISCONF, BUSY, OOM. Try again later."""
+
+
+class AttemptsExceeded(QdError):
+    """The job was attempted too often, too long or crashed too often; it is failed before it runs again."""
+
+
+class JobFailure(QdError):
+    """job.fail("why") was called."""
+
+
+class Settled(BaseException):
+    """release() or fail() was called in the job: the outcome is noted, the rest of the job does not run."""
+
+
+class EndJob(BaseException):
+    """What ends a running job from outside its code. A worker that raised one takes no further job."""
+
+
+class JobTimeout(EndJob):
+    """The job ran longer than its timeout."""
+
+
+class JobInterrupted(EndJob):
+    """The worker stops soon: save what you have, the job is handed back."""
+
+
+class LeaseLost(EndJob):
+    """The reservation is gone: somebody else may run this job now."""
+
+
+class JobCancelled(EndJob):
+    """The job was cancelled while it ran."""
