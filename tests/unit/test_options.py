@@ -1,0 +1,105 @@
+"""The option table: every row is whole, reads what people write, and refuses what makes no sense."""
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+from qd.errors import DeclarationError
+from qd.options import KINDS, WORK, JobOptions, WorkOptions, shown
+
+
+def test_the_table_holds_every_field_of_the_work_options():
+    assert list(WORK) == [field.name for field in dataclasses.fields(WorkOptions)]
+
+
+@pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
+def test_every_row_is_whole_and_its_default_is_read_back(row):
+    assert row.kind in KINDS
+    assert row.help
+    assert row.help[0].islower()
+    assert not row.help.endswith(".")
+    assert row.shown
+    assert row.flag.startswith("--") or row.name == "queues"
+    if row.name not in ("queues", "connection", "pool"):
+        assert row.read(row.default) == row.default
+        assert row.auto or row.read(shown(row.kind, row.default)) == row.default
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("backoff", "1,5,30", (1.0, 5.0, 30.0)),
+        ("backoff", 5, (5.0,)),
+        ("backoff", [1, "5s", "1m"], (1.0, 5.0, 60.0)),
+        ("queues", "high, default,high", ("high", "default")),
+        ("queues", ["mail"], ("mail",)),
+        ("tries", "3", 3),
+        ("memory", "256M", 256 << 20),
+        ("memory", 0, 0),
+        ("workers", "auto", "auto"),
+        ("workers", 0, 0),
+        ("min_uptime", "auto", "auto"),
+        ("min_uptime", "2s", 2.0),
+        ("no_respawn", "yes", True),
+        ("no_respawn", False, False),
+        ("log_format", "json", "json"),
+    ],
+)
+def test_a_value_is_read_as_its_option_holds_it(name, written, value):
+    assert WORK[name].read(written) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "says"),
+    [
+        ("tries", -1, "whole number"),
+        ("tries", True, "whole number"),
+        ("tries", "1.5", "whole number"),
+        ("tries", "9" * 5000, "whole number"),
+        ("timeout", "soon", "length of time"),
+        ("timeout", "auto", "length of time"),
+        ("backoff", [], "empty list"),
+        ("backoff", "1,,5", "length of time"),
+        ("memory", 128, "megabytes are written '128M'"),
+        ("sleep", 0, "at least 0.01"),
+        ("max_crashes", 0, "at least 1"),
+        ("no_respawn", "perhaps", "neither true nor false"),
+        ("no_respawn", 1, "neither true nor false"),
+        ("log_format", "jsn", "did you mean 'json'"),
+        ("log_level", "loud", "debug, info, warning, error"),
+        ("queues", "a,,b", "is not a name"),
+        ("queues", "a\x00b", "is not a text"),
+        ("queues", [1], "is not a name"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name, written, says):
+    with pytest.raises(ValueError, match=says):
+        WORK[name].read(written)
+
+
+def test_job_options_are_converted_and_what_is_not_said_stays_none():
+    said = JobOptions.read(
+        {"tries": 5, "timeout": timedelta(minutes=1), "backoff": [1, 5], "tags": ["a"], "queue": None}
+    )
+    assert said == JobOptions(tries=5, timeout=60.0, backoff=(1.0, 5.0), tags=("a",))
+    assert said.queue is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"trys": 5}, "unknown option 'trys' of a job \\(did you mean 'tries'"),
+        ({"unique": "x"}, "unknown option 'unique' of a job"),
+        ({"tries": -1}, "option tries of a job: -1"),
+        ({"timeout": "soon"}, "option timeout of a job"),
+        ({"queue": ""}, "option queue of a job: '' is not a name"),
+    ],
+)
+def test_a_wrong_job_option_is_refused_by_name(given, says):
+    with pytest.raises(DeclarationError, match=says):
+        JobOptions.read(given)
+
+
+def test_options_said_later_win_and_the_others_stay():
+    declared = JobOptions(queue="mail", tries=5, raw=True)
+    assert JobOptions(queue="high", raw=False).over(declared) == JobOptions(queue="high", tries=5, raw=False)

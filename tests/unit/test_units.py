@@ -1,0 +1,116 @@
+"""Human units: what is read, what is refused and how it says so."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qd import units
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (90, 90.0),
+        (0.1, 0.1),
+        (0, 0.0),
+        ("90", 90.0),
+        ("0.1", 0.1),
+        (".5", 0.5),
+        ("100ms", 0.1),
+        ("90s", 90.0),
+        ("5m", 300.0),
+        ("1.5h", 5400.0),
+        ("30d", 2592000.0),
+        (" 5 m ", 300.0),
+        (timedelta(minutes=5), 300.0),
+    ],
+)
+def test_a_span_is_read_in_seconds(written, seconds):
+    assert units.span(written) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "5 minutes",
+        "m",
+        "-3",
+        "1e5",
+        "٣s",
+        "5m3s",
+        -1,
+        float("nan"),
+        float("inf"),
+        10**400,
+        True,
+        None,
+        [5],
+        timedelta(-1),
+    ],
+)
+def test_what_is_no_span_is_refused_with_its_value(wrong):
+    with pytest.raises(ValueError, match="length of time") as refused:
+        units.span(wrong)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [
+        (0, 0),
+        (4096, 4096),
+        ("4096", 4096),
+        ("1K", 1024),
+        ("128M", 1 << 27),
+        ("128mb", 1 << 27),
+        ("2GiB", 2 << 30),
+        ("1.5G", 3 << 29),
+    ],
+)
+def test_a_size_is_read_in_bytes(written, count):
+    assert units.size(written) == count
+
+
+@pytest.mark.parametrize("wrong", ["", "M", "-1", "128X", -1, True, None, 1.5])
+def test_what_is_no_size_is_refused(wrong):
+    with pytest.raises(ValueError, match="is not a size"):
+        units.size(wrong)
+
+
+@given(st.integers(0, 10**9))
+def test_what_is_shown_is_read_back(number):
+    assert units.span(units.span_text(number)) == number
+    assert units.size(units.size_text(number)) == number
+    milliseconds = number / 1000
+    assert units.span(units.span_text(milliseconds)) == pytest.approx(milliseconds, rel=1e-5)
+
+
+def test_spans_and_sizes_are_shown_as_a_person_writes_them():
+    assert [units.span_text(s) for s in (0, 0.1, 1.5, 25, 60, 90, 5400, 86400)] == [
+        "0", "100ms", "1.5s", "25s", "1m", "90s", "90m", "1d",
+    ]  # fmt: skip
+    assert [units.size_text(n) for n in (0, 1000, 1 << 27, 3 << 30)] == ["0", "1000", "128M", "3G"]
+
+
+def test_a_near_miss_is_named_and_a_far_one_is_not():
+    assert units.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
+    assert units.did_you_mean("zzz", ["tries", "timeout"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:secret@host:6379/0", "redis://user:***@host:6379/0"),
+        ("rediss://:secret@host/0", "rediss://:***@host/0"),
+        ("redis://user:se@cr/et@host/0", "redis://user:***@host/0"),
+        ("unix://user:secret@/run/valkey.sock?db=1", "unix://user:***@/run/valkey.sock?db=1"),
+        ("redis://host/0?password=secret&db=1", "redis://host/0?password=***&db=1"),
+        ("embedded:", "embedded:"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url, shown):
+    assert units.mask_url(url) == shown
