@@ -4,6 +4,7 @@ import dataclasses
 from datetime import timedelta
 
 import pytest
+
 from qd.errors import DeclarationError
 from qd.options import KINDS, WORK, JobOptions, WorkOptions, shown
 
