@@ -1,0 +1,40 @@
+"""The rig alone: PHP pushes and PHP works, so that a failure beside this file is about qd."""
+
+from __future__ import annotations
+
+import re
+
+from tests.php.laravel import PREFIX, RESTART, Laravel
+from tests.support.resp import Client
+
+
+def test_php_runs_what_php_pushed_and_fails_a_name_it_does_not_know(laravel: Laravel, redis: Client) -> None:
+    ids = laravel.push(
+        {"name": r"App\Jobs\Report@fire", "data": {"note": "é", "none": []}, "queue": "q"},
+        {"name": "shared.note", "queue": "q", "count": 20, "number": "n"},
+        {"data": {"amount": 9}, "queue": "q", "count": 5},
+        {"name": "nobody.knows", "queue": "q"},
+    )
+    worker = laravel.worker("q", stop_when_empty=True)
+    worker.ends_clean()
+    ran = laravel.ran()
+    assert [r.id for r in ran] == ids[:-1]
+    assert ran[0].data == {"note": "é", "none": []}
+    assert {r.name for r in ran[-5:]} == {r"App\Jobs\Invoice"}
+    assert worker.matches(f"^failed nobody.knows {re.escape(ids[-1])}$")
+    assert redis.keys() == []
+
+
+def test_a_job_that_php_released_is_delayed_in_the_form_its_pop_script_gave_it(laravel: Laravel, redis: Client) -> None:
+    laravel.push({"name": "shared.again", "data": {"list": [], "whole": 1.0}, "queue": "q"})
+    laravel.worker("q", max_jobs=1).ends_clean()
+    (member,) = redis.text("ZRANGE", f"{PREFIX}queues:q:delayed", 0, -1)
+    assert '"attempts":1' in member
+    assert '"list":{}' in member
+
+
+def test_the_php_worker_leaves_when_the_restart_key_appears(laravel: Laravel) -> None:
+    worker = laravel.worker("q")
+    laravel.cache(restart=True)
+    worker.ends_clean()
+    assert int(laravel.cache(get=RESTART).strip('"')) > 1_700_000_000
