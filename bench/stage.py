@@ -1,0 +1,154 @@
+"""One peer on the stage: its worker processes, its producer, and the named pipe on which its jobs report."""
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import tree
+from lineup import Argv, Peer
+from server import Server
+
+PATIENCE = 120.0
+
+
+class Stamp(NamedTuple):
+    """A job's own line: its label, the moment it was given, and its start by three clocks (ns)."""
+
+    label: str
+    at: int
+    started: int
+    wall: int
+    cpu: int
+
+
+class Stage:
+    """Folder, server and pipe of a run. One peer at a time uses it; `clear()` between them."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.folder = folder
+        self.server = server
+        self.fifo = folder / "stamps"
+        os.mkfifo(self.fifo)
+        self.pipe = os.open(
+            self.fifo, os.O_RDWR | os.O_NONBLOCK
+        )  # both ends: neither we nor a job ever wait to open it
+        self.unread = b""
+
+    def clear(self) -> None:
+        """Nothing in Redis, nothing unread from a sample that broke."""
+        self.server.client.call("FLUSHALL")
+        while select.select([self.pipe], [], [], 0)[0]:
+            os.read(self.pipe, 1 << 16)
+        self.unread = b""
+
+    def environment(self, peer: Peer) -> dict[str, str]:
+        url = self.server.url
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("QD_", "RQ_", "CELERY_"))}
+        ours = {"QD_REDIS_URL": url, "RQ_REDIS_URL": url, "BENCH_REDIS_URL": url}
+        ours |= {"BENCH_FIFO": str(self.fifo), "BENCH_TMP": str(self.folder)}
+        return inherited | ours | {"PYTHONPATH": os.pathsep.join(map(str, peer.path))}
+
+    def stamps(self, count: int, patience: float = PATIENCE) -> Iterator[Stamp]:
+        """The next `count` lines that jobs write. Raises TimeoutError when one does not come in `patience` seconds."""
+        for _ in range(count):
+            while b"\n" not in self.unread:
+                if not select.select([self.pipe], [], [], patience)[0]:
+                    raise TimeoutError(f"no job reported within {patience:g} s")
+                self.unread += os.read(self.pipe, 1 << 16)
+            line, self.unread = self.unread.split(b"\n", 1)
+            label, *numbers = line.decode().split()
+            yield Stamp(label, *map(int, numbers))
+
+    @contextmanager
+    def workers(self, peer: Peer, *argvs: Argv) -> "Iterator[Workers]":
+        """These processes, running; gone with all their descendants afterwards."""
+        with open(self.folder / f"{peer.name}.log", "ab") as log:
+            running = Workers([self._start(peer, argv, log.fileno()) for argv in argvs])
+        try:
+            yield running
+        finally:
+            running.end()
+
+    def _start(self, peer: Peer, argv: Argv, log: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.environment(peer),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    @contextmanager
+    def producer(self, peer: Peer) -> "Iterator[Producer]":
+        """The peer's producer, ready for orders."""
+        with subprocess.Popen(
+            peer.producer,
+            cwd=self.folder,
+            env=self.environment(peer),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            yield Producer(process)
+
+
+class Workers:
+    """The worker processes of one sample."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.processes = processes
+
+    def family(self) -> list[psutil.Process]:
+        return tree.family(process.pid for process in self.processes)
+
+    def wait(self, seconds: float = 30.0) -> None:
+        """Until they have left by themselves, with exit 0."""
+        for process in self.processes:
+            code = process.wait(seconds)
+            if code != 0:
+                raise RuntimeError(f"{process.args!r} left with exit {code}, not 0: see its log")
+
+    def end(self) -> None:
+        """TERM, ten seconds, then KILL for whoever is left of the tree."""
+        family = self.family()
+        for process in self.processes:
+            process.terminate()
+        _, left = psutil.wait_procs(family, timeout=10)
+        for survivor in left:
+            survivor.kill()
+        for process in self.processes:
+            process.wait(5)
+
+
+class Producer:
+    """Orders in, answers out; see peers/common.py."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def ask(self, do: str, **words: object) -> float:
+        """The answer: seconds, a size, or 0 where there is none."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the producer {self.process.args!r} left at {do!r}")
+        return float(json.loads(line) or 0)
+
+    def emptied(self, patience: float = 30.0) -> None:
+        """Wait until nothing waits and nothing runs."""
+        deadline = time.monotonic() + patience
+        while left := self.ask("size"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{left:g} jobs are still in the queue after {patience:g} s")
+            time.sleep(0.05)
