@@ -1,0 +1,127 @@
+"""`qd`: finds the command, loads its module and no other, and turns what it raises into a line and an exit code.
+
+    0 yes    1 no, or a bug    2 usage    69 the server is away    78 configuration    130 Ctrl-C
+
+A command returns None or its exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from qd import errors
+from qd.cli import common
+from qd.cli.output import note
+from qd.units import did_you_mean
+
+# In the order of `qd --help`: command -> its module in qd.cli and its name there.
+COMMANDS = {
+    "work": ("work", "command"),
+    "status": ("look", "status"),
+    "restart": ("steer", "restart"),
+    "pause": ("steer", "pause"),
+    "resume": ("steer", "resume"),
+    "down": ("steer", "down"),
+    "up": ("steer", "up"),
+    "dispatch": ("queues", "dispatch"),
+    "run": ("queues", "run"),
+    "jobs": ("queues", "jobs"),
+    "clear": ("queues", "clear"),
+    "config": ("setup", "config"),
+    "init": ("setup", "init"),
+    "embedded": ("embedded", "command"),
+}
+USAGE, AWAY, CONFIG, INTERRUPTED = 2, 69, 78, 130
+
+# The first class that fits gives the code.
+CODES: Sequence[tuple[type[BaseException], int]] = (
+    (errors.ConfigError, CONFIG),
+    (errors.DeclarationError, CONFIG),
+    (errors.ConnectionLost, AWAY),
+    (errors.ArgumentError, USAGE),
+    (errors.UnknownJob, USAGE),
+    (errors.QdError, 1),
+)
+
+
+class Family(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        found: click.Command = getattr(import_module(f"qd.cli.{module}"), name)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = did_you_mean(args[0], COMMANDS) or f" (known: {', '.join(COMMANDS)})"
+            raise click.UsageError(f"unknown command '{args[0]}'{near}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """As click's, but every end is one line and a code of the table above."""
+        more["standalone_mode"] = False
+        try:
+            code = super().main(*args, **more)
+        except click.ClickException as error:
+            sys.exit(usage(error))
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(INTERRUPTED)
+        except errors.QdError as error:
+            note(f"qd: {error}")
+            sys.exit(next(code for kind, code in CODES if isinstance(error, kind)))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def usage(error: click.ClickException) -> int:
+    """Say it in one line, with the command whose --help tells more. Returns the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return USAGE
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "qd"
+    words = " ".join(error.format_message().split())
+    words = words[:1].lower() + words[1:].rstrip(".")
+    note(f"{path}: {words}; `{path} --help` tells more" if isinstance(error, click.UsageError) else f"{path}: {words}")
+    return error.exit_code
+
+
+def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"qd {common.version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Family,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server away, 78 configuration; `qd work`: docs/commands.md.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=show_version,
+    help="Say the version and leave.",
+)
+@common.options
+def command() -> None:
+    """Work on background jobs in Redis or Valkey queues, and steer those who do."""
+
+
+def main() -> None:
+    """The entry point of `qd` and of `python -m qd`."""
+    command(prog_name="qd")
