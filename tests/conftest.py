@@ -1,0 +1,78 @@
+"""Fixtures for all tests: a real server a pytest process, empty at the start of each test and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from tests.support import clock
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.server import Server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leaves(*patterns): Redis keys that the test may leave behind (see clean_redis)")
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """The server of this pytest process, emptied. Do not stop it: `with Server() as own:` is for that."""
+    client = shared_server.client()
+    client.call("FLUSHALL")
+    yield shared_server
+    client.call("FLUSHALL")
+    client.close()
+
+
+@pytest.fixture
+def redis(server: Server) -> Iterator[Client]:
+    """A client of the emptied server that is not qd's own."""
+    client = server.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def clean_redis(redis: Client, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """As `redis`, and at the end no key may be left but those that @pytest.mark.leaves("pattern", ...) allows."""
+    yield redis
+    allowed = [pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args]
+    left = [key for key in redis.text("KEYS", "*") if not any(fnmatch(key, pattern) for pattern in allowed)]
+    assert not left, f"keys left in Redis: {sorted(left)}"
+
+
+@pytest.fixture
+def project(server: Server, tmp_path: Path) -> Iterator[Callable[..., Project]]:
+    """project(jobs="...", config="...", url=...): a project's folder on the test's server; see support/project.py."""
+    made: list[Project] = []
+
+    def make(jobs: str = "", config: str = "", url: str = "") -> Project:
+        root = tmp_path / f"project{len(made) or ''}"
+        root.mkdir()
+        made.append(Project(root, url or server.url, jobs, config))
+        return made[-1]
+
+    yield make
+    errors = []
+    for one in made:
+        try:
+            one.close()
+        except AssertionError as error:
+            errors.append(str(error))
+    assert not errors, "; ".join(errors)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., object]:
+    """eventually(predicate, seconds=5): wait for a fact."""
+    return clock.eventually

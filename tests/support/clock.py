@@ -1,0 +1,29 @@
+"""Waiting for a fact with a deadline: the one place where tests sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(predicate: Callable[[], T], seconds: float = 5.0, *, every: float = 0.01, what: str = "") -> T:
+    """The first true answer of `predicate`, asked again until then for `seconds` at most.
+
+    An AssertionError inside the predicate counts as "not yet" and is told if it stays so.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        last: object
+        try:
+            answer = predicate()
+            if answer:
+                return answer
+            last = answer
+        except AssertionError as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what or repr(predicate)} (last answer: {last!r})")
+        time.sleep(every)

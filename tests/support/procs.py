@@ -1,0 +1,169 @@
+"""The real `qd` as a subprocess: its lines as they come, signals to it, its children, and whether it ended clean."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal as signals
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from tests.support.clock import eventually
+
+QD = (sys.executable, "-m", "qd")
+
+
+class Lines:
+    """What a pipe gave so far, read by a thread, repeated on the test's own stderr for pytest to show."""
+
+    def __init__(self, pipe: IO[bytes], label: str) -> None:
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, args=(pipe, label), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: IO[bytes], label: str) -> None:
+        for raw in pipe:
+            line = raw.decode("utf-8", "backslashreplace").rstrip("\n")
+            self.lines.append(line)
+            print(f"{label} {line}", file=sys.stderr)
+        pipe.close()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether every writer has closed the pipe."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+class Procs:
+    """A started program and its whole session: whatever it forks is found again by the session's number."""
+
+    def __init__(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [*arguments],
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.pid = self.process.pid
+        self._out = Lines(self.process.stdout, "|")
+        self._err = Lines(self.process.stderr, "!")
+
+    @property
+    def lines(self) -> list[str]:
+        """stderr so far: the log."""
+        return self._err.lines
+
+    @property
+    def output(self) -> list[str]:
+        """stdout so far: what jobs print."""
+        return self._out.lines
+
+    def matches(self, pattern: str, start: int = 0) -> list[re.Match[str]]:
+        """Log lines from number `start` on in which the regular expression is found."""
+        return [m for line in self.lines[start:] if (m := re.search(pattern, line))]
+
+    def wait_line(self, pattern: str, seconds: float = 10.0, *, count: int = 1, start: int = 0) -> re.Match[str]:
+        """The `count`-th log line with `pattern`, waited for. Fails with the log when it does not come or qd ended."""
+
+        def found() -> re.Match[str] | None:
+            hits = self.matches(pattern, start)
+            if len(hits) < count and self.process.poll() is not None and self._err.ended(1):
+                hits = self.matches(pattern, start)
+                if len(hits) < count:
+                    raise RuntimeError(
+                        f"ended with {self.process.returncode} without a line {pattern!r}\n{self.tail()}"
+                    )
+            return hits[count - 1] if len(hits) >= count else None
+
+        try:
+            match = eventually(found, seconds, what=f"line {pattern!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from None
+        assert match is not None
+        return match
+
+    def tail(self, count: int = 40) -> str:
+        return "\n".join(self.lines[-count:])
+
+    def signal(self, number: signals.Signals) -> None:
+        self.process.send_signal(number)
+
+    def session(self) -> list[psutil.Process]:
+        """Every living process of this session, the started one first. A zombie is not living."""
+        found = []
+        for pid in psutil.pids():
+            try:
+                process = psutil.Process(pid)
+                if os.getsid(pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return sorted(found, key=lambda p: p.pid != self.pid)
+
+    def children(self, title: str = "") -> list[psutil.Process]:
+        """Living children of the master (all levels) whose process title has `title` in it."""
+        try:
+            children = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if title in titled(child)]
+
+    def child(self, title: str, seconds: float = 10.0) -> psutil.Process:
+        """The one child with this title, waited for."""
+        return eventually(lambda: self.children(title), seconds, what=f"a child titled {title!r}")[0]
+
+    def wait(self, seconds: float = 10.0) -> int:
+        """The exit code, once the program has ended and all of its lines are read."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds:g} s\n{self.tail()}") from None
+        self._out.ended(1)
+        self._err.ended(1)
+        return code
+
+    def stop(self, number: signals.Signals = signals.SIGTERM, *, code: int = 0, seconds: float = 15.0) -> None:
+        """Signal it, and assert that it ends clean."""
+        self.signal(number)
+        self.ends_clean(code=code, seconds=seconds)
+
+    def ends_clean(self, *, code: int = 0, seconds: float = 15.0) -> None:
+        """Assert that it ends by itself, with this exit code, and that no process of its session is left."""
+        got = self.wait(seconds)
+        assert got == code, f"exit code {got}, expected {code}\n{self.tail()}"
+        eventually(lambda: not self.session(), 2, what=f"no process left of {[titled(p) for p in self.session()]}")
+
+    def kill(self) -> None:
+        """SIGKILL the master, as a machine's OOM killer would, and reap it."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def sweep(self) -> list[str]:
+        """End what is left of the session, by pid; the titles of what was ended."""
+        left = [(process, titled(process)) for process in self.session()]
+        for process, _ in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(10)
+        eventually(lambda: not self.session(), 5, what="a dead session")
+        return [title for _, title in left]
+
+
+def titled(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).rstrip("\0 ") or process.name()
+    except psutil.Error:
+        return ""

@@ -1,0 +1,86 @@
+"""A user's project in a temporary folder: qd.toml, a module jobs.py, and the real `qd` run in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import textwrap
+from pathlib import Path
+
+from tests.support.procs import QD, Procs
+
+SOURCE = Path(__file__).resolve().parents[2] / "daemon"
+PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
+OURS = ("QD_", "REDIS_URL", "NOTIFY_SOCKET", "WATCHDOG", "INVOCATION_ID", "SUPERVISOR", "XDG_RUNTIME_DIR", "COLUMNS")
+ALLOWED = {"qd.toml", "jobs.py"}
+
+
+class Project:
+    """`jobs` is the text of jobs.py (without an `app =` the usual imports and `app = Qd()` come first), `config` is
+    added to qd.toml. `run` is the runtime folder the project's processes see, empty again after a clean end."""
+
+    def __init__(self, root: Path, url: str, jobs: str = "", config: str = "") -> None:
+        self.root, self.url = root, url
+        self.run = Path(tempfile.mkdtemp(prefix="qd-run-"))
+        self.started: list[Procs] = []
+        self.allowed = set(ALLOWED)
+        self.jobs(jobs)
+        self.config(config)
+
+    def jobs(self, source: str) -> None:
+        text = textwrap.dedent(source)
+        (self.root / "jobs.py").write_text(text if "app = " in text else PRELUDE + text)
+
+    def config(self, more: str = "") -> None:
+        text = f'[qd]\napp = "jobs:app"\n\n[connections.redis]\nurl = "{self.url}"\n\n{textwrap.dedent(more)}'
+        (self.root / "qd.toml").write_text(text)
+
+    def env(self, **more: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+        path = os.pathsep.join(filter(None, [str(SOURCE), kept.get("PYTHONPATH")]))
+        ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(self.run), "NO_COLOR": "1"}
+        return {**kept, **ours, **more}
+
+    def work(self, *arguments: str, **env: str) -> Procs:
+        """`qd work ...`, started. The test ends it; what it leaves running fails the test."""
+        procs = Procs([*QD, "work", *arguments], cwd=self.root, env=self.env(**env))
+        self.started.append(procs)
+        return procs
+
+    def qd(self, *arguments: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
+        """`qd ...`, run to its end."""
+        return subprocess.run(
+            [*QD, *arguments],
+            cwd=self.root,
+            env=self.env(**env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def python(self, code: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
+        """A producer: `code` in a process of its own, in the project's folder."""
+        return subprocess.run(
+            [QD[0], "-c", textwrap.dedent(code)],
+            cwd=self.root,
+            env=self.env(**env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=True,
+        )
+
+    def close(self) -> None:
+        """End what still runs, take the runtime folder away, and say what should not have been there."""
+        running = [title for procs in self.started for title in procs.sweep()]
+        left = sorted(str(p.relative_to(self.run)) for p in self.run.rglob("*") if not p.is_dir())
+        strange = sorted(p.name for p in self.root.iterdir() if p.name not in self.allowed)
+        shutil.rmtree(self.run, ignore_errors=True)
+        assert not running, f"still running at the end of the test: {running}"
+        assert not left, f"left in the runtime folder: {left}"
+        assert not strange, f"left in the project's folder: {strange} (project.allowed names what may stay)"

@@ -1,0 +1,106 @@
+"""A real redis-server for tests: one a pytest-xdist worker, and more for tests that stop or starve theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.support.clock import eventually
+from tests.support.peers import redis_server
+from tests.support.resp import Client
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def die_with_parent() -> None:
+    """In the child: a pytest that was killed leaves no server behind."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Server:
+    """Constructor makes a folder; start() starts. `options` are redis-server's, as on its command line.
+
+    `folder` is short and below /tmp: a socket path has 107 bytes. url is the unix one, tcp_url the other.
+    """
+
+    def __init__(self, *options: str) -> None:
+        self.options = options
+        self.folder = Path(tempfile.mkdtemp(prefix="qd-test-"))
+        self.socket = self.folder / "r.sock"
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp_url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def client(self) -> Client:
+        return Client(str(self.socket))
+
+    def start(self, *options: str) -> Server:
+        """Start, or start again on the same port, and wait until it serves. Extra options hold for this start."""
+        self.port = self.port or free_port()
+        command = [str(redis_server()), "--dir", str(self.folder), "--unixsocket", str(self.socket)]
+        command += ["--unixsocketperm", "700", "--bind", "127.0.0.1", "--port", str(self.port)]
+        command += ["--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no"]
+        self.process = subprocess.Popen(
+            [*command, *self.options, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        eventually(self._serves, 20, what="a redis-server that answers PING")
+        return self
+
+    def kill(self) -> None:
+        """As in a power cut: SIGKILL, and wait."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+    def stop(self) -> None:
+        """End it, also when it is stopped or busy, and take its folder away."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _serves(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise RuntimeError(f"redis-server ended with {self.process.returncode}: {self.log}")
+        client = self.client()
+        try:
+            return bool(client.text("PING") == "PONG")
+        except Exception:  # not there yet, or loading
+            return False
+        finally:
+            client.close()
