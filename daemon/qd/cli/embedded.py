@@ -1,0 +1,48 @@
+"""`qd embedded status` and `qd embedded stop`: the private server behind `url = "embedded:"`. Neither starts one."""
+
+from __future__ import annotations
+
+import click
+
+from qd import embedded
+from qd.cli import common, output
+
+
+@click.group(name="embedded")
+def command() -> None:
+    """Look at the private server of `url = "embedded:"`, or stop it."""
+
+
+@command.command()
+@common.options
+def status() -> int:
+    """Say whether this project's server runs, and where: exit 0, or 1 when it does not."""
+    root = common.settings().root
+    found = embedded.status(root)
+    if common.given().json:
+        output.document(described(found))
+    elif found is None:
+        output.say(f"the embedded server of {root} is not running; it starts with the first command that needs it")
+    else:
+        up, memory = output.duration(found.uptime), f"{found.memory / 1_048_576:.1f}M"
+        output.say(f"{found.server}  pid {found.pid}  up {up}  memory {memory}  {found.url}  data in {found.folder}")
+    return 0 if found else 1
+
+
+@command.command()
+@common.options
+def stop() -> int:
+    """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 when none was running."""
+    root = common.settings().root
+    if embedded.stop(root):
+        output.say(f"stopped; the queues are kept in {root / '.qd' / 'embedded'}")
+        return 0
+    output.say(f"the embedded server of {root} was not running")
+    return 1
+
+
+def described(found: embedded.Status | None) -> dict[str, object]:
+    if found is None:
+        return {"running": False}
+    facts = {name: getattr(found, name) for name in ("pid", "server", "url", "memory", "uptime")}
+    return {"running": True, **facts, "folder": str(found.folder)}
