@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import timedelta
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,8 +31,8 @@ def span(value: object) -> float:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
+    if hasattr(value, "total_seconds"):  # a timedelta; importing datetime for it would cost every start 2 ms
+        return float(value.total_seconds())
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) <= _LONGEST else -1.0  # too long; an integer may even be too long for a float
     if isinstance(value, str) and (match := _SPAN.fullmatch(value.strip())):

@@ -1,0 +1,18 @@
+"""Files, environment, code and flags -> one Settings, each value with its origin. Everything that needs a setting asks
+here: `load` where it is found out, `from_json` where another process has found it out already."""
+
+from qd.config.load import load, strangers
+from qd.config.settings import ConnectionSettings, FailedSettings, LaravelSettings, Settings, from_json, to_json
+from qd.units import mask_url
+
+__all__ = [
+    "ConnectionSettings",
+    "FailedSettings",
+    "LaravelSettings",
+    "Settings",
+    "from_json",
+    "load",
+    "mask_url",
+    "strangers",
+    "to_json",
+]

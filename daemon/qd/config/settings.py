@@ -1,0 +1,111 @@
+"""What a configuration is once it is found out: frozen, and sendable to another process as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qd import units
+from qd.config.table import CONNECTION, environ_name
+from qd.errors import ConfigError
+from qd.options import WorkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """One [connections.NAME]. url None: nobody named a server. retry_after: seconds, at least 1."""
+
+    name: str
+    driver: str = "redis"
+    url: str | None = field(default=None, repr=False)  # it may hold a password
+    prefix: str = ""
+    queue: str = "default"
+    retry_after: float = 30.0
+    url_origin: str = "built in"
+
+
+@dataclass(frozen=True, slots=True)
+class LaravelSettings:
+    """Where Laravel's own cache keeps its restart and pause keys."""
+
+    cache_url: str = field(repr=False)
+    cache_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSettings:
+    """The bounds of the failed store of each queue. keep: seconds."""
+
+    keep: float = 30 * 86400.0
+    max_count: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that was configured. root: the folder of the file, or the current one; it comes first on sys.path."""
+
+    root: Path
+    file: Path | None
+    app: str
+    imports: tuple[str, ...]
+    default: str
+    control: str
+    connections: Mapping[str, ConnectionSettings]
+    work: WorkOptions
+    laravel: LaravelSettings | None
+    failed: FailedSettings
+    origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
+
+    def connection(self, name: str | None = None) -> ConnectionSettings:
+        """The connection of that name, None or "": the default one. Raises ConfigError: not known, or without a url."""
+        name = name or self.default
+        check_connection(name, self.connections)
+        found = self.connections[name]
+        if found.url is None:
+            raise ConfigError(self._no_url(found.name))
+        return found
+
+    def _no_url(self, name: str) -> str:
+        place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
+        return (
+            f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
+            'there url = "embedded:" starts a private server for this project'
+        )
+
+
+def check_connection(name: str, known: Collection[str], where: str = "") -> None:
+    """Raises ConfigError with the known connections unless `name` is one; `where` says who asked for it."""
+    if name not in known:
+        near = units.did_you_mean(name, known)
+        raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
+
+
+def to_json(settings: Settings) -> bytes:
+    """The whole of it, secrets too: for a pipe between qd's own processes."""
+    import json
+
+    return json.dumps({**asdict(settings), "connections": _plain(settings.connections)}, default=str).encode()
+
+
+def _plain(connections: Mapping[str, ConnectionSettings]) -> dict[str, Any]:
+    return {name: asdict(connection) for name, connection in connections.items()}
+
+
+def from_json(data: bytes) -> Settings:
+    """The settings that `to_json` wrote, equal to the ones before."""
+    import json
+
+    given = json.loads(data)
+    work: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given["work"].items()
+    }
+    given["root"] = Path(given["root"])
+    given["file"] = Path(given["file"]) if given["file"] else None
+    given["imports"] = tuple(given["imports"])
+    given["connections"] = {name: ConnectionSettings(**each) for name, each in given["connections"].items()}
+    given["work"] = WorkOptions(**work)
+    given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
+    given["failed"] = FailedSettings(**given["failed"])
+    return Settings(**given)

@@ -1,0 +1,83 @@
+"""The keys of the file that are no options of `qd work`, as rows of the same kind; [worker] and [pools.NAME] come from
+options.WORK. Read by file.py (what may stand where), load.py, and the test of the reference in the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qd.options import WORK, Option, row
+
+
+def _rows(*made: Option) -> Mapping[str, Option]:
+    return {option.name: option for option in made}
+
+
+def _key(name: str, default: Any, kind: str, help: str, environ: str, **more: Any) -> Option:
+    return row(name, default, {"kind": kind, "help": help, "environ": environ, "flag": "", **more})
+
+
+QD = _rows(
+    _key("app", "", "name", "the app as MODULE:ATTRIBUTE", "QD_APP", flag="--app", shown="none"),
+    _key("imports", (), "names", "modules that declare jobs", "QD_IMPORTS", shown="none"),
+    _key(
+        "default", "", "name", "the connection used when none is named", "QD_CONNECTION",
+        shown="redis, or the only connection there is",
+    ),
+    _key(
+        "control", "", "name", "the connection where restart, pause, down, locks and status live", "QD_CONTROL",
+        shown="the default connection",
+    ),
+)  # fmt: skip
+
+# {NAME} is the connection's name in capitals: QD_REDIS_URL for [connections.redis].
+CONNECTION = _rows(
+    _key("driver", "redis", "driver", "what keeps the queues: redis (Redis or Valkey)", "QD_{NAME}_DRIVER"),
+    _key(
+        "url", None, "url", "where it is: redis://, rediss://, unix:// or embedded:", "QD_{NAME}_URL",
+        shown="none; for the connection redis also REDIS_URL",
+    ),
+    _key("prefix", "", "text", "what every key begins with, as in Laravel's `prefix`", "QD_{NAME}_PREFIX", shown='""'),
+    _key("queue", "default", "name", "the queue used when none is named", "QD_{NAME}_QUEUE"),
+    _key(
+        "retry_after", 30.0, "span", "the lease of a running job, renewed while it runs: how long a dead host holds it",
+        "QD_{NAME}_RETRY_AFTER", at_least=1,
+    ),
+)  # fmt: skip
+
+LARAVEL = _rows(
+    _key(
+        "cache_url", None, "url", "the Redis where Laravel's cache keeps its restart and pause keys",
+        "QD_LARAVEL_CACHE_URL", shown="none",
+    ),
+    _key("cache_prefix", "", "text", "what the cache's keys begin with", "QD_LARAVEL_CACHE_PREFIX", shown='""'),
+)  # fmt: skip
+
+FAILED = _rows(
+    _key("keep", 30 * 86400.0, "span", "forget a failed job after this long", "QD_FAILED_KEEP", at_least=1),
+    _key(
+        "max_count", 10_000, "count", "keep this many failed jobs of a queue, the newest ones",
+        "QD_FAILED_MAX_COUNT", unit="jobs", at_least=1,
+    ),
+)  # fmt: skip
+
+WORKER = {name: option for name, option in WORK.items() if option.in_file}
+
+# Section -> its keys. A name in capitals is the user's choice.
+SECTIONS: Mapping[str, Mapping[str, Option]] = {
+    "qd": QD,
+    "connections.NAME": CONNECTION,
+    "worker": WORKER,
+    "pools.NAME": WORKER,
+    "laravel": LARAVEL,
+    "failed": FAILED,
+}
+
+# Words that will be keys one day: said so, instead of "unknown".
+PLANNED = {"failed.database": "the mirror into a failed_jobs table"}
+
+
+def environ_name(option: Option, connection: str = "") -> str:
+    """The environment variable of a row; `connection` is whose, for the rows of [connections.NAME]."""
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in connection.upper())
+    return option.environ.replace("{NAME}", name)

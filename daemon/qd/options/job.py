@@ -1,0 +1,54 @@
+"""What a job can be told: the options of @app.job(...) and .using(...). jobs.py fills them, limits.py reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from qd import units
+from qd.errors import DeclarationError
+from qd.options.kinds import KINDS
+
+
+def _said(kind: str) -> Any:
+    return field(default=None, metadata={"kind": kind})
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What @app.job(...) and .using(...) said. None: not said, what stands below counts. Durations: seconds."""
+
+    queue: str | None = _said("name")
+    connection: str | None = _said("name")
+    tries: int | None = _said("count")
+    timeout: float | None = _said("span")
+    backoff: tuple[float, ...] | None = _said("spans")
+    max_exceptions: int | None = _said("count")
+    retry_for: float | None = _said("span")
+    fail_on_timeout: bool | None = _said("switch")
+    tags: tuple[str, ...] | None = _said("texts")
+    raw: bool | None = _said("switch")
+
+    @classmethod
+    def read(cls, given: Mapping[str, object]) -> Self:
+        """The options as a programmer wrote them, checked and converted. Raises DeclarationError naming the option."""
+        return cls(**{name: _read_job_option(name, value) for name, value in given.items()})
+
+    def over(self, below: JobOptions) -> JobOptions:
+        """What is said here, and what `below` says where nothing is said here: `.using(...)` over `@app.job(...)`."""
+        said = {name: value for name in JOB_KINDS if (value := getattr(self, name)) is not None}
+        return replace(below, **said)
+
+
+JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fields(JobOptions)}
+
+
+def _read_job_option(name: str, value: object) -> Any:
+    if name not in JOB_KINDS:
+        near = units.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
+        raise DeclarationError(f"unknown option '{name}' of a job{near}")
+    try:
+        return None if value is None else KINDS[JOB_KINDS[name]](value)
+    except ValueError as error:
+        raise DeclarationError(f"option {name} of a job: {error}") from None

@@ -1,0 +1,114 @@
+"""Kinds of values: what a file, a variable, a flag or a programmer wrote -> the value held. Options name their kind.
+
+Each reader takes its own answers again unchanged, and raises ValueError with the way out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qd import units
+
+DRIVERS = ("redis",)
+DRIVERS_PLANNED = ("database", "beanstalkd", "sqs", "sync", "null")
+SCHEMES = ("redis", "rediss", "unix", "embedded")
+SCHEMES_PLANNED = ("redis+sentinel", "redis+cluster")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
+
+
+def _count(value: object) -> int:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        value = int(value) if len(value.strip()) < 16 else -1
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53:
+        return value
+    raise ValueError(f"{value!r} is not a whole number, 0 or more")
+
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word not in _WORDS:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return _WORDS[word]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.isprintable():
+        return value
+    raise ValueError(f"{value!r} is not a text")
+
+
+def _name(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return _text(value.strip())
+    raise ValueError(f"{value!r} is not a name")
+
+
+def _several(value: object) -> list[object]:
+    """One value, a list of them, or text with commas between them."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return list(value) if isinstance(value, Sequence) else [value]
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Names in order, each once: a queue asked for twice is asked first where it stood first."""
+    return tuple(dict.fromkeys(_name(part) for part in _several(value)))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(_text(part) for part in _several(value))
+
+
+def _spans(value: object) -> tuple[float, ...]:
+    found = tuple(units.span(part) for part in _several(value))
+    if not found:
+        raise ValueError("an empty list of waits (0 retries at once)")
+    return found
+
+
+def _driver(value: object) -> str:
+    if value in DRIVERS:
+        return str(value)
+    if value in DRIVERS_PLANNED:
+        raise ValueError(f"driver '{value}' is not built in this version (built: {', '.join(DRIVERS)})")
+    near = units.did_you_mean(str(value), (*DRIVERS, *DRIVERS_PLANNED))
+    known = f"known: {', '.join(DRIVERS)}; not built in this version: {', '.join(DRIVERS_PLANNED)}"
+    raise ValueError(f"unknown driver {value!r}{near} ({known})")
+
+
+def _url(value: object) -> str:
+    """A url whose kind is known. Only the kind is ever shown: the rest may be a password."""
+    text = value.strip() if isinstance(value, str) else ""
+    match = _SCHEME.match(text)
+    if match is None or not text.isprintable():
+        raise ValueError("not a url (written redis://host:6379/0)")
+    if match[1] in SCHEMES and (match[1] == "embedded" or text.startswith("//", match.end())):
+        return text
+    if match[1] in SCHEMES_PLANNED:
+        raise ValueError(f"{match[1]}:// is not built in this version (known: {', '.join(SCHEMES)})")
+    near = units.did_you_mean(match[1], SCHEMES)
+    raise ValueError(
+        f"unknown kind of url '{match[1]}:'{near} (written redis://host:6379/0; known: {', '.join(SCHEMES)})"
+    )
+
+
+KINDS: dict[str, Callable[[object], Any]] = {
+    "count": _count,
+    "span": units.span,
+    "spans": _spans,
+    "size": units.size,
+    "switch": _switch,
+    "text": _text,
+    "name": _name,
+    "url": _url,
+    "driver": _driver,
+    "names": _names,
+    "texts": _texts,
+}
