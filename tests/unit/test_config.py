@@ -1,0 +1,461 @@
+"""The configuration: who wins, where each value came from, and what is refused with which words."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from qd import config
+from qd.config.file import lines_of
+from qd.config.table import SECTIONS, environ_name
+from qd.errors import ConfigError
+from qd.options import WORK
+
+URL = '[connections.redis]\nurl = "redis://localhost:6379/0"\n'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder):
+    def write(text, name="qd.toml"):
+        (folder / name).write_text(textwrap.dedent(text))
+        return folder / name
+
+    return write
+
+
+def load(path=None, **more):
+    return config.load(path, **{"environ": {}, **more})
+
+
+def refused(path=None, **more):
+    """What `load` says when it refuses: always one line."""
+    with pytest.raises(ConfigError) as error:
+        load(path, **more)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_anything_the_built_in_values_count(folder):
+    found = load()
+    assert (found.root, found.file, found.app, found.imports, found.default) == (folder, None, "", (), "redis")
+    assert found.connections["redis"].url is None
+    assert found.connections["redis"].retry_after == 30.0
+    assert (found.work.timeout, found.work.queues, found.work.connection) == (60.0, ("default",), "redis")
+    assert found.work.workers >= 1
+    assert found.laravel is None
+    assert set(found.origins.values()) == {"built in"}
+
+
+def test_each_layer_wins_over_the_ones_below_it(write):
+    write("[worker]\ntimeout = 10\n")
+    assert load().work.timeout == 10.0
+    write("[worker]\ntimeout = 10\n[pools.mail]\ntimeout = 20\n")
+    assert load().work.timeout == 10.0
+    assert load(pool="mail").work.timeout == 20.0
+    environ = {"QD_TIMEOUT": "30s"}
+    assert load(pool="mail", environ=environ).work.timeout == 30.0
+    assert load(pool="mail", environ=environ, flags={"timeout": 40.0}).work.timeout == 40.0
+
+
+def test_each_value_knows_its_origin(write):
+    write("""\
+        [worker]
+        tries = 2
+        timeout = 10
+        backoff = [
+          1,
+          5,
+        ]
+        [pools.mail]
+        # a comment
+        timeout = 20
+        """)
+    found = load(environ={"QD_SLEEP": "1s"}, flags={"pool": "mail", "rest": 0.5, "queues": ("a",)})
+    origins = {
+        name: found.origins[f"worker.{name}"]
+        for name in ("tries", "timeout", "backoff", "sleep", "rest", "queues", "pool")
+    }
+    assert origins == {
+        "tries": "qd.toml:2", "timeout": "qd.toml:10", "backoff": "qd.toml:4", "sleep": "environment QD_SLEEP",
+        "rest": "flag --rest", "queues": "command line", "pool": "flag --pool",
+    }  # fmt: skip
+    assert found.origins["worker.memory"] == "built in"
+
+
+@pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
+def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
+    said = {
+        "span": "7s",
+        "spans": "7s",
+        "count": "7",
+        "size": "7M",
+        "switch": "true",
+        "names": "seven",
+        "name": "seven",
+    }
+    word = row.choices[-1] if row.choices else said[row.kind]
+    file = '[connections.seven]\nurl = "redis://h/0"\n[pools.seven]\n'
+    write(file)
+    wanted = row.read(word)
+    if row.name == "connection":
+        assert load(flags={"connection": "seven"}).work.connection == "seven"
+        return
+    assert getattr(load(flags={row.name: wanted}).work, row.name) == wanted
+    if row.environ:
+        found = load(environ={row.environ: word})
+        assert (getattr(found.work, row.name), found.origins[f"worker.{row.name}"]) == (
+            wanted,
+            f"environment {row.environ}",
+        )
+    if row.in_file:
+        write(f"{file}[worker]\n{row.name} = {'true' if row.kind == 'switch' else repr(word)}\n")
+        found = load()
+        assert (getattr(found.work, row.name), found.origins[f"worker.{row.name}"]) == (wanted, "qd.toml:5")
+    else:
+        write(f"{file}[worker]\n{row.name} = true\n")
+        assert f"unknown key '{row.name}' in qd.toml:5 [worker]" in refused()
+
+
+@pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed"])
+def test_every_other_key_is_read_from_its_variable(section, folder):
+    words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis"}
+    for row in SECTIONS[section].values():
+        word = words.get(row.kind, "redis")
+        variable = environ_name(row, "redis")
+        environ = {variable: word, **({"QD_LARAVEL_CACHE_URL": "redis://c/1"} if section == "laravel" else {})}
+        if variable == "QD_LARAVEL_CACHE_URL":
+            word = environ[variable] = "redis://other/1"
+        found = load(environ=environ)
+        homes = {"connections.NAME": found.connections["redis"], "laravel": found.laravel, "failed": found.failed}
+        held = homes.get(section, found)
+        assert getattr(held, row.name) == row.read(word)
+        assert found.origins[f"{section.replace('NAME', 'redis')}.{row.name}"] == f"environment {variable}"
+
+
+def test_an_empty_variable_counts_as_not_set(folder):
+    assert load(environ={"QD_TIMEOUT": "", "QD_CONFIG": "", "QD_POOL": ""}).origins["worker.timeout"] == "built in"
+
+
+def test_what_was_not_given_is_no_layer(write):
+    write('[qd]\nimports = ["shop.mail"]\n' + URL)
+    found = load(flags={"timeout": None, "queues": (), "pool": None}, code={"url": None, "imports": ()})
+    assert found.imports == ("shop.mail",)
+    assert found.work.timeout == 60.0
+
+
+# --- url -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_url_comes_from_the_environment_then_code_then_the_file(write):
+    write(URL)
+    code = {"url": "redis://code/0"}
+    both = {"QD_REDIS_URL": "redis://env/0", "REDIS_URL": "redis://other/0"}
+    found = [
+        load(environ=both, code=code),
+        load(environ={"REDIS_URL": "redis://other/0"}, code=code),
+        load(code=code),
+        load(),
+    ]
+    assert [(each.connection().url, each.connection().url_origin) for each in found] == [
+        ("redis://env/0", "environment QD_REDIS_URL"),
+        ("redis://other/0", "environment REDIS_URL"),
+        ("redis://code/0", "Qd(...)"),
+        ("redis://localhost:6379/0", "qd.toml:2"),
+    ]
+
+
+def test_no_url_anywhere_names_both_ways_out_and_no_command_that_needs_none_fails(folder):
+    found = load()
+    with pytest.raises(ConfigError) as error:
+        found.connection()
+    assert "QD_REDIS_URL" in str(error.value)
+    assert 'url = "embedded:"' in str(error.value)
+
+
+def test_redis_url_is_only_for_the_connection_named_redis(write):
+    write('[connections.main]\nprefix = "x"\n')
+    found = load(environ={"REDIS_URL": "redis://other/0"})
+    assert found.default == "main"
+    with pytest.raises(ConfigError, match="set QD_MAIN_URL"):
+        found.connection()
+    assert load(environ={"QD_MAIN_URL": "redis://main/0"}).connection().url == "redis://main/0"
+
+
+def test_the_url_in_code_is_for_the_default_connection(write):
+    write('[qd]\ndefault = "b"\n[connections.a]\n[connections.b]\n')
+    found = load(code={"url": "redis://code/0"})
+    assert found.connection("b").url == "redis://code/0"
+    assert found.connections["a"].url is None
+
+
+@pytest.mark.parametrize("url", ["embedded:", "embedded:?db=1", "unix:///run/valkey.sock", "rediss://h/0"])
+def test_urls_that_are_known(url, folder):
+    assert load(code={"url": url}).connection().url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:6379", "unknown kind of url 'localhost:'"),
+        ("reddis://u:secret@h/0", "unknown kind of url 'reddis:' (did you mean 'redis'?)"),
+        ("redis+cluster://h/0", "redis+cluster:// is not built in this version"),
+        ("redis:secret", "unknown kind of url 'redis:'"),
+        ("secret", "not a url"),
+    ],
+)
+def test_urls_that_are_not_known_are_refused_without_showing_them(url, says, folder):
+    said = refused(environ={"QD_REDIS_URL": url})
+    assert said.startswith("environment QD_REDIS_URL: ")
+    assert says in said
+    assert "secret" not in said
+
+
+# --- connections and pools -------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_connection_is_refused_with_the_known_ones(write):
+    write("[connections.redis]\n[connections.reports]\n")
+    with pytest.raises(
+        ConfigError, match=r"unknown connection 'report' \(did you mean 'reports'\?\) \(known: redis, reports\)"
+    ):
+        load().connection("report")
+    assert "unknown connection 'x' (flag --connection) (known: redis, reports)" in refused(flags={"connection": "x"})
+    assert "unknown connection 'x' as default (environment QD_CONNECTION)" in refused(environ={"QD_CONNECTION": "x"})
+    write('[qd]\ncontrol = "x"\n[connections.redis]\n')
+    assert "unknown connection 'x' as control (qd.toml:2)" in refused()
+
+
+def test_several_connections_need_a_default_unless_one_is_redis(write):
+    write("[connections.a]\n[connections.b]\n")
+    assert 'write default = "a" below [qd]' in refused()
+    write("[connections.a]\n[connections.redis]\n")
+    assert load().default == "redis"
+
+
+def test_a_pool_takes_its_connection_and_the_queue_of_that_connection(write):
+    write('[connections.redis]\n[connections.b]\nqueue = "bulk"\n[pools.p]\nconnection = "b"\n')
+    found = load(pool="p", environ={"QD_CONNECTION": "redis"})
+    assert (found.work.connection, found.work.queues, found.work.pool) == ("b", ("bulk",), "p")
+    assert load(pool="p", flags={"connection": "redis"}).work.queues == ("default",)
+
+
+def test_an_unknown_pool_is_refused_with_the_known_ones(write):
+    write("[pools.mail]\n[pools.web]\n")
+    assert refused(pool="mial") == "unknown pool 'mial' in qd.toml (did you mean 'mail'?) (known: mail, web)"
+    assert "unknown pool 'x'" in refused(environ={"QD_POOL": "x"})
+    write("")
+    assert "write [pools.x] into qd.toml" in refused(flags={"pool": "x"})
+
+
+@pytest.mark.parametrize("driver", ["database", "beanstalkd", "sqs", "sync", "null"])
+def test_a_driver_that_is_planned_says_so(driver, write):
+    write(f'[connections.redis]\ndriver = "{driver}"\n')
+    assert refused() == (
+        f"driver in qd.toml:2 [connections.redis]: driver '{driver}' is not built in this version (built: redis)"
+    )
+
+
+def test_an_unknown_driver_is_refused_with_the_known_ones(write):
+    write('[connections.redis]\ndriver = "reddis"\n')
+    said = refused()
+    assert (
+        "unknown driver 'reddis' (did you mean 'redis'?) (known: redis; not built in this version: database, " in said
+    )
+
+
+def test_a_lease_of_zero_is_refused(write):
+    write("[connections.redis]\nretry_after = 0\n")
+    assert refused() == "retry_after in qd.toml:2 [connections.redis]: 0 is too small (at least 1)"
+    assert "QD_REDIS_RETRY_AFTER: 0" in refused(write(""), environ={"QD_REDIS_RETRY_AFTER": "0"})
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
+        ("[pools.a]\n\nworkrs = 5\n", "unknown key 'workrs' in qd.toml:3 [pools.a] (did you mean 'workers'?)"),
+        ("[qd]\ntimeout = 5\n", "unknown key 'timeout' in qd.toml:2 [qd] (it belongs into [worker] or [pools.NAME])"),
+        ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, default, control)"),
+        ("[qd]\n[wroker]\n", "unknown section [wroker] in qd.toml:2 (did you mean 'worker'?)"),
+        ("[zzz]\n", "unknown section [zzz] in qd.toml:1 (known: qd, connections, worker, pools, laravel, failed)"),
+        ('app = "x:y"\n', "key 'app' in qd.toml:1 stands in no section (it belongs into [qd])"),
+        ('connections = {redis = {urll = "x"}}\n', "unknown key 'urll' in qd.toml:1 [connections.redis]"),
+        ('[connections]\nredis = "x"\n', "connections.redis in qd.toml:2 is a table of keys, written ["),
+        ("worker = 5\n", "worker in qd.toml:1 is a table of keys, written [worker]"),
+        ('[worker]\ntimeout = "soon"\n', "timeout in qd.toml:2 [worker]: 'soon' is not a length of time"),
+        ('[failed]\ndatabase = "mysql://h"\n', "database in qd.toml:2 [failed] (the mirror into a failed_jobs"),
+        ('[laravel]\ncache_prefix = "x"\n', "[laravel] in qd.toml has no cache_url"),
+        ("[worker]\n\ntimeout 5\n", "qd.toml:3:9: Expected '='"),
+        ("[failed]\nmax_count = 0\n", "0 is too small (at least 1)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_the_line(text, says, write):
+    write(text)
+    assert says in refused()
+
+
+def test_a_mistake_in_another_pool_is_found_too(write):
+    write('[pools.a]\n[pools.b]\ntries = "many"\n')
+    assert "tries in qd.toml:3 [pools.b]: 'many' is not a whole number" in refused(pool="a", flags={"tries": 1})
+
+
+def test_a_file_is_found_by_flag_then_variable_then_here(write, folder):
+    write("[worker]\ntries = 1\n")
+    write("[worker]\ntries = 2\n", "b.toml")
+    write("[worker]\ntries = 3\n", "c.toml")
+    assert load().work.tries == 1
+    assert load(environ={"QD_CONFIG": "b.toml"}).work.tries == 2
+    found = load(Path("c.toml"), environ={"QD_CONFIG": "b.toml"})
+    assert (found.work.tries, found.file, found.root) == (3, folder / "c.toml", folder)
+
+
+def test_a_named_file_must_be_there(folder):
+    assert refused(Path("no.toml")) == "cannot read no.toml: No such file or directory"
+    assert "cannot read" in refused(folder)
+    (folder / "bad.toml").write_bytes(b"\xff")
+    assert refused(Path("bad.toml")) == "bad.toml is not UTF-8 text"
+
+
+def test_pyproject_is_read_when_there_is_no_qd_toml(write):
+    write("""\
+        [project]
+        name = "shop"
+        [tool.other]
+        list = [
+          ["timeout = 1"],
+        ]
+        [tool.qd]
+        app = "shop:app"
+        [tool.qd.worker]
+        timeout = 5
+        [tool.qd.connections.redis]
+        url = "embedded:"
+        """, "pyproject.toml")  # fmt: skip
+    found = load()
+    assert (found.app, found.work.timeout, found.connection().url) == ("shop:app", 5.0, "embedded:")
+    assert found.origins["qd.app"] == "pyproject.toml:8"
+    assert found.origins["worker.timeout"] == "pyproject.toml:10"
+    assert found.connection().url_origin == "pyproject.toml:12"
+    write("[worker]\ntimeout = 6\n")
+    assert load().work.timeout == 6.0
+
+
+def test_mistakes_in_pyproject_have_their_line(write):
+    write("[project]\n[tool.qd]\napp = 'a:b'\ntimout = 3\n", "pyproject.toml")
+    assert "unknown key 'timout' in pyproject.toml:4 [qd]" in refused()
+    write("[tool.qd.qd]\napp = 'a:b'\n", "pyproject.toml")
+    assert "stand right below [tool.qd]" in refused()
+    write("[tool]\nqd = 3\n", "pyproject.toml")
+    assert "written [tool.qd]" in refused()
+
+
+def test_a_pyproject_without_a_word_of_ours_is_nobodys_business(write):
+    write("[project\nbroken", "pyproject.toml")
+    assert load().file is None
+    write("[project]\ndependencies = ['qd-worker']\n", "pyproject.toml")
+    assert load().file is None
+    assert refused(Path("pyproject.toml")) == "no [tool.qd] in pyproject.toml"
+
+
+def test_lines_are_found_in_whatever_toml_allows():
+    text = textwrap.dedent('''\
+        a.b = 1
+        [c]   # [not.this]
+        text = """
+        d = 5
+        [e]
+        """
+        list = [ "[f]",
+          "g = 1" ] # h
+        [ "quoted.name" . k ]
+        inline = { x = 1, y = { z = 2 } }
+        ''')
+    assert lines_of(text) == {
+        "a": 1, "a.b": 1, "c": 2, "c.text": 3, "c.list": 7, "quoted.name.k": 9, "quoted.name.k.inline": 10,
+        "quoted.name.k.inline.x": 10, "quoted.name.k.inline.y": 10, "quoted.name.k.inline.y.z": 10,
+    }  # fmt: skip
+
+
+# --- what follows ----------------------------------------------------------------------------------------------------
+
+
+def test_once_is_for_one_worker(folder):
+    assert load(flags={"once": True, "workers": 8}).work.workers == 1
+    assert load(flags={"once": True, "workers": 0}).work.workers == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({}, 0.0),
+        ({"SUPERVISOR_ENABLED": "1"}, 1.5),
+        ({"NOTIFY_SOCKET": "/run/notify"}, 1.5),
+        ({"SYSTEMD_EXEC_PID": str(os.getpid())}, 1.5),
+        ({"SYSTEMD_EXEC_PID": str(os.getppid())}, 1.5),
+        ({"SYSTEMD_EXEC_PID": "1", "INVOCATION_ID": "a terminal"}, 0.0),
+    ],
+)
+def test_under_a_supervisor_it_stays_up_a_moment(environ, seconds, folder):
+    assert load(environ=environ).work.min_uptime == seconds
+    assert load(environ={**environ, "QD_MIN_UPTIME": "3s"}).work.min_uptime == 3.0
+
+
+def test_laravel_needs_only_its_cache_url(write):
+    write('[laravel]\ncache_url = "redis://h/1"\n')
+    assert load().laravel == config.LaravelSettings(cache_url="redis://h/1", cache_prefix="")
+
+
+def test_settings_travel_as_json_and_come_back_equal(write):
+    write(
+        '[qd]\nimports = ["a", "b"]\n[laravel]\ncache_url = "redis://u:p@h/1"\n[connections.redis]\nurl = "redis://u:p@h/0"\n'
+    )
+    found = load(flags={"backoff": (1.0, 5.0), "queues": ("a", "b")})
+    assert config.from_json(config.to_json(found)) == found
+    assert config.from_json(config.to_json(load(environ={"QD_CONFIG": ""}))) == load()
+
+
+def test_a_password_is_not_in_the_repr(write):
+    write('[laravel]\ncache_url = "redis://u:secret@h/1"\n[connections.redis]\nurl = "redis://u:secret@h/0"\n')
+    assert "secret" not in repr(load())
+
+
+def test_variables_that_nothing_reads_are_named(write):
+    write("[connections.redis]\n[connections.reports]\n")
+    environ = {"QD_TIMOUT": "5", "QD_REPORTS_URL": "redis://h/0", "QD_OWNER": "x", "QD_TRIES": "1", "PATH": "/bin"}
+    assert config.strangers(load(environ=environ), environ) == [
+        "QD_TIMOUT in the environment is read by nothing (did you mean 'QD_TIMEOUT'?)"
+    ]
+
+
+def test_the_import_brings_in_no_library_and_little_else():
+    code = "import sys, qd.config; print(*(name for name in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    dear = {
+        "click",
+        "msgspec",
+        "hiredis",
+        "rich",
+        "psutil",
+        "json",
+        "tomllib",
+        "datetime",
+        "difflib",
+        "asyncio",
+        "socket",
+    }
+    assert not dear & set(loaded)
