@@ -1,0 +1,9 @@
+"""Signature <-> `data`: what a job is called with, bound, encoded, and converted back to the declared types.
+
+jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker decodes with it. Pure.
+"""
+
+from qd.arguments.signature import Signature, signature_of, signature_of_fields
+from qd.arguments.values import decode_value, encode_value
+
+__all__ = ["Signature", "decode_value", "encode_value", "signature_of", "signature_of_fields"]

@@ -1,0 +1,195 @@
+"""What a job can be called with: names, which of them are needed, and their types. See Signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from qd.arguments.parameters import Parameter, fields_of, parameters_of, title_of, type_of
+from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
+from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
+from qd.units import did_you_mean
+
+
+class Signature:
+    """The parameters of one job. Types are looked up at first use: what they name may be defined below the job.
+
+    `encode` and `decode` raise DeclarationError when a type cannot be found, or is none that JSON can carry; `resolve`
+    does so at once, for those who want to know at the start.
+    """
+
+    __slots__ = ("_decoder", "_hints", "_names", "_required", "parameters", "rest", "title")
+
+    def __init__(self, title: str, parameters: Sequence[Parameter], rest: Parameter | None = None) -> None:
+        self.title = title
+        self.parameters = tuple(parameters)
+        self.rest = rest  # **kwargs
+        self._names = {parameter.name: i for i, parameter in enumerate(self.parameters)}
+        self._required = [parameter.name for parameter in self.parameters if parameter.required]
+        self._hints: dict[str, Any] | None = None
+        self._decoder: msgspec.json.Decoder[Any] | None = None
+
+    # -- at the caller
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Arguments by name, defaults left out. Raises ArgumentError naming the parameter."""
+        places = [parameter.name for parameter in self.parameters if parameter.positional]
+        if len(args) > len(places):
+            raise ArgumentError(f"{self.title} takes {len(places)} arguments by place, {len(args)} were given")
+        bound: dict[str, object] = dict(zip(places, args, strict=False))
+        for name, value in kwargs.items():
+            if name in bound:
+                raise ArgumentError(f"{self.title} got the argument '{name}' twice")
+            if name not in self._names and self.rest is None:
+                raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._names)}")
+            bound[name] = value
+        if missing := [name for name in self._required if name not in bound]:
+            raise ArgumentError(f"{self.title} misses {_listed('argument', missing)}")
+        return bound
+
+    def encode(self, arguments: Mapping[str, object]) -> bytes:
+        """A JSON object, one entry an argument. Raises ArgumentError for what does not arrive as the declared type."""
+        try:
+            for value in arguments.values():
+                look(value)
+            data = encode(arguments)
+            self._check(data)
+        except FAILURES as error:
+            name, reason = self._culprit(arguments) or (", ".join(arguments), error)
+            raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {why(reason)}") from None
+        return data
+
+    def _check(self, data: bytes) -> None:
+        if self.rest is None:
+            self._fast().decode(data)
+        else:
+            for name, value in msgspec.json.decode(data).items():
+                msgspec.convert(value, self._hint(name), str_keys=True)
+
+    def _culprit(self, arguments: Mapping[str, object]) -> tuple[str, Exception] | None:
+        """The first argument that cannot be sent, and why."""
+        for name, value in arguments.items():
+            try:
+                look(value)
+                msgspec.json.decode(encode(value), type=self._hint(name))
+            except FAILURES as error:
+                return _short(name), error
+        return None
+
+    # -- in the worker
+
+    def decode(self, data: bytes) -> dict[str, object]:
+        """The arguments in `data`, as the declared types; defaults left out.
+
+        Raises UnknownParameters (a name is not known here, or a needed one missing: a deploy may be under way) and
+        WrongType, naming the parameter.
+        """
+        if self.rest is None and data not in NO_DATA:
+            try:
+                found = self._fast().decode(data)
+            except Exception:  # a dataclass of the user may raise anything
+                return self._decode_mended(data)  # finds out what is wrong, or puts it right
+            return {
+                name: value
+                for name, i in self._names.items()
+                if (value := getattr(found, f"p{i}")) is not msgspec.UNSET
+            }
+        return self._decode_mended(data)
+
+    def _decode_mended(self, data: bytes) -> dict[str, object]:
+        given = None if data in NO_DATA else decode_value(data)
+        if given is None or given in ("", []):
+            given = {}
+        if not isinstance(given, dict):
+            kind = "a list" if isinstance(given, list) else f"{type(given).__name__}"
+            raise WrongType(f"{self.title} wants an object with one entry a parameter, its data is {kind}")
+        self._check_names(given)
+        return {name: self._converted(name, value) for name, value in given.items()}
+
+    def _check_names(self, given: Mapping[str, object]) -> None:
+        unknown = [] if self.rest else [name for name in given if name not in self._names]
+        missing = [name for name in self._required if name not in given]
+        if unknown:
+            near = did_you_mean(unknown[0], [name for name in self._names if name not in given])
+            raise UnknownParameters(f"{self.title} has no {_listed('parameter', unknown)}{near}")
+        if missing:
+            raise UnknownParameters(f"{self.title} needs {_listed('parameter', missing)}, which the payload has not")
+
+    def _converted(self, name: str, value: object) -> object:
+        try:
+            hint = self._hint(name)
+            return msgspec.convert(value, hint, str_keys=True)
+        except DeclarationError as error:
+            raise WrongType(str(error)) from None
+        except Exception as error:
+            first = error
+        from qd.arguments.mend import mend  # seldom needed
+
+        try:
+            return msgspec.convert(mend(value, hint), hint, str_keys=True)
+        except Exception as error:
+            # The first error speaks of what was sent; the second of what was left after mending it.
+            told = error if "cut off" in str(error) else first
+            raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {why(told)}") from None
+
+    # -- types
+
+    def resolve(self) -> None:
+        """Look up the types now. Raises DeclarationError naming the parameter."""
+        self._fast()
+
+    def _fast(self) -> msgspec.json.Decoder[Any]:
+        if self._decoder is None:
+            self._decoder = self._made_decoder()
+        return self._decoder
+
+    def _made_decoder(self) -> msgspec.json.Decoder[Any]:
+        """One decoder for the whole object. Its fields are p0, p1, ...: a parameter may be called anything."""
+        fields: list[Any] = []
+        for i, parameter in enumerate(self.parameters):
+            hint = self._hint(parameter.name)
+            fields.append((f"p{i}", hint) if parameter.required else (f"p{i}", hint, msgspec.UNSET))
+        names = {f"p{i}": name for name, i in self._names.items()}
+        made = msgspec.defstruct("Arguments", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
+        return msgspec.json.Decoder(made)
+
+    def _hint(self, name: str) -> Any:
+        if self._hints is None:
+            rest = [self.rest] if self.rest else []
+            self._hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
+        if name not in self._names and self.rest is not None:
+            name = self.rest.name
+        return self._hints[name]
+
+    def _looked_up(self, parameter: Parameter) -> Any:
+        try:
+            hint = type_of(parameter)
+            msgspec.json.Decoder(hint)  # raises TypeError for what it cannot tell apart in JSON
+        except Exception as error:
+            raise DeclarationError(
+                f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {why(error)}"
+                + (" (import it outside `if TYPE_CHECKING:`)" if isinstance(error, NameError) else "")
+            ) from None
+        return hint
+
+
+def _listed(word: str, names: Iterable[str]) -> str:
+    shown = [_short(name) for name in names]
+    return f"{word}{'s' if len(shown) > 1 else ''} {', '.join(shown[:5])}{', ...' if len(shown) > 5 else ''}"
+
+
+def _short(name: str) -> str:
+    """A name that somebody sent, as it may stand in a line."""
+    return repr(name[:80])
+
+
+def signature_of(function: Callable[..., object]) -> Signature:
+    """The signature of a function job. Raises DeclarationError for parameters that cannot be given by name."""
+    return Signature(title_of(function), *parameters_of(function))
+
+
+def signature_of_fields(cls: type) -> Signature:
+    """The signature of a class job, which is a dataclass."""
+    return Signature(title_of(cls), fields_of(cls))

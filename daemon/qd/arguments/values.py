@@ -1,0 +1,98 @@
+"""One value as JSON text and back, for signature.py and for jobs that take their `data` whole.
+
+What would arrive as something else than it was sent is refused: NaN and infinity, naive datetimes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from math import isfinite
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from qd.errors import ArgumentError, WrongType
+
+NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each of them is "no arguments"
+FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # what msgspec raises; its own are ValueErrors
+
+_SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
+_SERIES = (list, tuple, set, frozenset, deque)
+
+
+def encode_value(value: object) -> bytes:
+    """`value` as JSON text. Raises ArgumentError."""
+    try:
+        look(value)
+        return encode(value)
+    except FAILURES as error:
+        raise ArgumentError(f"the data of a job cannot be sent: {why(error)}") from None
+
+
+def decode_value(data: bytes) -> Any:
+    """The JSON value in `data`, unconverted; None when there is none. Raises WrongType."""
+    try:
+        return msgspec.json.decode(data) if data else None
+    except FAILURES as error:
+        raise WrongType(f"the data of the job cannot be read: {why(error)}") from None
+
+
+def _plain(value: object) -> object:
+    """What msgspec does not take by itself: subclasses of str (Django's SafeString), int and float, and deques."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, deque):
+        return list(value)
+    raise TypeError(f"{type(value).__qualname__} has no JSON form (send its id or its fields)")
+
+
+encode = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
+def look(value: Any) -> None:
+    """Raise ValueError when a part of `value` would change its meaning on the way."""
+    if type(value) in _SAFE:
+        return
+    if isinstance(value, float | Decimal):
+        if not isfinite(value):
+            raise ValueError(f"{value} is no JSON number")
+    elif isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise ValueError("a datetime without a time zone (give it one: tzinfo=UTC)")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            look(key)
+            look(part)
+    elif isinstance(value, Enum):
+        look(value.value)
+    else:
+        for part in value if isinstance(value, _SERIES) else _fields(value):
+            look(part)
+
+
+def _fields(value: object) -> Iterable[object]:
+    """The field values of a Struct, a dataclass or an attrs object."""
+    kind: Any = type(value)
+    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
+    if names is None:
+        names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    return [getattr(value, name, None) for name in names]
+
+
+def why(error: Exception) -> str:
+    """The error as the end of a line: what was wanted, what was there, where in the value."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep, or holds itself"
+    if isinstance(error, UnicodeError):
+        return "a text in it is no Unicode"
+    text = str(error).replace("`", "")
+    return text[:1].lower() + text[1:300]

@@ -1,0 +1,304 @@
+"""Laravel's JSON payload: made, read, and the few bytes that change while a job is held. Nothing else knows its keys.
+
+bus/send.py makes payloads, the worker reads them, worker and keeper answer them. Keys, order and escapes are those of
+Laravel 13 (Queue/Queue.php and Queue/RedisQueue.php, createPayload); every shape since 5.5 is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring as quoted
+from math import ceil
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from qd.errors import ArgumentError, Malformed
+
+OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
+NO_DATA = b'""'  # what Laravel sends when a job has no data
+
+_LIMIT = 1 << 53  # integers beyond are not exact in Lua, nor in JavaScript
+_LONGEST = 100 * 365 * 86400.0  # seconds a backoff is at most: what is longer would overflow somewhere
+Count = Annotated[int, Meta(ge=0, le=_LIMIT)]
+Whole = Annotated[int, Meta(ge=-_LIMIT, le=_LIMIT)]
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A payload as it was read; the names are those on the wire. Unknown keys are in the bytes only."""
+
+    job: Annotated[str, Meta(min_length=1)]
+    displayName: str | None = None
+    uuid: str | None = None
+    id: str | None = None
+    maxTries: Count | None = None
+    maxExceptions: Count | None = None
+    failOnTimeout: bool | None = None
+    backoff: str | Whole | None = None
+    delay: str | Whole | None = None
+    timeout: Whole | None = None
+    retryUntil: float | None = None
+    timeoutAt: float | None = None
+    data: msgspec.Raw = msgspec.Raw(NO_DATA)
+    createdAt: float | None = None
+    attempts: Count = 0
+    # qd's own, beside attempts; see `answered`
+    crashes: Count = 0
+    exceptions: Count = 0
+    held: Count = 0
+    rsv: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The job's name as it was pushed, "@method" included."""
+        return self.job
+
+    @property
+    def display(self) -> str:
+        """What people are shown."""
+        return self.displayName or self.job.partition("@")[0]
+
+    @property
+    def is_laravel_object(self) -> bool:
+        return self.job == OBJECT_JOB
+
+    @property
+    def backoffs(self) -> tuple[float, ...] | None:
+        """Seconds to wait after the first, second, ... attempt; None: the payload does not say.
+
+        Before Laravel 8 the key was `delay`. In 13 `delay` is what the push asked for, and it still counts as the
+        backoff where none is given.
+        """
+        said = self.delay if self.backoff is None else self.backoff
+        return None if said is None else tuple([_seconds(part) for part in str(said).split(",")])
+
+    @property
+    def deadline(self) -> float | None:
+        """Unix seconds after which it is not run again, None: no such moment. Before Laravel 8 it was `timeoutAt`."""
+        return (self.timeoutAt if self.retryUntil is None else self.retryUntil) or None
+
+
+_NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)")
+
+
+def _seconds(part: str) -> float:
+    """As PHP reads a number from text: what it begins with, else 0. Never negative."""
+    match = _NUMBER.match(part)
+    return min(float(match[1]), _LONGEST) if match else 0.0
+
+
+# -- reading
+
+_decode = msgspec.json.Decoder(Payload).decode
+# "Expected `int`, got `str` - at `$.attempts`" -> "attempts: expected int, got str"
+_AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+
+
+def read(raw: bytes) -> Payload:
+    """The payload in `raw`. Raises Malformed, and only that, whatever the bytes are.
+
+    `data` is not looked into beyond being JSON; it refers to `raw`, no copy is made.
+    """
+    try:
+        return _decode(raw)
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
+        raise Malformed(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep to be read"
+    text = str(error)
+    if isinstance(error, UnicodeError):
+        return f"a text in it is not UTF-8 ({text})"[:300]
+    if not isinstance(error, msgspec.ValidationError):
+        return f"not JSON: {text.removeprefix('JSON is malformed: ')}"[:300]
+    match = _AT.fullmatch(text)
+    fact, field = (match[1], match[2]) if match else (text, "")
+    if text.startswith("Object missing required field"):
+        fact, field = "is missing", text.split("`")[1]
+    fact = fact.replace("`", "")
+    return f"{field}: {fact[0].lower()}{fact[1:]}" if field else f"{fact[0].lower()}{fact[1:]}"
+
+
+# -- making
+
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_LETTERS = bytes(
+    _ALPHABET[i % 62] for i in range(256)
+)  # 190 bits in 32 of them; the small bias costs none worth counting
+_HEAD = (
+    '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
+    '%s"data":'
+)
+_OWN = frozenset(Payload.__struct_fields__)
+
+
+def make(
+    job: str,
+    data: bytes,
+    *,
+    uuid: str | None = None,
+    id: str | None = None,
+    display: str | None = None,
+    max_tries: int | None = None,
+    max_exceptions: int | None = None,
+    fail_on_timeout: bool = False,
+    backoff: Sequence[float] | None = None,
+    timeout: float | None = None,
+    retry_until: float | None = None,
+    created_at: int,
+    extra: Mapping[str, object] | None = None,
+) -> bytes:
+    """The bytes that are pushed. `data` is JSON text and stands in them as it is; None is "not said".
+
+    `timeout` and `retry_until` travel as whole seconds, rounded up: PHP reads no others. `extra` (tags, ...) stands
+    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 takes it for a backoff. Raises ArgumentError.
+    """
+    if not job:
+        raise ArgumentError("a job needs a name")
+    seed = os.urandom(48)  # asked of the kernel each time: a forked child must not repeat its parent's
+    head = _HEAD % (
+        quoted(uuid or new_uuid(seed)),
+        quoted(display or job.partition("@")[0]),
+        quoted(job),
+        _whole(max_tries),
+        _whole(max_exceptions),
+        "true" if fail_on_timeout else "false",
+        _waits(backoff),
+        _whole(timeout),
+        "" if retry_until is None else f'"retryUntil":{_whole(retry_until)},',
+    )
+    tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id(seed))},"attempts":0,"delay":null}}'
+    return _bytes(head) + (data or NO_DATA) + _bytes(tail)
+
+
+def new_uuid(seed: bytes) -> str:
+    """A version 4 uuid of the first 16 random bytes."""
+    hexes = seed[:16].hex()
+    return f"{hexes[:8]}-{hexes[8:12]}-4{hexes[13:16]}-{'89ab'[seed[8] & 3]}{hexes[17:20]}-{hexes[20:]}"
+
+
+def new_id(seed: bytes) -> str:
+    """32 letters and digits, as Laravel's, of the last 32 random bytes."""
+    return seed[-32:].translate(_LETTERS).decode()
+
+
+def _whole(number: float | None) -> str:
+    if number is None:
+        return "null"
+    if not -_LIMIT <= number <= _LIMIT:
+        raise ArgumentError(f"{number} is too large a number for a payload")
+    return str(ceil(number))
+
+
+def _waits(backoff: Sequence[float] | None) -> str:
+    return f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null"
+
+
+def _plain(number: float) -> str:
+    """A wait as PHP and `backoffs` read it: no exponent, no more than milliseconds."""
+    if not 0 <= number <= _LONGEST:
+        raise ArgumentError(f"a backoff of {number} seconds cannot be (a number of seconds, 0 or more)")
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+def _more(extra: Mapping[str, object] | None) -> str:
+    if not extra:
+        return ""
+    if taken := _OWN.intersection(extra):
+        raise ArgumentError(f"the payload key '{min(taken)}' is taken; name the extra one otherwise")
+    try:
+        return "," + json.dumps(extra, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:-1]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"the extra payload keys {', '.join(extra)} are no JSON: {error}") from None
+
+
+def _bytes(text: str) -> bytes:
+    """As json_encode with JSON_UNESCAPED_UNICODE writes it: the slash escaped, and the two line ends of JavaScript."""
+    if "/" in text:
+        text = text.replace("/", "\\/")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"{error.object[error.start : error.end]!r} in a payload cannot be sent: no Unicode"
+        ) from None
+    if b"\xe2\x80" in encoded:
+        encoded = encoded.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
+    return encoded
+
+
+# -- changing: what the reserve script writes, worker and keeper answer
+#
+# The unit stands where Laravel's top-level `attempts` stands, in one piece:
+#     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
+# N repeats A while the reservation is unanswered: a payload found ready in that state cost its worker its life.
+
+_UNIT = re.compile(
+    rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
+)
+_LONGEST_UNIT = 160  # bytes before its mark
+
+
+class Mark(NamedTuple):
+    """Who reserved a payload: master token, slot, turn, and the attempts then ("-" once it was answered)."""
+
+    token: str
+    slot: int
+    turn: int
+    n: str
+
+
+def split_mark(mark: str) -> Mark:
+    """The parts of a mark. Raises ValueError when it is none."""
+    parts = mark.split(".")
+    if len(parts) != 4 or not parts[0] or not (parts[3] == "-" or parts[3].isdecimal()):
+        raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
+    return Mark(parts[0], int(parts[1]), int(parts[2]), parts[3])
+
+
+def answered(
+    member: bytes,
+    mark: str,
+    *,
+    attempts: int | None = None,
+    crashes: int | None = None,
+    exceptions: int | None = None,
+    held: int | None = None,
+) -> bytes:
+    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is "-".
+
+    No other byte changes. Raises ValueError when that unit does not stand in it.
+    """
+    unit = _find(member, mark)
+    given = (crashes, exceptions, held)
+    count = unit[1] if attempts is None else b"%d" % attempts
+    text = b'"attempts":' + count
+    for key, old, new in zip((b"crashes", b"exceptions", b"held"), unit.groups()[1:4], given, strict=True):
+        value = int(old or 0) if new is None else new
+        if value:
+            text += b',"%b":%d' % (key, value)
+    text += b',"rsv":"%b-"' % mark[: mark.rindex(".") + 1].encode()
+    return member[: unit.start()] + text + member[unit.end() :]
+
+
+def _find(member: bytes, mark: str) -> re.Match[bytes]:
+    needle = b',"rsv":"%b"' % mark.encode()
+    at = member.find(needle)
+    while at >= 0 and mark.count(".") == 3:
+        start = member.rfind(b'"attempts":', max(0, at - _LONGEST_UNIT), at)
+        unit = _UNIT.match(member, start) if start >= 0 else None
+        if unit and unit.end() == at + len(needle):
+            return unit
+        at = member.find(needle, at + 1)
+    raise ValueError(f"no reservation '{mark[:80]}' stands in this payload")
+
+
+def original(member: bytes, start: int, length: int, before: bytes) -> bytes:
+    """The payload as it was before a reserve wrote `length` bytes at `start` over `before`."""
+    return member[:start] + before + member[start + length :]
