@@ -82,7 +82,7 @@ echo rig >etc/hostname
 : >etc/fstab
 echo 'root:*:::::::' >etc/shadow
 ln -s /usr/share/zoneinfo/UTC etc/localtime
-cp "$units"/* etc/systemd/system/
+cp -r "$units"/* etc/systemd/system/
 # The kernel is the machine's: nothing here may change its settings, load modules or listen to its audit.
 for name in systemd-sysctl.service systemd-modules-load.service systemd-journald-audit.socket systemd-udevd.service \
     systemd-udev-trigger.service proc-sys-fs-binfmt_misc.automount systemd-binfmt.service systemd-remount-fs.service; do
@@ -121,4 +121,4 @@ ln -s null dev/console
 pivot_root . old
 umount -l old
 rmdir old
-exec env -i container=qd-rig PATH="$PATH" /usr/lib/systemd/systemd --log-target=null --show-status=0 --unit=basic.target
+exec env -i container=qd-rig PATH="$PATH" /usr/lib/systemd/systemd --log-target=journal --show-status=0 --unit=basic.target

@@ -1,0 +1,217 @@
+"""`qd work` under the real supervisord, with the shipped program file: only paths, user and options are replaced."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.deployed import Deployed, paused, push, ran, shipped
+from tests.support.project import SOURCE
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.supervisord import Supervisord
+
+Start = Callable[..., Supervisord]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, server: Server) -> Deployed:
+    return Deployed(tmp_path / "shop", server.url, f'{sys.executable} -m qd "$@"')
+
+
+@pytest.fixture
+def start(shop: Deployed, tmp_path: Path) -> Iterator[Start]:
+    """start("--once", stopasgroup="true"): supervisord with qd as shipped, with more options to `qd work`."""
+    running: list[Supervisord] = []
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+
+    def begin(*options: str, **keys: str) -> Supervisord:
+        replace = [("/srv/shop", str(shop.root)), ("user=shop", f"user={getpass.getuser()}")]
+        replace += [("/var/log/supervisor", str(tmp_path)), ("qd.toml\n", " ".join(["qd.toml", *options]) + "\n")]
+        replace += [(f"\n{key}=", f"\n{key}={value} ;") for key, value in keys.items()]
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("QD_", "SUPERVISOR", "NOTIFY"))}
+        env |= {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(runtime)}
+        running.append(Supervisord(shipped("qd.conf", replace), env))
+        return running[-1].__enter__()
+
+    yield begin
+    for supervisord in running:
+        print((tmp_path / "qd.log").read_text(errors="replace"), file=sys.stderr)
+        supervisord.__exit__()
+
+
+def said(shop: Deployed, line: str, seconds: float = 15.0) -> None:
+    eventually(lambda: line in ran(shop.root), seconds, what=f"{line!r} from a job")
+
+
+def test_file_as_shipped_runs_jobs_and_stops_clean(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    supervisord.started()
+    push(redis, "note", {"text": "a"})
+    said(shop, "note a 1")
+    assert supervisord.ctl("stop", "qd").returncode == 0
+    assert "stopped: qd (exit status 0)" in supervisord.log
+    assert supervisord.troubles() == []
+
+
+def test_qd_restart_brings_new_code_by_a_respawn(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    first = supervisord.started()
+    push(redis, "note", {"text": "a"})
+    said(shop, "note a 1")
+    shop.release("2")
+    done = shop.qd("restart")
+    assert done.returncode == 0, done.stderr
+    second = supervisord.started(2)
+    assert first.pid != second.pid
+    push(redis, "note", {"text": "b"})
+    said(shop, "note b 2")
+    assert "exited: qd (exit status 0; expected)" in supervisord.log
+    assert supervisord.troubles() == []
+
+
+def test_reload_runs_the_new_release_in_the_same_program(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    supervisord.started()
+    push(redis, "note", {"text": "a"})
+    said(shop, "note a 1")
+    shop.release("2")
+    assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
+
+    def new_code() -> bool:
+        push(redis, "note", {"text": "b"})
+        return "note b 2" in ran(shop.root)
+
+    eventually(new_code, 15, every=0.2, what="a job run by the new release")
+    assert len(supervisord.starts()) == 1
+    assert supervisord.troubles() == []
+
+
+def test_stop_when_empty_on_an_empty_queue_starts_again_and_again(start: Start) -> None:
+    supervisord = start("--stop-when-empty")
+    supervisord.started(4, seconds=40)
+    assert supervisord.log.count("exited: qd (exit status 0; expected)") >= 3
+    assert supervisord.troubles() == []
+
+
+@pytest.mark.slow
+def test_stop_when_empty_never_ends_in_fatal_in_two_minutes(start: Start) -> None:
+    supervisord = start("--stop-when-empty")
+    end = time.monotonic() + 120
+    eventually(lambda: supervisord.troubles() or time.monotonic() > end, 130, every=1)
+    assert supervisord.troubles() == []
+    assert 20 < len(supervisord.starts()) <= 80  # no hot loop either
+
+
+def test_memory_exit_of_the_whole_program_is_respawned(start: Start, shop: Deployed, redis: Client) -> None:
+    push(redis, "grow", {"megabytes": 40})  # waits for the program: it is over its limit as soon as it can be
+    supervisord = start("--no-respawn", "--memory", "20M")
+    supervisord.started(2)
+    assert "exited: qd (exit status 12;" in supervisord.log
+    push(redis, "note", {"text": "after"})
+    said(shop, "note after 1")
+    assert supervisord.troubles() == []
+
+
+def test_killed_master_leaves_no_orphan_and_its_job_runs_again(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    master = supervisord.started()
+    push(redis, "wait", {"text": "a"})
+    said(shop, "begin a 1")
+    family = [master, *master.children(recursive=True)]
+    assert len(family) > 1
+    master.kill()
+    supervisord.started(2)
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+    eventually(lambda: ran(shop.root).count("begin a 1") == 2, 15, what="the job once more")
+    (shop.root / "go-a").touch()
+    said(shop, "end a 1")
+    assert ran(shop.root).count("end a 1") == 1
+    assert supervisord.troubles() == []
+
+
+def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    supervisord.started()
+    push(redis, "note", {"text": "a"})
+    said(shop, "note a 1")
+    for _ in range(2):  # set, not toggled
+        assert supervisord.ctl("signal", "USR2", "qd").returncode == 0
+    eventually(lambda: paused(redis, ""), 10, what="a master that reports a pause")
+    push(redis, "note", {"text": "b"})
+    assert paused(redis, "")
+    assert redis.call("LLEN", "queues:default") == 1
+    assert supervisord.ctl("signal", "CONT", "qd").returncode == 0
+    said(shop, "note b 1")
+    eventually(lambda: not paused(redis, ""), 10, what="a master that reports no pause")
+
+
+def test_stop_with_stopasgroup_lets_the_job_in_hand_finish(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start(stopasgroup="true")
+    supervisord.started()
+    push(redis, "wait", {"text": "a"})
+    said(shop, "begin a 1")
+    stop = supervisord.begin("stop", "qd")
+    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 10, what="STOPPING")
+    (shop.root / "go-a").touch()
+    assert stop.wait(20) == 0
+    assert ran(shop.root) == ["begin a 1", "end a 1"]
+    assert "stopped: qd (exit status 0)" in supervisord.log
+    assert redis.call("ZCARD", "queues:default:reserved") == 0
+    assert supervisord.troubles() == []
+
+
+def test_stop_hands_an_unfinished_job_back_before_supervisord_kills(
+    start: Start, shop: Deployed, redis: Client
+) -> None:
+    supervisord = start("--stop-timeout", "1")
+    supervisord.started()
+    push(redis, "wait", {"text": "a"})
+    said(shop, "begin a 1")
+    assert supervisord.ctl("stop", "qd").returncode == 0
+    assert "stopped: qd (exit status 0)" in supervisord.log
+    assert supervisord.troubles() == []
+    assert redis.call("LLEN", "queues:default") == 1
+    assert b'"attempts":0' in redis.call("LINDEX", "queues:default", 0)
+
+
+def test_redis_away_at_the_start_is_waited_for(start: Start, shop: Deployed) -> None:
+    with Server() as late:
+        shop.point(late.url)
+        late.kill()
+        supervisord = start()
+        program = supervisord.started()
+        eventually(lambda: len(program.children(recursive=True)) > 1, 10, what="workers, with Redis away")
+        late.start()
+        with late.client() as redis:
+            push(redis, "note", {"text": "a"})
+            said(shop, "note a 1", 30)
+        assert len(supervisord.starts()) == 1
+        assert supervisord.troubles() == []
+
+
+def test_wrong_configuration_is_tried_again_ever_more_slowly(start: Start, shop: Deployed) -> None:
+    shop.break_config()
+    supervisord = start()
+    eventually(lambda: len(supervisord.starts()) >= 3, 20, what="3 starts")
+    assert "exited: qd (exit status 78; not expected)" in supervisord.log
+    assert "FATAL" not in supervisord.log
+
+
+def test_stopping_supervisord_stops_qd(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    master = supervisord.started()
+    family = [master, *master.children(recursive=True)]
+    os.kill(supervisord.pid, signal.SIGTERM)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+    eventually(lambda: "stopped: qd (exit status 0)" in supervisord.log, 5)

@@ -1,0 +1,273 @@
+"""`qd work` under a real systemd, with the unit as shipped: the rig provides /srv/shop, the user and the pools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import systemd
+from tests.support.clock import eventually
+from tests.support.deployed import Deployed, paused, push, ran, shipped
+from tests.support.peers import program
+from tests.support.resp import Client
+from tests.support.server import Server
+
+pytestmark = pytest.mark.xdist_group("systemd")
+
+POOLS = ("main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain")
+CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{name}"]\nworkers = 2\n' for name in POOLS)
+ENVIRONMENT = {
+    "empty": "QD_STOP_WHEN_EMPTY=1",
+    "fat": "QD_NO_RESPAWN=1\nQD_MEMORY=20M",
+    "drain": "QD_STOP_TIMEOUT=0",
+    "broken": "QD_TIMEOUT=soon",
+}
+# What would take too long to wait for; all else is as shipped.
+DROP_INS = {
+    "watched": "[Service]\nWatchdogSec=2\nRestartSec=100ms",
+    "empty": "[Service]\nRestartSec=100ms",
+    "drain": "[Service]\nTimeoutStopSec=2",
+}
+
+
+class Pool:
+    """One instance of the unit, started by its name, stopped at the end; its jobs write below its StateDirectory."""
+
+    def __init__(self, rig: systemd.Rig, name: str) -> None:
+        self.rig, self.name, self.unit = rig, name, f"qd@{name}.service"
+        self.home = rig.path(f"/var/lib/qd/{name}")
+
+    def show(self, name: str) -> str:
+        return self.rig.show(self.unit, name)
+
+    def state(self) -> str:
+        return self.rig.state(self.unit)
+
+    def restarted(self, count: int = 1, seconds: float = 20.0) -> None:
+        """Waits until systemd has started it again `count` times and it is ready."""
+        eventually(
+            lambda: int(self.show("NRestarts")) >= count and self.state() == "active",
+            seconds,
+            every=0.05,
+            what=f"restart {count} of {self.unit}",
+        )
+
+    def said(self, line: str, seconds: float = 15.0) -> None:
+        eventually(lambda: line in ran(self.home), seconds, what=f"{line!r} from a job of {self.name}")
+
+
+@pytest.fixture(scope="module")
+def shop(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    folder = tmp_path_factory.mktemp("srv")
+    made = Deployed(folder / "shop", shared_server.tcp_url, f'{systemd.python()[0]} -m qd "$@"', CONFIG)
+    folder.chmod(0o755)
+    return made
+
+
+@pytest.fixture(scope="module")
+def rig(shop: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[systemd.Rig]:
+    systemd.required()
+    units, etc = tmp_path_factory.mktemp("units"), tmp_path_factory.mktemp("etc")
+    (units / "qd@.service").write_text(shipped("qd@.service"))
+    for name, text in DROP_INS.items():
+        (units / f"qd@{name}.service.d").mkdir()
+        (units / f"qd@{name}.service.d" / "test.conf").write_text(text + "\n")
+    for name, text in ENVIRONMENT.items():
+        (etc / f"{name}.env").write_text(text + "\n")
+    mounts = [*systemd.python()[1], f"{shop.root}:/srv/shop:ro", f"{etc}:/etc/qd:ro"]
+    with systemd.Rig(tmp_path_factory.mktemp("rig") / "rig", units, mounts) as booted:
+        yield booted
+
+
+@pytest.fixture
+def pool(rig: systemd.Rig, redis: Client, request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """The instance that @pytest.mark.parametrize("pool", [...], indirect=True) names, started."""
+    started = Pool(rig, request.param)
+    rig.systemctl("start", started.unit)
+    yield started
+    print(rig.journal(started.unit))
+    rig.systemctl("stop", started.unit)
+
+
+def instance(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("pool", [name], indirect=True)
+
+
+# --- the file itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The shipped unit, with a program that exists."""
+    program("systemd-analyze")
+    (tmp_path / "qd@.service").write_text(shipped("qd@.service", [("/srv/shop/current/.venv/bin/qd", "/bin/true")]))
+    return tmp_path / "qd@.service"
+
+
+def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_unit_has_no_key_that_systemd_passes_over(unit: Path) -> None:
+    done = analyze("verify", unit)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # warnings alone leave the exit code at 0
+
+
+def test_unit_is_well_contained(unit: Path) -> None:
+    done = analyze("security", "--offline=true", "--threshold=15", unit)  # 15 = an exposure of 1.5
+    assert done.returncode == 0, done.stdout
+
+
+# --- booted ----------------------------------------------------------------------------------------------------------
+
+
+@instance("main")
+def test_start_returns_when_workers_are_ready_and_they_run_jobs(pool: Pool, redis: Client) -> None:
+    assert pool.state() == "active"
+    assert len(pool.rig.pids(pool.unit)) >= 3  # the master and two workers
+    assert "2" in pool.show("StatusText")
+    push(redis, "note", {"text": "a"}, "main")
+    pool.said("note a 1")
+    assert pool.show("NRestarts") == "0"
+
+
+@instance("main")
+def test_log_lines_arrive_in_the_journal_one_by_one(pool: Pool) -> None:
+    lines = pool.rig.run("journalctl", "-u", pool.unit, "-o", "json", "--no-pager").stdout.splitlines()
+    ours = [json.loads(line) for line in lines if json.loads(line).get("_TRANSPORT") == "stdout"]
+    assert any("master[" in entry["MESSAGE"] for entry in ours)
+    assert all("\n" not in entry["MESSAGE"] for entry in ours)
+
+
+@instance("plain")
+def test_reload_runs_the_new_release_and_the_unit_stays_up(pool: Pool, shop: Deployed, redis: Client) -> None:
+    push(redis, "note", {"text": "a"}, "plain")
+    pool.said("note a 1")
+    master = pool.show("MainPID")
+    shop.release("2")
+    try:
+        pool.rig.systemctl("reload", pool.unit)
+
+        def new_code() -> bool:
+            push(redis, "note", {"text": "b"}, "plain")
+            return "note b 2" in ran(pool.home)
+
+        eventually(new_code, 15, every=0.2, what="a job run by the new release")
+        eventually(lambda: pool.state() == "active", 15, what="the end of the reload")
+        assert (pool.show("MainPID"), pool.show("NRestarts"), pool.show("Result")) == (master, "0", "success")
+    finally:
+        shop.back_to("1")
+
+
+@instance("watched")
+def test_stuck_master_is_ended_by_the_watchdog_and_replaced(pool: Pool, redis: Client) -> None:
+    family = pool.rig.pids(pool.unit)
+    pool.rig.systemctl("kill", "-s", "STOP", "--kill-whom=main", pool.unit)
+    pool.restarted(1)
+    assert "Watchdog timeout" in pool.rig.journal(pool.unit)
+    assert not set(family) & set(pool.rig.pids(pool.unit))
+    push(redis, "note", {"text": "a"}, "watched")
+    pool.said("note a 1")
+
+
+@instance("watched")
+def test_master_that_only_waits_pings_the_watchdog(pool: Pool) -> None:
+    before = int(pool.show("WatchdogTimestampMonotonic"))
+    eventually(lambda: int(pool.show("WatchdogTimestampMonotonic")) > before + 3_000_000, 10, what="3 s of pings")
+    assert pool.state() == "active"
+
+
+@instance("paused")
+def test_stop_while_paused_takes_no_further_job_and_succeeds(pool: Pool, redis: Client) -> None:
+    pool.rig.systemctl("kill", "-s", "USR2", pool.unit)  # to every process of the unit, as systemctl does unasked
+    eventually(lambda: paused(redis, "paused"), 10, what="a master that reports a pause")
+    eventually(lambda: "paused" in pool.show("StatusText"), 5, what="a status line that says so")
+    push(redis, "note", {"text": "a"}, "paused")
+    pool.rig.systemctl("stop", pool.unit)  # TERM, and at once CONT
+    assert (pool.state(), pool.show("Result")) == ("inactive", "success")
+    assert redis.call("LLEN", "queues:paused") == 1
+    assert ran(pool.home) == []
+
+
+@instance("paused")
+def test_cont_resumes(pool: Pool, redis: Client) -> None:
+    pool.rig.systemctl("kill", "-s", "USR2", "--kill-whom=main", pool.unit)
+    eventually(lambda: paused(redis, "paused"), 10, what="a master that reports a pause")
+    push(redis, "note", {"text": "b"}, "paused")
+    pool.rig.systemctl("kill", "-s", "CONT", "--kill-whom=main", pool.unit)
+    pool.said("note b 1")
+
+
+@instance("killed")
+def test_killed_master_is_replaced_and_its_job_runs_again(pool: Pool, redis: Client) -> None:
+    push(redis, "wait", {"text": "a"}, "killed")
+    pool.said("begin a 1")
+    family = pool.rig.pids(pool.unit)
+    pool.rig.systemctl("kill", "-s", "KILL", "--kill-whom=main", pool.unit)
+    pool.restarted(1)
+    assert pool.show("NRestarts") == "1"
+    assert not [pid for pid in family if pool.rig.path(f"/proc/{pid}").exists()]
+    eventually(lambda: ran(pool.home).count("begin a 1") == 2, 15, what="the job once more")
+    (pool.home / "go-a").touch()
+    pool.said("end a 1")
+
+
+@instance("drain")
+def test_drain_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, redis: Client) -> None:
+    push(redis, "wait", {"text": "a"}, "drain")
+    pool.said("begin a 1")
+    pool.rig.systemctl("stop", "--no-block", pool.unit)
+    eventually(lambda: pool.state() == "deactivating", 5)
+    asked = time.monotonic()
+    eventually(lambda: time.monotonic() > asked + 4 or pool.state() != "deactivating", 10, every=0.1)  # twice the limit
+    assert pool.state() == "deactivating"
+    (pool.home / "go-a").touch()
+    eventually(lambda: pool.state() == "inactive", 10, what="the end of the drain")
+    assert pool.show("Result") == "success"
+    assert ran(pool.home) == ["begin a 1", "end a 1"]
+
+
+@instance("fat")
+def test_memory_exit_is_restarted_and_is_no_failure(pool: Pool, redis: Client) -> None:
+    push(redis, "grow", {"megabytes": 40}, "fat")
+    eventually(lambda: pool.show("ExecMainStatus") == "12", 15, what="exit 12")  # seen for RestartSec, 2 s
+    pool.restarted(1)
+    journal = pool.rig.journal(pool.unit)
+    assert "Failed with result" not in journal
+    assert "Deactivated successfully" in journal
+
+
+def test_wrong_configuration_is_not_tried_again(rig: systemd.Rig, redis: Client) -> None:
+    done = rig.run("systemctl", "start", "qd@broken")
+    assert done.returncode != 0
+    eventually(lambda: rig.state("qd@broken") == "failed", 10)
+    assert (rig.show("qd@broken", "NRestarts"), rig.show("qd@broken", "ExecMainStatus")) == ("0", "78")
+
+
+@instance("empty")
+def test_stop_when_empty_restarts_without_end(pool: Pool) -> None:
+    pool.restarted(6, seconds=40)  # a start limit would have ended it at 5 in 10 s
+    assert pool.show("Result") == "success"
+    assert "start-limit" not in pool.rig.journal(pool.unit)
+
+
+@pytest.mark.slow
+@instance("empty")
+def test_stop_when_empty_restarts_for_two_minutes(pool: Pool) -> None:
+    end = time.monotonic() + 120
+    eventually(lambda: time.monotonic() > end or pool.state() == "failed", 130, every=1)
+    assert pool.show("Result") == "success"
+    assert 20 < int(pool.show("NRestarts")) < 90
+
+
+def test_rig_leaves_the_machine_as_it_was(rig: systemd.Rig) -> None:
+    assert rig.run("hostname").stdout.strip() == "rig"
+    assert os.uname().nodename != "rig"
+    assert not Path("/srv/shop").exists() or not Path("/srv/shop/releases/1/jobs.py").exists()
