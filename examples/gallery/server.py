@@ -1,6 +1,7 @@
 """A little web server with pictures to fetch: `python server.py [PORT]`.
 
-/NAME.pgm is a picture, /flaky.pgm is one too but its first request gets a 503, and /hangs.pgm never answers.
+/NAME.pgm is a picture; so is /flaky.pgm, but its first request gets a 503, and /slow.pgm, after a second. /hangs.pgm
+never answers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = self.path.strip("/")
         self.server.asked.append(name)
+        if name == "slow.pgm":
+            self.server.closing.wait(1)
         if name == "hangs.pgm":
             self.server.closing.wait()
         elif name == "flaky.pgm" and self.server.asked.count(name) == 1:
@@ -61,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     with PictureServer(int(sys.argv[1]) if len(sys.argv) > 1 else 8000) as server:
-        print(f"pictures at {server.url('one.pgm')}, flaky.pgm and hangs.pgm; Ctrl-C ends it", flush=True)
+        print(f"pictures at {server.url('one.pgm')}, flaky.pgm, slow.pgm and hangs.pgm; Ctrl-C ends it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,0 +1,184 @@
+"""What `make demo` runs: the gallery beside this file, a private server, two workers, and what they must do.
+
+Works in a temporary folder, leaves nothing behind, and exits 1 when something did not happen as it says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+GALLERY = Path(__file__).resolve().parent / "gallery"
+QD = (sys.executable, "-m", "qd")
+PATIENCE = 10.0  # seconds that any of it may take
+DELAY = 2.0
+
+
+class Workers:
+    """`qd work` in this folder, its log printed as it comes."""
+
+    def __init__(self) -> None:
+        command = [*QD, "work", "--workers", "2", "--stop-timeout", "10"]
+        print(f"$ qd {' '.join(command[3:])}", flush=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        assert self.process.stderr is not None
+        self.log: list[str] = []
+        self.reader = threading.Thread(target=self.read, args=(self.process.stderr,))
+        self.reader.start()
+
+    def read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for raw in pipe:
+                self.log.append(raw.decode(errors="replace").rstrip())
+                print(f"  | {self.log[-1]}", flush=True)
+
+    def stop(self) -> int:
+        """TERM, and the exit code. SIGKILL if it does not obey; its children die with it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            code = self.process.wait(2 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.reader.join(PATIENCE)
+        return code
+
+    def left(self) -> list[int]:
+        """Processes of its session that still live."""
+        return [pid for pid in psutil.pids() if session_of(pid) == self.process.pid]
+
+    def said(self, *words: str) -> bool:
+        """Whether one line of the log has all of these words."""
+        return any(all(word in line for word in words) for line in self.log)
+
+
+class Report:
+    """What was promised, and whether it was seen."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[bool, str]] = []
+
+    def expect(self, text: str, fact: Callable[[], object], seconds: float = PATIENCE) -> bool:
+        """Note whether `fact` comes true within `seconds`."""
+        seen = waited(fact, seconds)
+        self.rows.append((seen, text))
+        return seen
+
+    def print(self, seconds: float) -> bool:
+        print(f"\nIn {seconds:.1f} seconds:")
+        for seen, text in self.rows:
+            print(f"  {'ok  ' if seen else 'FAIL'}  {text}")
+        good = all(seen for seen, _ in self.rows)
+        print(
+            "\nThe jobs are in examples/gallery/gallery.py."
+            if good
+            else "\nSomething did not happen; the log is above."
+        )
+        return good
+
+
+def waited(fact: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not fact():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def qd(*arguments: str) -> str:
+    """One `qd` command, shown with what it prints."""
+    print(f"$ qd {' '.join(arguments)}", flush=True)
+    done = subprocess.run([*QD, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    print("".join(f"  {line}\n" for line in done.stdout.splitlines()), end="", flush=True)
+    return done.stdout
+
+
+def say(text: str) -> None:
+    print(f"\n# {text}", flush=True)
+
+
+def main() -> int:
+    began, report = time.monotonic(), Report()
+    with tempfile.TemporaryDirectory(prefix="qd-demo-") as folder:
+        move_in(Path(folder))
+        gallery, pictures = import_module("gallery"), import_module("server").PictureServer()
+        threading.Thread(target=pictures.serve_forever, args=(0.05,)).start()
+        try:
+            say("A private server starts with the first command that needs it; two workers wait for jobs.")
+            workers = Workers()
+            try:
+                work(gallery, pictures, workers, report)
+                stop(gallery, pictures, workers, report)
+            finally:
+                workers.stop()
+        finally:
+            pictures.close()
+            say("The private server is ended too.")
+            qd("embedded", "stop")
+    return 0 if report.print(time.monotonic() - began) else 1
+
+
+def move_in(folder: Path) -> None:
+    """Work in a copy of the gallery, whatever server the environment names."""
+    shutil.copytree(GALLERY, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    for name in [name for name in os.environ if name.startswith("QD_") or name == "REDIS_URL"]:
+        del os.environ[name]
+
+
+def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
+    names = [f"{name}.pgm" for name in ("alps", "bay", "cove", "dune", "elm", "fjord")]
+    say(
+        "Six pictures to fetch, sent in one round trip; each of the six jobs sends another one that scales its picture."
+    )
+    gallery.app.dispatch(*[gallery.fetch.bind(pictures.url(name)) for name in names])
+    say(f"A mail to be sent in {DELAY:g} seconds.")
+    due_at = time.time() + DELAY
+    mail = Path("outbox", f"{gallery.send.using(delay=DELAY).dispatch('ada@example.org', 'Your pictures').id}.eml")
+    say("A picture whose server answers 503 the first time, and one whose server never answers (timeout 1 s, one try).")
+    gallery.fetch.dispatch(pictures.url("flaky.pgm"))
+    hung = gallery.fetch.using(timeout=1, tries=1).dispatch(pictures.url("hangs.pgm"))
+
+    report.expect("six pictures were fetched and scaled", lambda: all(Path("thumbs", name).exists() for name in names))
+    report.expect("the fetch that failed was tried again, and succeeded", Path("thumbs", "flaky.pgm").exists)
+    report.expect("the job that hung was ended and failed", lambda: workers.said("job.failed", hung.id))
+    report.expect("the delayed mail was sent", mail.exists)
+    report.expect("and not a moment too early", lambda: mail.exists() and mail.stat().st_mtime >= due_at, 0)
+
+
+def stop(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
+    say("TERM while a job is in hand: the worker finishes it and takes no other.")
+    gallery.fetch.dispatch(pictures.url("slow.pgm"))
+    waited(lambda: "slow.pgm" in pictures.asked, PATIENCE)
+    code = workers.stop()
+    report.expect("the job in hand at TERM was finished", Path("pictures", "slow.pgm").exists, 0)
+    report.expect("the job it sent waits in the queue", lambda: gallery.app.queue("gallery").size() == 1, 0)
+    report.expect(f"qd work ended with exit code {code} (0: asked to stop)", lambda: code == 0, 0)
+    report.expect("no process of it was left", lambda: not workers.left(), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
