@@ -70,6 +70,9 @@ class Queue(Protocol):
     def held(self, queues: Sequence[str]) -> Reserved | None:
         """After a broken call: the job this worker owns by the server's word, or None."""
 
+    def death(self, queue: str, mark: str) -> bytes | None:
+        """How the worker died that held the job under `mark` ("<token>.<slot>.<turn>"), as its keeper noted it."""
+
     def sizes(self, queue: str) -> Sizes: ...
 
     def clear(self, queue: str) -> int:

@@ -3,7 +3,7 @@
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)   5 reclaim (1 or 0)
 --       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, "queue index:slot" of lost leases ... }
+--           jobs reclaimed, "slot:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -17,7 +17,7 @@ local function to_ready(i, payloads)
   redis.call('RPUSH', KEYS[i + 3], unpack(tokens))
 end
 
-local function renew(i, queue)
+local function renew(i)
   if ARGV[4] ~= '1' or #ARGV < 8 then return end
   local fields = {}
   for k = 8, #ARGV do fields[#fields + 1] = token .. '/' .. ARGV[k] end
@@ -26,7 +26,7 @@ local function renew(i, queue)
       if redis.call('ZSCORE', KEYS[i + 1], payload) then
         redis.call('ZADD', KEYS[i + 1], 'XX', string.format('%.3f', now + lease), payload)
       else
-        lost[#lost + 1] = queue .. ':' .. ARGV[k + 7]
+        lost[#lost + 1] = ARGV[k + 7] .. ':' .. (string.match(payload, '"rsv":"%w+%.%d+%.(%d+)%.') or '0')
       end
     end
   end
@@ -65,7 +65,7 @@ local function tokens(i)
 end
 
 for i = 4, #KEYS, 5 do
-  renew(i, (i + 1) / 5)
+  renew(i)
   reclaim(i)
   migrate(i)
   tokens(i)

@@ -1,0 +1,32 @@
+"""`qd work`: from flags to the daemon. Everything else is daemon.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from qd import config
+from qd.cli import common
+from qd.cli.flags import work_flags
+from qd.config import Settings
+
+
+@click.command("work")
+@work_flags
+@common.options
+def command(flags: Mapping[str, object]) -> int:
+    """Work on the jobs of QUEUE..., the first before the second; without a name on the connection's own queue."""
+    from qd import daemon
+
+    asked = common.given()
+    path = Path(asked.config) if asked.config else None
+    said = {**flags, **({"app": asked.app} if asked.app else {})}
+    if asked.connection:
+        said.setdefault("connection", asked.connection)
+
+    def load(code: Mapping[str, object] | None) -> Settings:
+        return config.load(path, flags=said, code=code)
+
+    return daemon.run(load)

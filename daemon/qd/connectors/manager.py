@@ -1,0 +1,87 @@
+"""Names to connections, each made when it is first used: one a thread and process. App and daemon ask here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qd.connectors.base import Queue
+from qd.errors import ConfigError
+from qd.units import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings, Settings
+
+DRIVERS = ("redis",)
+
+
+def open_queue(settings: Settings, name: str | None, *, token: str = "", slot: int = 0, title: str = "") -> Queue:
+    """A connection of its own to the connection called `name` (None: the default); it connects on first use.
+
+    token, slot: who reserves; empty for a producer. title: what the server's list of clients shows. An `embedded:` url
+    starts the project's server. Raises ConfigError.
+    """
+    found = settings.connection(name)
+    if found.driver not in DRIVERS:
+        near = did_you_mean(found.driver, DRIVERS)
+        raise ConfigError(f"unknown driver '{found.driver}' of connection '{found.name}' (known: redis){near}")
+    from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
+
+    keep = (settings.failed.max_count, settings.failed.keep)
+    return RedisQueue(located(found, settings), token=token, slot=slot, name=title, keep=keep)
+
+
+def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:
+    """The same with a url that can be connected to: the project's own server is started when there is none."""
+    if not (found.url or "").startswith("embedded:"):
+        return found
+    from qd import embedded  # only a project that has one
+
+    return replace(found, url=embedded.resolve(found.url or "", settings.root))
+
+
+class Own:
+    """The connections of one thread of one process, for one set of settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.pid = os.getpid()
+        self.settings = settings
+        self.queues: dict[str | None, Queue] = {}
+
+    def close(self) -> None:
+        for queue in self.queues.values():
+            queue.close()
+        self.queues.clear()
+
+    __del__ = close  # a thread that ends leaves no socket behind
+
+
+class Connections:
+    """`make` opens one. A child after a fork, and another thread, get connections of their own."""
+
+    def __init__(
+        self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Queue] = open_queue
+    ) -> None:
+        self._settings = settings
+        self.make = make
+        self._local = threading.local()
+
+    def get(self, name: str | None) -> Queue:
+        """The connection called `name`, None: the default one. Raises ConfigError."""
+        settings = self._settings()
+        own: Own | None = getattr(self._local, "own", None)
+        if own is None or own.pid != os.getpid() or own.settings is not settings:
+            own = self._local.own = Own(settings)
+        queue = own.queues.get(name)
+        if queue is None:
+            queue = own.queues[name] = self.make(settings, name)
+        return queue
+
+    def close(self) -> None:
+        """Close those of this thread; the next use opens anew."""
+        own: Own | None = getattr(self._local, "own", None)
+        if own is not None:
+            own.close()

@@ -1,0 +1,114 @@
+"""`qd work` put together: settings -> master + {template, keeper, workers}. The only file that knows them all.
+
+What a child needs is imported in the child: the master itself loads neither the app nor anything that talks to a server.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import string
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from setproctitle import setproctitle
+
+from qd import __version__, config
+from qd.config import Settings
+from qd.log import Log, Unblocked
+from qd.master.loop import Master
+from qd.master.plan import Hands, Plan, Seat
+from qd.process import systemd
+from qd.process.talk import Message
+from qd.units import mask_url
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+
+Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
+
+
+def run(load: Load) -> int:
+    """Work until told to stop. `load` reads the configuration, at the start, after the app's import, and at each HUP.
+    Returns the exit code; raises ConfigError before anything runs."""
+    settings = load(None)
+    if settings.work.workers == 0:
+        from qd.inline import run_inline  # for breakpoints: no master at all
+
+        return run_inline(settings, load, token())
+    log = Log("master", format=settings.work.log_format, level=settings.work.log_level, write=Unblocked())
+    pool = f" [{settings.work.pool}]" if settings.work.pool else ""
+    master = Master(
+        plan_of(settings, load),
+        token=token(),
+        log=log,
+        notifier=systemd.Notifier(os.environ),
+        title=lambda text: setproctitle(f"qd: master{pool} {text}"),
+        replan=lambda: plan_of(load(None), load),
+        announce=lambda message: announce(log, message),
+    )
+    return master.run()
+
+
+def plan_of(settings: Settings, load: Load) -> Plan:
+    """What the master needs of the settings, and the bodies of its children."""
+    work = settings.work
+
+    def complete(app: Qd) -> Settings:
+        return load(app.said)
+
+    def template(hands: Hands, line: Any) -> int:
+        from qd.worker import template
+
+        return template.run(hands, line, settings, complete)
+
+    def worker(hands: Hands, seat: Seat) -> int:
+        from qd.worker import template
+
+        return template.run_alone(hands, seat, settings, complete)
+
+    def keeper(hands: Hands, line: Any, resolved: str) -> int:
+        from qd.keeper import loop
+
+        return loop.run(hands, line, config.from_json(resolved.encode()))
+
+    return Plan(
+        pool=work.pool,
+        workers=1 if work.once else work.workers,
+        preload=not work.no_preload and sys.platform == "linux",
+        respawn=not work.no_respawn,
+        stop_timeout=work.stop_timeout,
+        min_uptime=work.min_uptime,
+        memory_hard=work.memory_hard,
+        once=work.once,
+        stop_when_empty=work.stop_when_empty,
+        stop_when_empty_for=work.stop_when_empty_for,
+        reload=work.reload,
+        template=template,
+        worker=worker,
+        keeper=keeper,
+    )
+
+
+def announce(log: Log, message: Message) -> None:
+    """The first line: what works here, on what, and how much of it."""
+    settings = config.from_json(message["settings"].encode())
+    work, connection = settings.work, settings.connection(settings.work.connection)
+    log.info(
+        "master.started",
+        version=__version__,
+        pool=work.pool or "default",
+        connection=connection.name,
+        url=mask_url(connection.url or ""),
+        queues=",".join(work.queues),
+        workers=1 if work.once else work.workers,
+        jobs=message["jobs"],
+    )
+    if not message["jobs"]:
+        log.warning("app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports")
+
+
+def token() -> str:
+    """Ten letters and digits that no other master has: 59 bits."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(10))

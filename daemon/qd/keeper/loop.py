@@ -1,0 +1,241 @@
+"""The keeper: one script call about once a second, at each whole second of Redis's clock and at the next due moment.
+
+    beat: renew leases, reclaim expired ones, move what is due, add missing tokens, read stamps, report
+    a worker died: its jobs are moved at once (settle.py)
+    Redis away: said once; on its return renewals first, reclaiming only after a third of the lease
+
+It moves jobs and judges nothing. All it knows is in Redis and on the scoreboard, so that a new keeper goes on where the
+last one fell. It leaves when the master closes its line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import socket
+import time
+
+from setproctitle import setproctitle
+
+from qd import __version__
+from qd.config import Settings
+from qd.connectors.manager import located
+from qd.connectors.redis import keys
+from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.scripts import script
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.keeper.laravel import LaravelKeys
+from qd.keeper.settle import Settle
+from qd.log import Log, Unblocked
+from qd.master.plan import Hands
+from qd.process import vitals
+from qd.process.scoreboard import H, Scoreboard, Slot, State, W, now
+from qd.process.talk import Inbox
+
+MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
+TOKENS = 64  # missing tokens a beat adds for each queue
+SOON = 0.01
+PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
+LEAVING = 2.0  # seconds it tries to settle the last dead workers
+ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
+
+
+def run(hands: Hands, line: socket.socket, settings: Settings) -> int:
+    """The keeper's process, a child of the master: everything it opens, it opens itself."""
+    log = hands.log.of("keeper", Unblocked())
+    setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
+    worked = located(settings.connection(settings.work.connection), settings)
+    title = f"qd:{settings.work.pool or 'default'}:keeper"
+    queue = RedisQueue(worked, token=hands.token, name=title)
+    queue.wire.connect_timeout, queue.wire.timeout = PATIENCE
+    control = queue.wire
+    if settings.control != settings.work.connection:
+        at = located(settings.connection(settings.control), settings)
+        control = Wire(at.url or "", name=title, connect_timeout=PATIENCE[0], timeout=PATIENCE[1])
+    return Keeper(settings, queue, control, hands, log).run(Inbox(line))
+
+
+class Keeper:
+    def __init__(self, settings: Settings, queue: RedisQueue, control: Wire, hands: Hands, log: Log) -> None:
+        """queue: the worked connection; control: where stamps and reports live, the queue's own wire when it is there."""
+        self.settings, self.queue, self.control = settings, queue, control
+        self.control_prefix = settings.connection(settings.control).prefix
+        self.board: Scoreboard = hands.board
+        self.hands, self.log = hands, log
+        self.lease = queue.settings.retry_after
+        self.settle = Settle(queue, settings.work.queues, hands, log)
+        self.laravel = LaravelKeys.of(settings, queue)
+        self._connected_at = 0.0  # since when without a break
+        self._renewed_at = 0.0
+        self._away_since: float | None = None
+        self._delay = 0.0
+        self._restart_told = ""
+        self._forked_redis: tuple[int, float] = (0, 0.0)
+
+    def run(self, inbox: Inbox) -> int:
+        poll = select.poll()
+        poll.register(inbox.fileno(), select.POLLIN)
+        wait = 0.0
+        while not inbox.ended:
+            if poll.poll(int(wait * 1000 + 0.999)):
+                self.settle.hear(inbox.read())
+            self.board.set_header(H.KEEPER_ALIVE, now())
+            wait = self._turn()
+        self._leave()
+        return 0
+
+    def _turn(self) -> float:
+        """One beat, or one try to reach Redis. Returns seconds until the next."""
+        try:
+            self.settle.dead_workers()
+            wait = self._beat()
+            self._back()
+            self.settle.dead_masters(self._masters)
+            return wait
+        except (ConnectionLost, ServerRefused) as error:
+            return self._lost(error)
+
+    # -- the beat
+
+    def _beat(self) -> float:
+        at = time.monotonic()
+        queues = self.settings.work.queues
+        control = self.control is self.queue.wire
+        reply = self._call(queues, self._report() if control else "", self._renews(at))
+        stamp, restart, down, due, more, reclaimed = (int(x) if isinstance(x, int) else x.decode() for x in reply[:6])
+        if not control:
+            _, restart, down = (x.decode() for x in self._call((), self._report(), False, self.control)[:3])
+        self.board.set_header(H.KEEPER_CONTACT, now())
+        redis_now = float(stamp)
+        self._obey(restart, down, redis_now)
+        self._tell_lost([item.decode() for item in reply[6:]])
+        if reclaimed:
+            self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
+        if self.laravel is not None and self.laravel.restart_asked():
+            self.hands.voice.tell("restart", rolling=False)
+        return self._until_next(redis_now, due, more)
+
+    def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
+        prefix = self.queue.settings.prefix if wire is None else self.control_prefix
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
+        slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
+        reclaim = time.monotonic() - self._connected_at > self.lease / 3 + 2 if self._connected_at else False
+        args = (self.hands.token, report, self.lease, int(renew), int(reclaim), MOVE, TOKENS, *slots)
+        reply: list[bytes] = script("beat").call(wire or self.queue.wire, [prefix + name for name in names], *args)
+        return reply
+
+    def _renews(self, at: float) -> bool:
+        """At a third of the lease; at once after a connection is back."""
+        if at - self._renewed_at < self.lease / 3 - 0.6 and self._connected_at:
+            return False
+        self._renewed_at = at
+        return True
+
+    def _until_next(self, redis_now: float, due: object, more: object) -> float:
+        if more:
+            return SOON
+        wait = min(1.0 - redis_now % 1.0 + 0.001, max(0.1, self.lease / 3))
+        return min(wait, max(0.001, int(str(due)) / 1000)) if int(str(due)) >= 0 else wait
+
+    def _obey(self, restart: str, down: str, redis_now: float) -> None:
+        self.board.set_header(H.DOWN, int(bool(down)))
+        if restart and restart != self._restart_told:
+            stamp, _, how = restart.partition(" ")
+            if float(stamp) > self._forked_at(redis_now):
+                self.hands.voice.tell("restart", rolling=how == "rolling")
+            self._restart_told = restart
+
+    def _forked_at(self, redis_now: float) -> float:
+        """The moment the serving code was imported, by Redis's clock; reckoned once for each import."""
+        forked = self.board.header(H.FORKED_AT)
+        if self._forked_redis[0] != forked:
+            self._forked_redis = (forked, redis_now - (now() - forked) / 1e9)
+        return self._forked_redis[1]
+
+    def _tell_lost(self, lost: list[str]) -> None:
+        for item in lost:
+            number, turn = (int(part) for part in item.split(":"))
+            slot = self.board.slot(number)
+            self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+            self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
+            self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
+
+    # -- the report
+
+    def _report(self) -> str:
+        work = self.settings.work
+        booted = self._forked_redis[1]
+        state = "down" if self.board.header(H.DOWN) else "paused" if self.board.header(H.PAUSED) else "running"
+        state = "stopping" if self.board.header(H.STOP_AT) else state
+        report = {
+            "token": self.hands.token,
+            "host": socket.gethostname(),
+            "pid": self.hands.master,
+            "start": vitals.start_time(self.hands.master),
+            "boot": vitals.boot_id(),
+            "ns": vitals.pid_namespace(),
+            "pool": work.pool,
+            "connection": work.connection,
+            "queues": list(work.queues),
+            "version": __version__,
+            "booted_at": round(booted, 3),
+            "state": state,
+            "leases_lost": self.board.header(H.LEASES_LOST),
+            "workers": [self._worker(slot) for slot in self.board if slot[W.STATE] in ALIVE],
+        }
+        return json.dumps(report)
+
+    def _worker(self, slot: Slot) -> dict[str, object]:
+        busy = slot[W.STATE] == State.BUSY
+        return {
+            "slot": slot.number,
+            "pid": slot[W.PID],
+            "start": slot[W.START] or None,
+            "state": State(slot[W.STATE]).name.lower(),
+            "job": slot.job if busy else None,
+            "queue": slot.queue if busy else None,
+            "since": slot[W.JOB_UNIX] if busy else None,
+            "done": slot[W.JOBS],
+            "grown": slot[W.GROWN],
+        }
+
+    def _masters(self) -> dict[str, dict[str, object]]:
+        flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
+        return {flat[i].decode(): json.loads(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+    # -- away and back
+
+    def _lost(self, error: QdError) -> float:
+        at = time.monotonic()
+        if self._away_since is None:
+            self._away_since, self._delay = at, 0.05
+            self.log.warning("redis.away", error=str(error))
+        self._connected_at = 0.0
+        self._delay = min(1.0, self._delay * 2)
+        return self._delay * random.uniform(0.5, 1.0)
+
+    def _back(self) -> None:
+        at = time.monotonic()
+        if self._away_since is not None:
+            self.log.info("redis.back", after=at - self._away_since)
+            self._away_since = None
+        self._connected_at = self._connected_at or at
+
+    def _leave(self) -> None:
+        """Settle the last of the dead, then take the own report away. What cannot be settled is left to its leases."""
+        until = time.monotonic() + LEAVING
+        while time.monotonic() < until:
+            try:
+                self.settle.dead_workers()
+                if not self.settle.unsettled():
+                    self.control.call("HDEL", self.control_prefix + keys.MASTERS, self.hands.token)
+                return
+            except (ConnectionLost, ServerRefused):
+                if self._away_since is not None:
+                    return  # it was away before: the leases return the jobs
+                time.sleep(0.05)
+        os._exit(0)

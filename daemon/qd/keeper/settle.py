@@ -1,0 +1,149 @@
+"""The jobs of the dead go back: of workers that their master has reaped, and of masters that died on this host.
+
+A job is moved only after its process is dead, by the owner's mark that the reserve wrote, so also when the worker died
+before it had noted anything. What is moved is the payload as it stands; crashes are counted by the next reserve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from qd.connectors.redis import keys
+from qd.connectors.redis.queue import RedisQueue, reserved_of
+from qd.log import Log
+from qd.master.plan import Hands
+from qd.payload import answered, read
+from qd.process import vitals
+from qd.process.exits import told
+from qd.process.scoreboard import Slot, State, Verdict, W
+from qd.process.talk import Message
+from qd.errors import Malformed
+
+Masters = Mapping[str, Mapping[str, Any]]
+
+
+class Settle:
+    def __init__(self, queue: RedisQueue, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
+        self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
+        self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
+        self._looked_for_masters = False
+
+    def hear(self, messages: list[Message]) -> None:
+        for message in messages:
+            if "dead" in message:
+                self._told[message["dead"]] = message
+
+    # -- workers of this master
+
+    def unsettled(self) -> bool:
+        return any(slot[W.STATE] == State.DEAD for slot in self.hands.board)
+
+    def dead_workers(self) -> None:
+        """Move what dead workers held, and free their slots."""
+        for slot in self.hands.board:
+            if slot[W.STATE] == State.DEAD:
+                for queue in self.queues:
+                    self._move(queue, slot)
+                self._told.pop(slot.number, None)
+                slot[W.STATE] = State.SETTLED
+                self.hands.voice.tell("settled", slot=slot.number)
+
+    def _move(self, queue: str, slot: Slot) -> None:
+        owner = f"{self.hands.token}/{slot.number}"
+        member = self.queue.owned(queue, owner)
+        if member is None:
+            return
+        reserved = reserved_of(queue, member)
+        verdict = slot[W.VERDICT]
+        if not reserved.mark:
+            verdict = Verdict.CRASH
+        text, delay = member, 0.0
+        if verdict == Verdict.HAND_BACK:
+            text = answered(member, reserved.mark, attempts=max(0, int(reserved.mark.rsplit(".", 1)[1]) - 1))
+        elif verdict == Verdict.TIMEOUT:
+            text, delay = answered(member, reserved.mark), slot[W.BACKOFF_MS] / 1000
+        if verdict != Verdict.HAND_BACK and reserved.mark:
+            self.queue.note_death(queue, reserved.mark.rsplit(".", 1)[0], self._note(slot))
+        head = verdict == Verdict.HAND_BACK
+        moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
+        why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
+        event = "job.requeued" if moved else "job.lease_lost"
+        self.log.warning(event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None)
+
+    def _note(self, slot: Slot) -> bytes:
+        """How it died, in words, for the record of a job that is failed for it."""
+        said = self._told.get(slot.number, {})
+        why = {Verdict.TIMEOUT: "over its timeout", Verdict.MEMORY: "over --memory-hard"}.get(Verdict(slot[W.VERDICT]))
+        words = [f"its worker ended with {told(slot[W.STATUS])}", f"peak memory {slot[W.PEAK] // 1_000_000}M"]
+        text = ", ".join(([why] if why else []) + words)
+        stack = said.get("stack")
+        return json.dumps({"told": text + (f"\n{stack}" if stack else "")}).encode()
+
+    # -- masters that died on this host
+
+    def dead_masters(self, masters: Callable[[], Masters]) -> None:
+        """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease."""
+        if self._looked_for_masters:
+            return
+        again = False
+        for token, report in masters().items():
+            if token != self.hands.token and died_here(report):
+                again = not self._give_back_all(token, report) or again
+        self._looked_for_masters = not again
+
+    def _give_back_all(self, token: str, report: Mapping[str, Any]) -> bool:
+        """False: one of its processes is still dying."""
+        end_subprocesses(token)
+        states = {w["slot"]: vitals.alive(w["pid"], w["start"]) for w in report["workers"] if w["pid"]}
+        if any(states.values()):
+            return False
+        for queue in {*self.queues, *report["queues"]}:
+            for owner in self.queue.owners(queue):
+                master, _, slot = owner.partition("/")
+                if master != token or states.get(int(slot), False) is None:
+                    continue
+                member = self.queue.owned(queue, owner)
+                if member is not None and self.queue.give_back(queue, owner, member, member, 0):
+                    self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
+        self.queue.wire.call("HDEL", self.queue.settings.prefix + keys.MASTERS, token)
+        return True
+
+
+def died_here(report: Mapping[str, Any]) -> bool:
+    """A master of this host, boot and pid namespace that is dead for certain."""
+    here = (socket.gethostname(), vitals.boot_id(), vitals.pid_namespace())
+    if (report.get("host"), report.get("boot"), report.get("ns")) != here:
+        return False
+    return vitals.alive(report["pid"], report["start"]) is False
+
+
+def end_subprocesses(token: str) -> None:
+    """SIGKILL what jobs of a dead master had started: it carries QD_OWNER in the environment it was started with."""
+    for pid in running_for(token):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def running_for(token: str) -> Iterator[int]:
+    wanted = f"QD_OWNER={token}/".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = (folder / "environ").read_bytes()
+            if environment.startswith(wanted) or b"\0" + wanted in environment:
+                yield int(folder.name)
+
+
+def named(member: bytes) -> dict[str, object]:
+    """Job and id, for the log."""
+    try:
+        payload = read(member)
+    except Malformed:
+        return {}
+    return {"job": payload.job, "id": payload.id or payload.uuid}

@@ -1,0 +1,157 @@
+"""One event, one line, one write: `2026-11-21 12:00:01.204 INFO worker[415] job.failed queue=default job=mail attempt=3/3`.
+
+Or one JSON object a line. Control characters are escaped, so that no payload can forge a line. Whoever must never wait
+for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import select
+import socket
+import stat
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # what needs no quotes; no space, no "=", no quote
+
+
+class Write(Protocol):
+    def __call__(self, line: bytes, /) -> None: ...
+
+
+def to_stderr(line: bytes) -> None:
+    """Whole lines, waiting for a slow reader. A reader that is gone is no reason to fail."""
+    try:
+        while line:
+            line = line[os.write(2, line) :]
+    except OSError:
+        pass
+
+
+class Unblocked:
+    """Writes to stderr without ever waiting. `dropped` counts the lines that found no room.
+
+    O_NONBLOCK on the inherited descriptor would be shared with every other process that has it, so a pipe or terminal is
+    opened anew; a socket is asked not to wait at each send; a file never blocks.
+    """
+
+    def __init__(self, fd: int = 2) -> None:
+        self.dropped = 0
+        self._fd, self._socket = fd, None
+        try:
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISSOCK(mode):
+                self._socket = socket.socket(fileno=os.dup(fd))
+            elif not stat.S_ISREG(mode):
+                self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            pass  # stderr closed, or another user's: then ask for room before each write
+
+    def __call__(self, line: bytes) -> None:
+        if self.dropped and self._send(b"log: %d lines dropped, nobody reads stderr fast enough\n" % self.dropped):
+            self.dropped = 0
+        if not self._send(line):
+            self.dropped += 1
+
+    def _send(self, line: bytes) -> bool:
+        try:
+            if self._socket is not None:
+                return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) > 0
+            if not select.select([], [self._fd], [], 0)[1]:
+                return False
+            return os.write(self._fd, line) > 0
+        except (OSError, ValueError):
+            return False
+
+
+class Log:
+    """role: "master", "worker" ...; the pid is asked at each line, so that a fork needs no care."""
+
+    def __init__(self, role: str, *, format: str = "text", level: str = "info", write: Write = to_stderr) -> None:
+        self.role, self.format, self.level, self.write = role, format, level, write
+        self.least = LEVELS[level]
+        self.debugs, self.informs = self.least <= 10, self.least <= 20  # for hot paths: ask before building fields
+
+    def of(self, role: str, write: Write | None = None) -> Log:
+        """The same log for another role."""
+        return Log(role, format=self.format, level=self.level, write=write or self.write)
+
+    def debug(self, event: str, **fields: object) -> None:
+        self.line("debug", event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.line("info", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self.line("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self.line("error", event, fields)
+
+    def line(self, level: str, event: str, fields: Mapping[str, object]) -> None:
+        if LEVELS[level] < self.least:
+            return
+        make = as_json if self.format == "json" else as_text
+        self.write(make(time.time(), level, self.role, event, fields).encode("utf-8", "backslashreplace"))
+
+
+def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
+    """Fields that are None are left out; `trace` stands under the line, indented."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
+    parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
+    line = " ".join([clock, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
+    trace = fields.get("trace")
+    return line + ("".join(f"    {escaped(row)}\n" for row in str(trace).rstrip().splitlines()) if trace else "")
+
+
+def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
+    kept = {key: value for key, value in fields.items() if value is not None}
+    head = {"time": clock, "level": level, "role": role, "pid": os.getpid(), "event": event}
+    return json.dumps(head | kept, ensure_ascii=True, default=str) + "\n"
+
+
+def quoted(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    return text if PLAIN.fullmatch(text) else '"' + escaped(text).replace('"', '\\"') + '"'
+
+
+def escaped(text: str) -> str:
+    """Control characters, and what turns text around, as \\xNN: for log lines and tables."""
+    return "".join(c if c.isprintable() or c in "\t " else c.encode("unicode_escape").decode() for c in text)
+
+
+class JobRecords(logging.Handler):
+    """Python's own logging inside a worker: records become lines of this log, with job and id of the job in hand."""
+
+    def __init__(self, log: Log, context: Callable[[], Mapping[str, object]]) -> None:
+        super().__init__()
+        self._log, self._context = log, context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= 40 else logging.getLevelName(record.levelno).lower()
+        trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
+        self._log.line(level if level in LEVELS else "info", "log", fields)
+
+
+def carry_job(context: Callable[[], Mapping[str, object]]) -> None:
+    """Put the fields of the job in hand on every log record, whoever formats it (`%(job)s`, `%(job_id)s`)."""
+    make = logging.getLogRecordFactory()
+
+    def record(*args: object, **kwargs: object) -> logging.LogRecord:
+        made = make(*args, **kwargs)
+        made.job, made.job_id = None, None
+        for key, value in context().items():
+            setattr(made, key, value)
+        return made
+
+    logging.setLogRecordFactory(record)

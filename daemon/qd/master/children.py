@@ -1,0 +1,215 @@
+"""The workers as the master keeps them: a slot each, spawned, watched, ended, reaped, and handed to the keeper.
+
+    free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from qd.process import child, vitals
+from qd.process.exits import RECYCLED, Exit
+from qd.process.scoreboard import SLOTS, Scoreboard, Slot, State, Verdict, W, Why, now
+
+GRACE = 0.4  # seconds a job may be over its deadline before it is killed
+STACK = 0.15  # seconds before that, at which its stack is taken
+SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
+TAKE_STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker that lives, or was asked for."""
+
+    slot: Slot
+    generation: int
+    code: int  # which import of the app it runs
+    asked_at: float
+    pid: int = 0
+    stack_fd: int | None = None
+    ready: bool = False
+    draining: bool = False
+    interrupted: bool = False
+    stack_taken: bool = False
+    verdict: Verdict | None = None  # set when the master has killed it
+
+    @property
+    def busy(self) -> bool:
+        return self.slot[W.STATE] == State.BUSY
+
+    def send(self, number: int) -> None:
+        if self.pid:
+            try:
+                os.kill(self.pid, number)  # ours and not reaped: the pid cannot be another's
+            except ProcessLookupError:
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is told when a worker has ended."""
+
+    worker: Worker
+    status: int
+    verdict: Verdict | None  # None: it left cleanly, there is nothing to move
+    job: str
+    queue: str
+    took: float
+    jobs: int  # it has done
+    peak: int  # bytes
+    stack: str
+
+    @property
+    def code(self) -> int:
+        return os.waitstatus_to_exitcode(self.status)
+
+    @property
+    def at_boot(self) -> bool:
+        return not self.worker.ready
+
+
+class Children:
+    """Slots and the workers in them. It forks nothing by itself: the master says how a worker comes to be."""
+
+    def __init__(self, board: Scoreboard) -> None:
+        self.board = board
+        self.workers: dict[int, Worker] = {}  # by slot
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def serving(self, code: int | None = None) -> list[Worker]:
+        """Workers that take jobs, or will as soon as they have booted."""
+        return [w for w in self.workers.values() if not w.draining and (code is None or w.code == code)]
+
+    def free_slot(self) -> int | None:
+        """A slot without a worker whose last jobs are settled. None: all 256 are taken or wait for Redis."""
+        for number in range(SLOTS):
+            slot = self.board.slot(number)
+            if number not in self.workers and slot[W.STATE] in (State.FREE, State.SETTLED):
+                return number
+        return None
+
+    def take(self, number: int, code: int, at: float) -> Worker:
+        slot = self.board.slot(number)
+        slot.clear()
+        slot[W.GENERATION] += 1
+        slot[W.STATE] = State.STARTING
+        worker = Worker(slot, slot[W.GENERATION], code, at)
+        self.workers[number] = worker
+        return worker
+
+    def born(self, number: int, generation: int, pid: int) -> None:
+        worker = self.workers.get(number)
+        if worker is not None and worker.generation == generation:
+            worker.pid = worker.slot[W.PID] = pid
+            worker.slot[W.START] = vitals.start_time(pid) or 0
+
+    def found(self, number: int, generation: int) -> Worker | None:
+        worker = self.workers.get(number)
+        return worker if worker is not None and worker.generation == generation else None
+
+    def by_pid(self, pid: int) -> Worker | None:
+        return next((w for w in self.workers.values() if w.pid == pid), None)
+
+    def never_born(self, at: float) -> list[Worker]:
+        """Workers whose template died between the order and the birth. Their slots are free again."""
+        lost = [w for w in self.workers.values() if not w.pid and at - w.asked_at > SPAWN_PATIENCE]
+        for worker in lost:
+            self.forget(worker)
+        return lost
+
+    def forget(self, worker: Worker) -> None:
+        if worker.stack_fd is not None:
+            os.close(worker.stack_fd)
+        del self.workers[worker.slot.number]
+        worker.slot.clear()
+
+    def kill(self, worker: Worker, verdict: Verdict) -> None:
+        """The one way to end a job from outside. What becomes of it is settled after the process is dead."""
+        if worker.verdict is None:
+            worker.verdict = verdict
+        if worker.pid:
+            child.kill_group(worker.pid)
+
+    def reap(self, pid: int) -> Death | None:
+        """Take an ended child. None: it was no worker."""
+        worker = self.by_pid(pid)
+        if worker is None:
+            child.reap(pid)
+            return None
+        status, peak = child.reap(pid)
+        return self._bury(worker, status, peak)
+
+    def _bury(self, worker: Worker, status: int, peak: int) -> Death:
+        slot, at = worker.slot, now()
+        began = slot[W.JOB_AT]
+        took = (at - began) / 1e9 if 0 < began <= at else 0.0
+        code = os.waitstatus_to_exitcode(status)
+        clean = slot[W.STATE] == State.IDLE and (code == Exit.OK or code in RECYCLED)
+        verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
+        death = Death(worker, status, verdict, slot.job, slot.queue, took, slot[W.JOBS], peak, self.stack(worker))
+        del self.workers[slot.number]
+        if worker.stack_fd is not None:
+            os.close(worker.stack_fd)
+        if verdict is None:
+            slot.clear()
+        else:
+            slot[W.VERDICT], slot[W.STATUS], slot[W.DEAD_AT], slot[W.PEAK] = verdict, status, at, peak
+            slot[W.STATE] = State.DEAD
+        return death
+
+    def stack(self, worker: Worker) -> str:
+        """The last Python stack that the worker's fault handler wrote; empty when there is none."""
+        if worker.stack_fd is None or not worker.stack_taken:
+            return ""
+        size = os.fstat(worker.stack_fd).st_size
+        return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
+
+    def end_late(self, memory_hard: int) -> None:
+        """Kill what is over its deadline or over the hard memory ceiling; take its stack just before."""
+        at = now()
+        for worker in self.workers.values():
+            if not worker.busy or not worker.pid or worker.verdict is not None:
+                continue
+            deadline = worker.slot[W.DEADLINE]
+            over = (at - deadline) / 1e9 if deadline else -1.0
+            if over > GRACE - STACK and not worker.stack_taken and TAKE_STACK is not None:
+                worker.stack_taken = True
+                worker.send(TAKE_STACK)
+            if over > GRACE:
+                self.kill(worker, Verdict.TIMEOUT)
+            elif memory_hard and (vitals.rss_of(worker.pid) or 0) > memory_hard:
+                self.kill(worker, Verdict.MEMORY)
+
+    def next_deadline(self) -> float | None:
+        """Seconds until `end_late` has something to do, as far as it is known now."""
+        at = now()
+        due = [w.slot[W.DEADLINE] for w in self.workers.values() if w.busy and w.slot[W.DEADLINE]]
+        waits = [(d - at) / 1e9 + step for d in due for step in (GRACE - STACK, GRACE)]
+        ahead = [w for w in waits if w > 0]
+        return min(ahead) + 0.005 if ahead else None
+
+    def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> None:
+        """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now."""
+        current = worker.slot[W.TURN] & 0xFFFFFFFF
+        if turn is not None and turn != current:
+            return
+        worker.slot[W.WHY] = why | current << 8
+        worker.send(signal.SIGALRM)
+
+    def all_found_nothing(self) -> bool:
+        """Every worker waits and has looked in vain: the queues are empty as far as this program can tell."""
+        live = self.serving()
+        return bool(live) and all(w.slot[W.STATE] == State.WAITING for w in live)
+
+    def unsettled(self) -> bool:
+        return any(slot[W.STATE] == State.DEAD for slot in self.board)
+
+    @property
+    def jobs_done(self) -> int:
+        return sum(w.slot[W.JOBS] for w in self.workers.values())
+
+

@@ -1,0 +1,96 @@
+"""The code that serves: templates, each one import of the app, and the rolling change from one to the next.
+
+A new template is forked beside the old one, which goes on. When the new one has imported the app, workers are replaced one
+by one, new before old; when it fails or hangs, it is killed, and nothing has happened. Without preload there are no
+templates: the number of the code still counts, and workers of the new number import by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from qd.process import child
+from qd.process.talk import Orders
+
+PATIENCE = 10.0  # seconds a reload's import may take at least; five times the first import when that was slower
+
+
+@dataclass(slots=True)
+class Code:
+    """One import of the app. pid 0: workers import by themselves, or the template has died."""
+
+    number: int
+    pid: int = 0
+    orders: Orders | None = None
+    imported: bool = False
+    forked_at: float = field(default_factory=time.monotonic)
+    forked_ns: int = field(default_factory=time.monotonic_ns)
+    took: float = 0.0
+
+    def end(self) -> None:
+        if self.orders is not None:
+            self.orders.close()
+            self.orders = None
+        if self.pid:
+            child.kill_group(self.pid)
+
+
+class Codes:
+    """The code that serves, and the one that is on its way in."""
+
+    def __init__(self) -> None:
+        self.serving: Code | None = None
+        self.coming: Code | None = None
+        self.count = 0
+        self.patience = PATIENCE
+        self.leaving: dict[int, Code] = {}  # templates that were told to go, by pid
+
+    def make(self) -> Code:
+        self.count += 1
+        self.coming = Code(self.count)
+        return self.coming
+
+    def by_number(self, number: int) -> Code | None:
+        return next((c for c in (self.serving, self.coming) if c is not None and c.number == number), None)
+
+    def by_pid(self, pid: int) -> Code | None:
+        return next((c for c in (self.serving, self.coming) if c is not None and c.pid == pid), None)
+
+    def hangs(self) -> bool:
+        """A reload's import takes too long. The first import may take as long as its supervisor lets it."""
+        coming = self.coming
+        if coming is None or coming.imported or self.serving is None:
+            return False
+        return time.monotonic() - coming.forked_at > self.patience
+
+    def give_up(self) -> None:
+        if self.coming is not None:
+            self._dismiss(self.coming)
+            self.coming = None
+
+    def promote(self) -> None:
+        """The coming code has replaced every worker of the old."""
+        if self.serving is not None:
+            self._dismiss(self.serving)
+        self.serving, self.coming = self.coming, None
+
+    def _dismiss(self, code: Code) -> None:
+        if code.pid:
+            self.leaving[code.pid] = code
+        code.end()
+
+    def end(self) -> None:
+        for code in (self.serving, self.coming):
+            if code is not None:
+                self._dismiss(code)
+        self.serving = self.coming = None
+
+
+def enter(folder: str) -> None:
+    """Enter the start folder by its name: behind a `current` link stands the new release now."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        pass  # the import will say what is missing

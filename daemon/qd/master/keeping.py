@@ -1,0 +1,101 @@
+"""The master's side of the keeper: started when the settings are known, watched, replaced, told of the dead, let go."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from qd.log import Log
+from qd.master.children import Death
+from qd.process import child
+from qd.process.exits import told
+from qd.process.scoreboard import H, Scoreboard, W, now
+from qd.process.talk import Orders
+
+SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
+STACK = 8000  # characters of a stack that are handed on
+
+
+class Keeping:
+    def __init__(self, board: Scoreboard, log: Log) -> None:
+        self.board, self.log = board, log
+        self.settings: str | None = None
+        self.pid = 0
+        self.orders: Orders | None = None
+        self._running: str | None = None  # the settings it was started with
+        self._started = 0
+        self._retry_at, self._delay = 0.0, 0.0
+        self._leaving = False
+
+    def watch(self, fork: Callable[[Orders, str], int]) -> None:
+        """Start it when it is missing, kill it when it is silent. The next look replaces a killed one."""
+        if self._leaving or self.settings is None:
+            return
+        if not self.pid:
+            if time.monotonic() >= self._retry_at:
+                self._start(fork)
+        elif (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 > self._patience():
+            self.log.error("keeper.silent", pid=self.pid, seconds=self._patience())
+            child.kill_group(self.pid)
+
+    def _patience(self) -> float:
+        """max(3 s, a third of the lease): the lease must outlive a stuck keeper and the start of the next."""
+        try:
+            settings = json.loads(self._running or "{}")
+            lease = float(settings["connections"][settings["work"]["connection"]]["retry_after"])
+        except (KeyError, TypeError, ValueError):
+            lease = 0.0
+        return max(SILENT, lease / 3)
+
+    def _start(self, fork: Callable[[Orders, str], int]) -> None:
+        assert self.settings is not None
+        orders = Orders()
+        self.orders = orders
+        self._started, self._running = now(), self.settings
+        try:
+            self.pid = fork(orders, self.settings)
+        except OSError as error:
+            self.log.error("keeper.fork_failed", error=str(error), retry_in=1.0)
+            self._retry_at = time.monotonic() + 1.0
+        orders.child_end.close()
+
+    def died(self, status: int, *, expected: bool) -> None:
+        self.pid = 0
+        if self.orders is not None:
+            self.orders.close()
+            self.orders = None
+        if expected:
+            return
+        quick = (now() - self._started) / 1e9 < 1.0
+        self._delay = min(5.0, max(0.1, self._delay * 2)) if quick else 0.0
+        self._retry_at = time.monotonic() + self._delay
+        self.log.error("keeper.died", how=told(status), retry_in=self._delay or None)
+
+    def tell_dead(self, death: Death) -> None:
+        """At once, with what shared memory has no room for. The slot says the rest to a keeper that comes later."""
+        if self.orders is not None:
+            self.orders.give(
+                dead=death.worker.slot.number,
+                generation=death.worker.slot[W.GENERATION],
+                how=told(death.status),
+                stack=death.stack[-STACK:],
+                took=round(death.took, 3),
+            )
+
+    def renew_settings(self) -> None:
+        """After a reload: a keeper of other queues or another server is replaced."""
+        if self.pid and self.settings != self._running and self.orders is not None:
+            self.log.info("keeper.replaced", reason="the configuration changed")
+            child.kill_group(self.pid)
+
+    def leave(self) -> None:
+        self._leaving = True
+        if self.orders is not None:
+            self.orders.close()
+
+    def kill(self) -> None:
+        if self.pid:
+            child.kill_group(self.pid)
+            child.reap(self.pid)
+            self.pid = 0

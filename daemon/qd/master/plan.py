@@ -1,0 +1,52 @@
+"""What the master is handed: numbers, and the bodies of its children. It calls them in forks and never looks inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qd.log import Log
+from qd.process.scoreboard import Scoreboard
+from qd.process.talk import Voice
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker's place: which slot, which life of it, and whether it starts paused."""
+
+    slot: int
+    generation: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What every child is given: the shared memory, a voice to the master, the master's token and pid, a log."""
+
+    board: Scoreboard
+    voice: Voice
+    token: str
+    master: int
+    log: Log
+    code: int = 0  # which import of the app this child runs, without preload
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One configuration as the master sees it. Seconds and bytes; 0 means none, as in the options."""
+
+    pool: str
+    workers: int
+    preload: bool
+    respawn: bool
+    stop_timeout: float
+    min_uptime: float
+    memory_hard: int
+    once: bool
+    stop_when_empty: bool
+    stop_when_empty_for: float
+    reload: bool
+    template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
+    worker: Callable[[Hands, Seat], int]  # without preload
+    keeper: Callable[[Hands, Any, str], int]  # hands, the stream, the settings that the app's import has resolved

@@ -1,0 +1,64 @@
+"""The clock of a stop: when running jobs are told, when they are ended, when the master may leave."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from qd.process.exits import Exit
+
+AGAIN = 1.0  # a second signal within this time is the same one: stopasgroup and Ctrl-C deliver twice
+HURRY = 1.5  # seconds a job has after the second signal
+KEEPER = 2.5  # seconds the keeper has to move the jobs of the dead
+EXTEND = 2.0  # seconds between two requests to systemd for more time
+
+
+@dataclass(slots=True)
+class Stopping:
+    code: Exit
+    timeout: float  # seconds, 0 for ever
+    linger: float  # monotonic moment before which the program does not leave by itself
+    began: float = field(default_factory=time.monotonic)
+    keeper_told: bool = False
+    over: bool = False
+    _deadline: float = 0.0
+    _hurried: bool = False
+    _told_keeper_at: float = 0.0
+    _extended_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._deadline = self.began + self.timeout if self.timeout else 0.0
+
+    def again(self) -> bool:
+        """A further signal. True: it means "at once"."""
+        now = time.monotonic()
+        if now - self.began < AGAIN or self._hurried:
+            return False
+        self._hurried = True
+        self._deadline = min(self._deadline or now + HURRY, now + HURRY)
+        self.linger = 0.0
+        return True
+
+    @property
+    def deadline_ns(self) -> int:
+        return int(self._deadline * 1e9)
+
+    def interrupts(self) -> bool:
+        """Running jobs are to be told now: min(5 s, a fifth) before the end, or at once in a hurry."""
+        margin = min(5.0, self.timeout / 5)
+        return self._hurried or (self._deadline > 0 and time.monotonic() >= self._deadline - margin)
+
+    def ends_now(self) -> bool:
+        return self._deadline > 0 and time.monotonic() >= self._deadline
+
+    def keeper_late(self) -> bool:
+        now = time.monotonic()
+        self._told_keeper_at = self._told_keeper_at or now
+        return now - self._told_keeper_at > KEEPER
+
+    def extend_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._extended_at < EXTEND:
+            return False
+        self._extended_at = now
+        return True

@@ -1,0 +1,57 @@
+"""Every exit code and every reason to stop, in one table. A leaf: it imports nothing.
+
+Children say by their exit code why they left, so that the master need not be told in any other way.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class Exit(IntEnum):
+    """What `qd work` and its children exit with."""
+
+    OK = 0  # asked to stop: a signal, `qd restart`, an empty queue, --once
+    BUG = 1
+    USAGE = 2
+    IMPORT = 3  # the app does not import, or no worker could boot
+    MEMORY = 12  # a child over --memory (Laravel's number); the whole program only with --no-respawn
+    LIMIT = 14  # a child after --max-jobs or --max-time
+    RAISED = 15  # a child that raised JobTimeout or a sister: its clients may be left half-way
+    UNAVAILABLE = 69  # other commands: the server is away
+    CONFIG = 78
+
+
+class StopReason(Enum):
+    """Why a worker leaves, in the order in which it asks itself (Laravel 13, Worker.php, stopIfNecessary)."""
+
+    SIGNAL = ("signal", Exit.OK)
+    RAISED = ("raised", Exit.RAISED)
+    MEMORY = ("memory", Exit.MEMORY)
+    ONCE = ("once", Exit.OK)
+    MAX_TIME = ("max-time", Exit.LIMIT)
+    MAX_JOBS = ("max-jobs", Exit.LIMIT)
+
+    @property
+    def word(self) -> str:
+        return self.value[0]
+
+    @property
+    def code(self) -> Exit:
+        return self.value[1]
+
+
+RECYCLED = (Exit.MEMORY, Exit.LIMIT, Exit.RAISED)  # a child that left so did nothing wrong: replace it at once
+
+
+def told(status: int) -> str:
+    """A wait status (as os.waitpid gives it) in words: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
+    import os
+    import signal
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"signal {number} ({signal.Signals(number).name})"
+    code = os.waitstatus_to_exitcode(status)
+    names = {Exit.MEMORY: "memory", Exit.LIMIT: "limit", Exit.RAISED: "raised", Exit.IMPORT: "import"}
+    return f"exit {code}" + (f" ({names[Exit(code)]})" if code in names else "")

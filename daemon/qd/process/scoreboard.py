@@ -1,0 +1,166 @@
+"""What the processes of one `qd work` know of each other, in anonymous shared memory: a header and 256 slots.
+
+A hint and a hand-over, never the truth: Redis knows who holds which job. Each word has one writer, and a reader believes
+nothing it cannot check (a job can scribble over this memory). The numbers are 64 bit words, moments are CLOCK_MONOTONIC
+nanoseconds; two text fields tell people what a worker does.
+
+Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
+-> (keeper) its jobs are moved, SETTLED -> (master) FREE.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from enum import IntEnum
+
+SLOTS = 256
+WORDS = 24  # a slot's numbers
+NAME, QUEUE = 96, 64  # bytes of text
+SLOT_BYTES = WORDS * 8 + NAME + QUEUE
+
+
+class State(IntEnum):
+    FREE = 0
+    STARTING = 1
+    LOOKING = 2  # between jobs
+    WAITING = 3  # looked, found nothing, waits
+    BUSY = 4
+    IDLE = 5  # paused, in maintenance, or without its keeper: not looking
+    DEAD = 6
+    SETTLED = 7
+
+
+class Verdict(IntEnum):
+    """What becomes of the job of a dead worker."""
+
+    CRASH = 1  # to the tail of ready; its mark makes the next reserve count a crash
+    HAND_BACK = 2  # to the head of ready, the attempt given back
+    TIMEOUT = 3  # delayed by the backoff that stood in the slot
+    MEMORY = 4  # over --memory-hard: as a crash, told as such
+
+
+class Why(IntEnum):
+    """What SIGALRM means for the job in hand."""
+
+    TIMEOUT = 1
+    INTERRUPT = 2
+    LEASE = 3
+    CANCEL = 4
+
+
+class W(IntEnum):
+    """The words of a slot, and who writes them."""
+
+    PID = 0  # master
+    GENERATION = 1  # master: counts the workers a slot has had
+    STATE = 2  # worker while it lives, then master, then keeper
+    BEAT = 3  # worker: moment of its last sign of life between jobs
+    JOB_AT = 4  # worker: moment the job in hand began, 0 none
+    DEADLINE = 5  # worker: moment at which its time is over, 0 none
+    BACKOFF_MS = 6  # worker: the delay after a timeout
+    VERDICT = 7  # master
+    STATUS = 8  # master: wait status
+    DEAD_AT = 9  # master
+    JOBS = 10  # worker: jobs done
+    GROWN = 11  # worker: bytes it has grown since it was ready
+    WHY = 12  # master: what the next SIGALRM means
+    TURN = 13  # worker: its turn number
+    JOB_UNIX = 14  # worker: unix second at which the job in hand began
+    PEAK = 15  # master: peak resident bytes, when it was known
+    SEEN = 16  # worker: empty looks in a row
+    START = 17  # master: start time of the process in clock ticks, as /proc tells it
+
+
+class H(IntEnum):
+    """The words of the header."""
+
+    KEEPER_ALIVE = 0  # keeper: moment of its last turn
+    KEEPER_CONTACT = 1  # keeper: moment of its last answer from Redis
+    DOWN = 2  # keeper: 1 in maintenance mode
+    FORKED_AT = 3  # master: moment the code now serving was imported
+    PAUSED = 4  # master: 1 while paused by USR2
+    STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
+    LEASES_LOST = 6  # keeper: count
+    MASTER = 7  # master: its pid
+
+
+class Scoreboard:
+    """Made by the master before it forks; every child inherits the same memory."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES)
+        self._bytes = memoryview(self._memory)
+        self.words = self._bytes.cast("Q")
+
+    def header(self, word: H) -> int:
+        return self.words[word]
+
+    def set_header(self, word: H, value: int) -> None:
+        self.words[word] = value
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self, number)
+
+    def __iter__(self) -> SlotIterator:
+        return SlotIterator(self)
+
+
+class SlotIterator:
+    """All slots that are in use, in order."""
+
+    def __init__(self, board: Scoreboard) -> None:
+        self._board, self._next = board, 0
+
+    def __iter__(self) -> SlotIterator:
+        return self
+
+    def __next__(self) -> Slot:
+        while self._next < SLOTS:
+            slot = Slot(self._board, self._next)
+            self._next += 1
+            if slot[W.STATE] != State.FREE:
+                return slot
+        raise StopIteration
+
+
+class Slot:
+    """One child's place: `slot[W.STATE]`, `slot[W.STATE] = State.BUSY`."""
+
+    def __init__(self, board: Scoreboard, number: int) -> None:
+        self.number = number
+        self._words = board.words
+        self._first = (number + 1) * SLOT_BYTES // 8
+        text = (number + 1) * SLOT_BYTES + WORDS * 8
+        self._name = board._bytes[text : text + NAME]
+        self._queue = board._bytes[text + NAME : text + NAME + QUEUE]
+
+    def __getitem__(self, word: W) -> int:
+        return self._words[self._first + word]
+
+    def __setitem__(self, word: W, value: int) -> None:
+        self._words[self._first + word] = value
+
+    def clear(self) -> None:
+        """Everything to zero but the generation, which goes on counting."""
+        for word in W:
+            if word is not W.GENERATION:
+                self[word] = 0
+        self.say(b"", b"")
+
+    def say(self, name: bytes, queue: bytes) -> None:
+        """Which job is in hand; cut to what fits."""
+        self._name[:] = name[:NAME].ljust(NAME, b"\0")
+        self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
+
+    @property
+    def job(self) -> str:
+        return bytes(self._name).rstrip(b"\0").decode("utf-8", "replace")
+
+    @property
+    def queue(self) -> str:
+        return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
+
+
+def now() -> int:
+    return time.monotonic_ns()

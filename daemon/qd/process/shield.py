@@ -1,0 +1,30 @@
+"""Code of ours that runs inside a job and must not be torn apart by an alarm: sending, settling.
+
+An alarm that comes while a shield is held is raised when the last one is put down. Used by whoever talks to a server on
+behalf of a job; the worker's alarm says what to raise. Only the main thread is ever interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Shield:
+    """`with shield:` around calls that must end as they began. Nests."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.overdue: Callable[[], None] | None = None  # set by an alarm that found the shield up
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.depth -= 1
+        if self.depth == 0 and self.overdue is not None:
+            overdue, self.overdue = self.overdue, None
+            overdue()
+
+
+shield = Shield()

@@ -1,0 +1,123 @@
+"""Signals as bytes in a mailbox. A handler does nothing but let C write the signal's number; loops read it.
+
+Raising from a handler would be swallowed by a library or lose a reply on its way. The one handler that may raise is the
+worker's SIGALRM (worker/alarm.py), and only inside user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+from collections.abc import Iterable
+from types import FrameType
+
+ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+KEPT = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # a fault stays a fault
+
+
+class Mailbox:
+    """`open` installs, `close` puts everything back. One a process, made in its main thread."""
+
+    def __init__(self) -> None:
+        self.arrived = False  # a cheap look for hot loops; `read` empties it
+        self._read = self._write = -1
+        self._old: dict[int, object] = {}
+
+    @property
+    def fd(self) -> int:
+        """Readable when a signal has come: for poll and for blocking calls that watch it."""
+        return self._read
+
+    def open(self, signals: Iterable[signal.Signals]) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in signals:
+            self._old[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.arrived = True
+
+    def read(self) -> list[int]:
+        """The signals since the last read, in their order. Never blocks."""
+        self.arrived = False
+        try:
+            return list(os.read(self._read, 4096))
+        except BlockingIOError:
+            return []
+
+    def wait(self, seconds: float | None, *others: int) -> list[int]:
+        """Sleep until a signal comes, one of `others` is readable, or `seconds` are over. Returns the signals."""
+        poll = select.poll()
+        for fd in (self._read, *others):
+            poll.register(fd, select.POLLIN)
+        poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999)))
+        return self.read()
+
+    def peek(self, seconds: float) -> None:
+        """Sleep until a signal comes or `seconds` are over; what has come is still to be read."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        poll.poll(max(0, int(seconds * 1000 + 0.999)))
+
+    def post(self, number: int) -> None:
+        """As if the signal had come."""
+        self.arrived = True
+        os.write(self._write, bytes([number]))
+
+    def forget(self) -> None:
+        """In a forked child: close the parent's pipe, leave the handlers alone (`deaf` has replaced them)."""
+        for fd in (self._read, self._write):
+            os.close(fd)
+        self._read = self._write = -1
+        self._old.clear()
+
+    def close(self) -> None:
+        if self._read < 0:
+            return
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._old.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]
+        for fd in (self._read, self._write):
+            os.close(fd)
+        self._read = self._write = -1
+        self._old.clear()
+
+
+def nothing(number: int, frame: FrameType | None) -> None:
+    """A handler for signals that mean nothing here. Not SIG_IGN: exec would hand that on to a job's subprocess."""
+
+
+def default_all() -> None:
+    """What a copy of a worker does that a job has forked: no handler, no wakeup descriptor, no blocked signal of ours."""
+    signal.set_wakeup_fd(-1)
+    faulthandler.disable()
+    for number in ALL:
+        if number not in KEPT:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+STEERING = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+STEERING += (signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGCONT)
+
+
+def deaf(*more: signal.Signals) -> None:
+    """What a child of ours does first: forget the parent's handlers; signals that steer masters and workers do nothing.
+
+    A supervisor may send them to the whole group while this child boots, and their default would end or stop it.
+    """
+    default_all()
+    for number in (*STEERING, *more):
+        signal.signal(number, nothing)
+
+
+def _pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    return ends

@@ -1,0 +1,93 @@
+"""How master and children talk beside signals: JSON, one message a datagram upwards, one a line downwards.
+
+Upwards (`Voice`, one socket for all children): news. Downwards (`Orders`, a stream a child): what to do; its end means
+leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+LARGEST = 200_000  # bytes of one message; a longer one is cut by its sender
+
+
+class Voice:
+    """The children's end of the news socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def tell(self, kind: str, fd: int | None = None, **fields: Any) -> None:
+        """Say it, wait while the master's buffer is full. A master that is gone hears nothing, and is no error."""
+        data = json.dumps({"kind": kind, **fields}).encode()
+        with contextlib.suppress(OSError):
+            if fd is None:
+                self.sock.send(data)
+            else:
+                socket.send_fds(self.sock, [data], [fd])
+
+
+class Ear:
+    """The master's end. `read` gives what has come, with a file descriptor where one was sent."""
+
+    def __init__(self) -> None:
+        self.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.setblocking(False)
+        self.voice = Voice(other)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def read(self) -> Iterator[tuple[Message, int | None]]:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.sock, LARGEST + 4096, 1)
+            except OSError:
+                return
+            with contextlib.suppress(ValueError):
+                yield json.loads(data), fds[0] if fds else None
+
+
+class Orders:
+    """The master's end of a child's stream."""
+
+    def __init__(self) -> None:
+        self.sock, self.child_end = socket.socketpair()
+        self.sock.setblocking(False)
+
+    def give(self, **fields: Any) -> bool:
+        """False: it did not fit, or the child is gone."""
+        data = json.dumps(fields).encode() + b"\n"
+        try:
+            return self.sock.send(data) == len(data)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Inbox:
+    """A child's end of its stream."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.ended = sock, False
+        self._rest = b""
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def read(self) -> list[Message]:
+        """What has come, when readable. `ended` is set when the master has closed it or is gone."""
+        try:
+            data = self.sock.recv(65536)
+        except OSError:
+            data = b""
+        self.ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]

@@ -1,0 +1,88 @@
+"""SIGALRM, the one signal that may raise: what ends a job from outside its code, and only inside user code.
+
+    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted, LeaseLost or JobCancelled
+
+The timer is the worker's own; the master uses the same signal and says in the slot what it means. An alarm between user
+code and user code is noted, never raised. Async jobs are cancelled instead.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
+from qd.process.scoreboard import Slot, W, Why, now
+from qd.process.shield import shield
+
+T = TypeVar("T")
+ENDS: dict[int, tuple[type[EndJob], str]] = {
+    Why.TIMEOUT: (JobTimeout, "the job ran longer than its timeout"),
+    Why.INTERRUPT: (JobInterrupted, "the worker stops"),
+    Why.LEASE: (LeaseLost, "the reservation is gone"),
+    Why.CANCEL: (JobCancelled, "the job was cancelled"),
+}
+MISSING = object()
+
+
+class Alarm:
+    """raised: an EndJob was raised in this process; it must not take another job."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.raised = False
+        self.cancel: Callable[[], object] | None = None  # set while an async job runs
+        self.ended_by: EndJob | None = None
+        self._slot, self._inside = slot, False
+
+    def open(self) -> None:
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def guard(self, body: Callable[[], T], seconds: float) -> T:
+        """Run user code for `seconds` at most, 0 without end. A result that is there wins over a late alarm."""
+        if signal.getsignal(signal.SIGALRM) != self._ring:  # a job before has put its own there
+            self.open()
+        self.ended_by = None
+        result: object = MISSING
+        if seconds:
+            self._slot[W.DEADLINE] = now() + int(seconds * 1e9)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            self._inside = True
+            result = body()
+            self._inside = False
+        except EndJob:
+            self._inside = False
+            if result is MISSING:
+                raise
+        finally:
+            self._inside = False
+            if seconds:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                self._slot[W.DEADLINE] = 0
+        return result  # type: ignore[return-value]
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        why, turn = self._slot[W.WHY] & 0xFF, self._slot[W.WHY] >> 8
+        self._slot[W.WHY] = 0
+        if why and turn != self._slot[W.TURN] & 0xFFFFFFFF:
+            return  # meant for the job before
+        kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
+        if not self._inside:
+            return
+        self.ended_by = kind(text)
+        if shield.depth:
+            shield.overdue = self._raise
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        if not self._inside or self.ended_by is None:
+            return
+        self.raised = True
+        if self.cancel is not None:
+            self.cancel()
+        else:
+            self._inside = False
+            raise self.ended_by

@@ -1,0 +1,247 @@
+"""One attempt of one job: limits, alarm, the user's function, and what comes of it.
+
+    Reserved -> read -> known here? -> limits -> arguments -> listeners, function -> Done | Back | Failed
+
+Nothing here talks to a server: the loop settles what is returned. User code runs only inside `alarm.guard`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qd import events
+from qd.app import Qd
+from qd.bus import running
+from qd.bus.running import RunningJob
+from qd.connectors.base import Reserved
+from qd.errors import (
+    AttemptsExceeded,
+    EndJob,
+    JobFailure,
+    JobInterrupted,
+    JobTimeout,
+    LeaseLost,
+    Malformed,
+    Settled,
+    UnknownJob,
+    UnknownParameters,
+    WrongType,
+)
+from qd.jobs import Declared
+from qd.limits import Fail, Limits, Release, after_error, before, hold_delay, limits_of
+from qd.options import WorkOptions
+from qd.payload import Payload, read
+from qd.worker.alarm import Alarm
+from qd.worker.coroutines import Coroutines
+
+HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It ran to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
+
+    delay: float
+    why: str
+    spends: bool = True
+    head: bool = False
+    exceptions: int | None = None
+    held: int = 0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It has failed for good. raw: the payload could not be read, its bytes are kept as they were pushed."""
+
+    error: BaseException
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its lease is gone: there is nothing left to answer."""
+
+    error: BaseException
+
+
+Outcome = Done | Back | Failed | Lost
+DONE = Done()
+
+
+class Attempts:
+    """What stays the same from job to job in this worker."""
+
+    def __init__(self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines) -> None:
+        self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
+        self._pid = os.getpid()
+
+    def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], str]) -> Outcome:
+        """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
+        only for a job that is judged."""
+        try:
+            payload = read(reserved.member)
+        except Malformed as error:
+            return Failed(error)
+        now = time.time()
+        if payload.is_laravel_object:
+            return self._hold(payload, now, "a Laravel object job: PHP runs it")
+        declared = self.app.registry.get(payload.job)
+        if declared is None:
+            return self._unroutable(payload, now, UnknownJob(self._unknown(payload.job)))
+        limits = limits_of(payload, declared.options, self.work)
+        begin(payload, limits)
+        job = RunningJob(payload.id or payload.uuid or reserved.mark, payload.job, reserved.queue, payload.attempts)
+        running.enter(job)
+        try:
+            reason = before(limits, payload, now)
+            if reason is not None:
+                return self._judged(declared, payload, limits, job, reason, death)
+            try:
+                call = declared.prepare(bytes(payload.data))
+            except UnknownParameters as error:
+                return self._unroutable(payload, now, error)
+            except WrongType as error:
+                return self._fail(declared, payload, limits, job, error)
+            return self._fire(declared, payload, limits, job, call)
+        finally:
+            running.leave()
+
+    # -- what cannot be run here and now
+
+    def _unknown(self, name: str) -> str:
+        near = self.app.registry.near(name)
+        known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(self.app.registry.names())} are known"
+        return f"no job '{name}' is declared in this app ({known})"
+
+    def _hold(self, payload: Payload, now: float, why: str) -> Back:
+        """Back with a growing delay; nothing is spent, and the payload remembers since when."""
+        since = payload.held or int(now)
+        return Back(hold_delay(payload.held, now), why, spends=False, held=since)
+
+    def _unroutable(self, payload: Payload, now: float, error: Exception) -> Outcome:
+        if payload.held and now - payload.held > self.work.unroutable_ttl:
+            return Failed(error, payload.attempts - 1)
+        return self._hold(payload, now, str(error))
+
+    # -- user code
+
+    def _fire(
+        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, call: Callable[[], object]
+    ) -> Outcome:
+        error: BaseException
+        try:
+            self.alarm.guard(lambda: self._body(declared, job, call), limits.timeout)
+            self._only_here()
+            return DONE if job.outcome is None else self._by_hand(declared, payload, limits, job)
+        except Settled:
+            self._only_here()
+            return self._by_hand(declared, payload, limits, job)
+        except EndJob as ended:
+            error = ended
+        except (Exception, KeyboardInterrupt, GeneratorExit) as raised:
+            error = raised
+        self._only_here()
+        if job.outcome is not None:
+            return self._by_hand(declared, payload, limits, job)
+        return self._after(declared, payload, limits, job, self.alarm.ended_by or error)
+
+    def _body(self, declared: Declared, job: RunningJob, call: Callable[[], object]) -> None:
+        listeners = self.app.listeners
+        if listeners.has(events.JobProcessing):
+            listeners.emit(events.JobProcessing(job))
+        result = call()
+        if declared.is_async or inspect.iscoroutine(result):
+            self.coroutines.run(result, self.alarm)
+        if job.outcome is None and listeners.has(events.JobProcessed):
+            listeners.emit(events.JobProcessed(job))
+
+    def _only_here(self) -> None:
+        """A copy of this process that the job has forked, and that came back from the job, ends here."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def _by_hand(self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob) -> Outcome:
+        if isinstance(job.outcome, Release):
+            self._hear(limits, events.JobReleased, job, job.outcome.delay)
+            return Back(job.outcome.delay, "released by the job")
+        assert isinstance(job.outcome, Fail)
+        return self._fail(declared, payload, limits, job, JobFailure(job.outcome.reason))
+
+    def _after(
+        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, error: BaseException
+    ) -> Outcome:
+        """An error, or an end from outside, came out of the job."""
+        if isinstance(error, LeaseLost):
+            self._hear(limits, events.LeaseLost, job)
+            return Lost(error)
+        if isinstance(error, JobInterrupted):
+            self._hear(limits, events.JobHandedBack, job)
+            return Back(0.0, "the worker stops", spends=False, head=True)
+        timed_out = isinstance(error, JobTimeout)
+        exceptions = payload.exceptions + 1
+        verdict = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
+        if timed_out:
+            self._hear(limits, events.JobTimedOut, job)
+        if isinstance(verdict, Fail):
+            return self._fail(declared, payload, limits, job, error)
+        self._hear(limits, events.JobExceptionOccurred, job, error)
+        self._hear(limits, events.JobReleased, job, verdict.delay)
+        return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
+
+    def _judged(
+        self,
+        declared: Declared,
+        payload: Payload,
+        limits: Limits,
+        job: RunningJob,
+        reason: str,
+        death: Callable[[], str],
+    ) -> Outcome:
+        """Too many attempts, too late, or too many crashes: failed without running. Hooks that have killed a worker
+        before, too, are not asked again."""
+        how = death()
+        error = AttemptsExceeded(f"{reason}{': ' + how if how else ''}")
+        if payload.crashes:
+            self._hear(limits, events.JobCrashed, job, payload.crashes)
+        if payload.crashes > limits.max_crashes:
+            return Failed(error, payload.attempts)
+        return self._fail(declared, payload, limits, job, error)
+
+    def _fail(
+        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, error: BaseException
+    ) -> Failed:
+        def hooks() -> None:
+            declared.on_failed(bytes(payload.data), error)
+            self._emit(events.JobFailed, job, error)
+            self._emit(events.JobExceptionOccurred, job, error)
+
+        self._hooks(limits, hooks)
+        return Failed(error, payload.attempts)
+
+    def _hear(self, limits: Limits, event: Callable[..., events.Event], *facts: Any) -> None:
+        if self.app.listeners.has(event):  # type: ignore[arg-type]
+            self._hooks(limits, lambda: self._emit(event, *facts))
+
+    def _emit(self, event: Callable[..., events.Event], *facts: Any) -> None:
+        if self.app.listeners.has(event):  # type: ignore[arg-type]
+            self.app.listeners.emit(event(*facts))
+
+    def _hooks(self, limits: Limits, hooks: Callable[[], None]) -> None:
+        """failed() and listeners: user code too, under a timeout of their own. What they raise changes nothing."""
+        try:
+            self.alarm.guard(hooks, limits.timeout or HOOK_SECONDS)
+        except (Exception, Settled, EndJob):
+            traceback.print_exc()
+        self._only_here()

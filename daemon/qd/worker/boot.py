@@ -1,0 +1,86 @@
+"""A worker's first steps, after the fork: what it must not share with its parent, and what its master must be able to do.
+
+Called in the template's grandchildren, and, without preload, in children of the master.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import random
+import sys
+from collections.abc import Mapping
+
+from qd.app import Qd
+from qd.bus import running
+from qd.config import Settings
+from qd.connectors.manager import open_queue
+from qd.errors import NotInJob
+from qd.log import JobRecords, Log, carry_job
+from qd.master.children import TAKE_STACK
+from qd.master.plan import Hands, Seat
+from qd.process import signals, vitals
+from qd.worker.loop import Worker, install_quiet
+
+OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
+
+
+def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat) -> int:
+    """Become worker `seat` and work until there is a reason to leave. Returns the exit code."""
+    own_stdin()
+    random.seed()
+    vitals.oom_score_adj(OOM_SCORE)
+    os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what a job starts: a later master can tell whose it is
+    install_quiet()
+    os.register_at_fork(after_in_child=signals.default_all)
+    stack_fd = ready_for_stacks()
+    log_job_records(hands.log)
+    title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
+    queue = open_queue(settings, settings.work.connection, token=hands.token, slot=seat.slot, title=title)
+    worker = Worker(app, settings, queue, hands, seat)
+    hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
+    if stack_fd is not None:
+        worker.stack_fd = stack_fd  # the fault handler writes there for as long as this process lives
+    return worker.run()
+
+
+def own_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def ready_for_stacks() -> int | None:
+    """A file in memory that takes this process's Python stacks, written in C even while a job holds the GIL."""
+    faulthandler.register(signals.signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    if TAKE_STACK is None or not hasattr(os, "memfd_create"):
+        return None
+    fd = os.memfd_create("qd-stack", os.MFD_CLOEXEC)
+    faulthandler.register(TAKE_STACK, file=fd, all_threads=True)
+    return fd
+
+
+def log_job_records(log: Log) -> None:
+    """Python's own logging: every record carries the job in hand; without handlers of the app's, it becomes our lines."""
+    carry_job(job_fields)
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(JobRecords(log, job_fields))
+        if root.level == logging.WARNING:
+            root.setLevel(logging.INFO)
+
+
+def job_fields() -> Mapping[str, object]:
+    try:
+        job = running.current_job()
+    except NotInJob:
+        return {}
+    return {"job": job.name, "job_id": job.id}
+
+
+def freeze() -> None:
+    """Move what the import has made out of the collector's sight, so that forks share its pages."""
+    gc.collect()
+    gc.freeze()

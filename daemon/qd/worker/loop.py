@@ -1,0 +1,298 @@
+"""The worker: may I, take one, do it, settle it, why stop.
+
+    turn (ack the job before + reserve) -> attempt -> ack with the next turn | release | bury
+    nothing ready -> wait for a token, the next due moment or a signal
+    connection broke -> ask what is mine -> go on
+
+One job at a time, in a process of its own. It leaves for one of the reasons in process/exits.py, and says so in its exit
+code; while it waits it can be told anything by a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from qd import events
+from qd.app import Qd
+from qd.config import Settings
+from qd.connectors.base import Queue, Reserved, Turn
+from qd.errors import ConnectionLost, ServerRefused
+from qd.limits import Limits
+from qd.master.plan import Hands, Seat
+from qd.payload import Payload
+from qd.process import vitals
+from qd.process.exits import StopReason
+from qd.process.scoreboard import H, State, W, now
+from qd.process.signals import Mailbox, nothing
+from qd.worker.alarm import Alarm
+from qd.worker.attempt import DONE, Attempts, Back, Failed, Lost, Outcome
+from qd.worker.coroutines import Coroutines
+from qd.worker.settle import Settler
+from qd.worker.titles import Titles
+
+T = TypeVar("T")
+HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
+IDLE = 0.5  # seconds between two looks at what keeps this worker from working
+AGAIN = 1.0  # most seconds between two tries to reach the server
+JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
+
+
+class Worker:
+    def __init__(self, app: Qd, settings: Settings, queue: Queue, hands: Hands, seat: Seat) -> None:
+        self.app, self.work, self.queue, self.hands = app, settings.work, queue, hands
+        self.board, self.slot = hands.board, hands.board.slot(seat.slot)
+        self.log = hands.log
+        self.mailbox = Mailbox()
+        self.alarm = Alarm(self.slot)
+        self.coroutines = Coroutines()
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines)
+        self.settler = Settler(queue, self.work.queues, self.log)
+        self.titles = Titles(seat.slot, self.work.pool)
+        self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
+        self.done: Reserved | None = None  # finished, not acked yet
+        self.paused = seat.paused
+        self.asked_to_stop = False
+        self.jobs = 0
+        self._next_due: float | None = None
+        self._paused_queues: tuple[str, ...] = ()
+        self._away_since = 0.0
+
+    # -- the loop
+
+    def run(self) -> int:
+        """Until there is a reason to leave. Returns the exit code."""
+        self._open()
+        try:
+            while (why := self._reason_to_stop()) is None:
+                if not self._may_look():
+                    self._idle()
+                elif (job := self._take()) is not None:
+                    self._do(job)
+                elif not self.work.once or self.jobs:
+                    self._wait()
+                else:
+                    self._wait_once()
+            self._flush()
+            self._emit(events.WorkerStopping(why.word, int(why.code)))
+            self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
+            return int(why.code)
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self.mailbox.open(HEARD)
+        self.alarm.open()
+        jitter = random.uniform(1 - JITTER, 1 + JITTER) if self.work.workers > 1 else 1.0
+        self._max_jobs = max(1, round(self.work.max_jobs * jitter)) if self.work.max_jobs else 0
+        self._leave_at = time.monotonic() + self.work.max_time * jitter if self.work.max_time else 0.0
+        self._anon = vitals.own_anon_bytes()
+        self._emit(events.WorkerStarting())
+
+    def _close(self) -> None:
+        self.slot[W.STATE] = State.IDLE  # left by itself: whoever reaps it knows that no job was in hand
+        self.coroutines.close()
+        self.queue.close()
+        self.mailbox.close()
+
+    def _reason_to_stop(self) -> StopReason | None:
+        if self.mailbox.arrived:
+            self._hear()
+        if self.asked_to_stop:
+            return StopReason.SIGNAL
+        if self.alarm.raised:
+            return StopReason.RAISED
+        if self.work.memory and self._grown() > self.work.memory:
+            return StopReason.MEMORY
+        if self.work.once and self.jobs:
+            return StopReason.ONCE
+        if self._leave_at and time.monotonic() >= self._leave_at:
+            return StopReason.MAX_TIME
+        if self._max_jobs and self.jobs >= self._max_jobs:
+            return StopReason.MAX_JOBS
+        return None
+
+    def _hear(self) -> None:
+        for number in self.mailbox.read():
+            if number == signal.SIGTERM:
+                self.asked_to_stop = True
+            elif number in (signal.SIGUSR2, signal.SIGCONT) and self.paused != (number == signal.SIGUSR2):
+                self.paused = number == signal.SIGUSR2
+                self._emit(events.WorkerPausing() if self.paused else events.WorkerResuming())
+
+    def _grown(self) -> int:
+        grown = max(0, vitals.own_anon_bytes() - self._anon)
+        self.slot[W.GROWN] = grown
+        return grown
+
+    # -- may I
+
+    def _may_look(self) -> bool:
+        if self.paused or (self.board.header(H.DOWN) and not self.work.force):
+            return False
+        contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
+        if not contact or now() - contact > self.lease_ns // 2:
+            return False
+        looping = events.Looping
+        if not self.app.listeners.has(looping):
+            return True
+        return self.app.listeners.emit(looping(self.work.connection, self.work.queues))
+
+    def _idle(self) -> None:
+        """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
+        self._flush()
+        self.slot[W.STATE], self.slot[W.BEAT] = State.IDLE, now()
+        booting = not self.board.header(H.KEEPER_CONTACT)
+        self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
+        self.mailbox.peek(0.003 if booting else IDLE)
+        self._after_wait()
+
+    # -- take one
+
+    def _take(self) -> Reserved | None:
+        """The next job, the ack of the one before going with the same call."""
+        self.slot[W.STATE], self.slot[W.BEAT] = State.LOOKING, now()
+        try:
+            turn = self.queue.turn(self.done, self.work.queues)
+        except (ConnectionLost, ServerRefused) as error:
+            return self._recover(error)
+        return self._took(turn)
+
+    def _took(self, turn: Turn) -> Reserved | None:
+        if turn.acked is False and self.done is not None:
+            self.settler.lease_was_lost(self.done)
+        self.done = None
+        self._next_due, self._paused_queues = turn.next_due, turn.paused
+        if turn.malformed:
+            self.log.error("job.malformed", count=turn.malformed, kept="failed store")
+        return turn.reserved
+
+    def _recover(self, error: Exception) -> Reserved | None:
+        """A broken turn may have acked, and may have reserved: ask, and only then go on. None: nothing is in hand."""
+        self.log.debug("redis.broken", error=str(error))
+        try:
+            self._pause_before_retry()
+            mine = self.queue.held(self.work.queues)
+        except (ConnectionLost, ServerRefused):
+            return None  # the next turn of the loop asks again; `done` is kept
+        self._away_since = 0.0
+        if mine is not None and self.done is not None and mine.mark == self.done.mark:
+            return None  # neither acked nor reserved
+        self.done = None
+        return mine
+
+    def _pause_before_retry(self) -> None:
+        at = time.monotonic()
+        self._away_since = self._away_since or at
+        delay = min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0)
+        self.slot[W.STATE] = State.IDLE if self.done is None else State.BUSY
+        self.mailbox.peek(delay)
+        self._after_wait()
+
+    # -- do it
+
+    def _do(self, job: Reserved) -> None:
+        self._queue = job.queue
+        outcome = self.attempts.run(job, self._begin, lambda: self.settler.death_before(job))
+        self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
+        self.jobs += 1
+        self.slot[W.JOBS] = self.jobs
+        self._settle(job, outcome)
+        if self.work.rest:
+            self._flush()
+            self.mailbox.peek(self.work.rest)
+            self._after_wait()
+
+    def _begin(self, payload: Payload, limits: Limits) -> None:
+        slot = self.slot
+        slot[W.TURN] = int(payload.rsv.split(".")[2]) if payload.rsv else 0
+        self._began = now()
+        slot[W.JOB_AT] = self._began
+        last = limits.tries and payload.attempts >= limits.tries
+        backoff = limits.backoff[min(payload.attempts, len(limits.backoff)) - 1] if limits.backoff and not last else 0.0
+        slot[W.BACKOFF_MS] = int(backoff * 1000)
+        self.titles.job(slot, payload.job, self._queue)
+        slot[W.STATE] = State.BUSY
+
+    # -- settle it
+
+    def _settle(self, job: Reserved, outcome: Outcome) -> None:
+        if outcome is DONE:
+            self.done = job
+            if self.log.informs:
+                self.settler.tell_done(job, (now() - self._began) / 1e9)
+        elif isinstance(outcome, Back):
+            self._surely(job, lambda: self.settler.give_back(job, outcome))
+        elif isinstance(outcome, Failed):
+            self._surely(job, lambda: self.settler.bury(job, outcome))
+        elif isinstance(outcome, Lost):
+            self.settler.lease_was_lost(job)
+
+    def _flush(self) -> None:
+        """Send the ack that waits for a next turn."""
+        if (done := self.done) is not None:
+            self.done = None
+            if self._surely(done, lambda: self.queue.ack(done)) is False:
+                self.settler.lease_was_lost(done)
+
+    def _surely(self, job: Reserved, answer: Callable[[], T]) -> T | None:
+        """Until the server has it. None: it was done by a call whose reply was lost."""
+        while True:
+            try:
+                answered = answer()
+                self._away_since = 0.0
+                return answered
+            except (ConnectionLost, ServerRefused) as error:
+                self.log.debug("redis.broken", error=str(error))
+            self._pause_before_retry()
+            try:
+                mine = self.queue.held((job.queue,))
+            except (ConnectionLost, ServerRefused):
+                continue
+            if mine is None or mine.mark != job.mark:
+                return None
+
+    # -- wait
+
+    def _wait(self) -> None:
+        """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
+        queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
+        seconds = self.work.sleep if self._next_due is None else min(self.work.sleep, self._next_due)
+        self.slot[W.STATE], self.slot[W.BEAT] = State.WAITING, now()
+        self.titles.idle("waiting on " + ",".join(self.work.queues))
+        try:
+            if queues:
+                self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
+            else:
+                self.mailbox.peek(min(seconds, 1.0))
+        except (ConnectionLost, ServerRefused) as error:
+            self.log.debug("redis.broken", error=str(error))
+            self._pause_before_retry()
+        self._after_wait()
+
+    def _wait_once(self) -> None:
+        """--once waits for its one job --sleep at most."""
+        self._wait()
+        job = self._take()
+        if job is not None:
+            self._do(job)
+        self.jobs = self.jobs or -1
+
+    def _after_wait(self) -> None:
+        if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
+            os._exit(1)
+        self._hear()
+
+    def _emit(self, event: events.Event) -> None:
+        if self.app.listeners.has(type(event)):
+            self.app.listeners.emit(event)
+
+
+def install_quiet() -> None:
+    """Signals that steer masters mean nothing to a worker."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
+        signal.signal(number, nothing)

@@ -1,0 +1,117 @@
+"""What a worker answers when a job did not simply succeed: given back or buried, said in the log and in the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from qd.connectors.base import Queue, Reserved
+from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd.log import Log
+from qd.payload import Payload, answered, original, read, split_mark
+from qd.worker.attempt import Back, Failed
+
+OURS = str(Path(__file__).parent.parent) + os.sep
+LONGEST = 16_000  # characters of a traceback that are kept
+
+
+class Settler:
+    def __init__(self, queue: Queue, queues: Sequence[str], log: Log) -> None:
+        self.queue, self.queues, self.log = queue, queues, log
+
+    def give_back(self, job: Reserved, back: Back) -> bool:
+        payload = read(job.member)
+        attempts = payload.attempts if back.spends else payload.attempts - 1
+        text = answered(
+            job.member, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held
+        )
+        kept = self.queue.release(job, text, back.delay, head=back.head)
+        level = "warning" if back.error is not None else "info"
+        fields = {**self._job(job, payload), "delay": back.delay, "reason": back.why}
+        if back.error is not None:
+            fields |= {"error": short(back.error), "trace": full(back.error)}
+        self.log.line(level, "job.released", fields)
+        if not kept:
+            self.lease_was_lost(job)
+        return kept
+
+    def bury(self, job: Reserved, failed: Failed) -> bool:
+        if isinstance(failed.error, Malformed):
+            raw, payload = original(job.member, job.start, job.length, job.before), None
+        else:
+            payload = read(job.member)
+            raw = answered(job.member, job.mark, attempts=max(0, failed.attempts))
+        record = {
+            "id": job.mark,
+            "uuid": payload.uuid if payload else None,
+            "queue": job.queue,
+            "job": payload.job if payload else None,
+            "error": type(failed.error).__name__,
+            "reason": str(failed.error),
+            "attempts": payload.attempts if payload else 0,
+            "crashes": payload.crashes if payload else 0,
+            "failed_at": round(time.time(), 3),
+            "trace": full(failed.error),
+        }
+        kept = self.queue.bury(job, json.dumps(record).encode(), raw)
+        event = "job.failed" if payload else "job.malformed"
+        self.log.error(event, **self._job(job, payload), error=short(failed.error), trace=full(failed.error))
+        if not kept:
+            self.lease_was_lost(job)
+        return kept
+
+    def lease_was_lost(self, job: Reserved) -> None:
+        """Somebody else has it, or has done it: said, never taken for success."""
+        try:
+            payload = read(job.member)
+        except Malformed:
+            payload = None
+        self.log.error("job.lease_lost", **self._job(job, payload))
+
+    def tell_done(self, job: Reserved, took: float) -> None:
+        self.log.info("job.done", **self._job(job, read(job.member)), took=took)
+
+    def death_before(self, job: Reserved) -> str:
+        """How the worker died that held this job before; empty when nobody wrote it down."""
+        try:
+            mark = json.loads(b"{" + job.before.lstrip(b", ") + b"}").get("rsv")
+            note = self.queue.death(job.queue, base_of(mark)) if mark else None
+            return str(json.loads(note)["told"]) if note else ""
+        except (ValueError, KeyError, ConnectionLost, ServerRefused):
+            return ""
+
+    def _job(self, job: Reserved, payload: Payload | None) -> dict[str, object]:
+        if payload is None:
+            return {"queue": job.queue, "id": job.mark}
+        return {
+            "queue": job.queue,
+            "job": payload.job,
+            "id": payload.id or payload.uuid or job.mark,
+            "attempt": payload.attempts,
+            "crashes": payload.crashes or None,
+        }
+
+
+def base_of(mark: str) -> str:
+    """The part of a mark that stays when it is answered."""
+    token, slot, turn, _ = split_mark(mark)
+    return f"{token}.{slot}.{turn}"
+
+
+def short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def full(error: BaseException) -> str | None:
+    """The traceback from the job's own code on; None where no code of the job ran."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]

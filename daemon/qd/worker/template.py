@@ -1,0 +1,153 @@
+"""The template: imports the app once, then forks a worker for each order. Run in a child of the master.
+
+It reports what the import has found (how many jobs, the settings that the app's own url completes) and what stands against
+forking from here: threads and connections do not survive a fork. Then workers import by themselves.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from setproctitle import setproctitle
+
+from qd import config
+from qd.app import Qd
+from qd.config import Settings
+from qd.errors import ConfigError, QdError
+from qd.master.plan import Hands, Seat
+from qd.process import child, vitals
+from qd.process.exits import Exit
+from qd.process.talk import Inbox
+from qd.units import did_you_mean
+from qd.worker import boot
+
+if TYPE_CHECKING:
+    from qd.worker.reload import Watch
+
+Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
+
+
+def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete) -> int:
+    """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
+    sock, code = line
+    boot.own_stdin()
+    setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
+    app = imported(settings, complete)
+    if isinstance(app, Exit):
+        return int(app)
+    hindrances = hindered()
+    report(hands, app, code, hindrances)
+    if hindrances:
+        return wait_for_end(Inbox(sock))
+    boot.freeze()
+    watch = None
+    if settings.work.reload:
+        from qd.worker.reload import Watch  # development only
+
+        watch = Watch()
+    return obey(hands, Inbox(sock), app, watch)
+
+
+def imported(settings: Settings, complete: Complete) -> Qd | Exit:
+    """The app, ready for work. An Exit when it does not import or cannot be configured; the reason is on stderr."""
+    try:
+        app = load_app(settings)
+        app.settings = complete(app)
+        app.load()
+        app.settings = complete(app)
+        app.settings.connection(app.settings.work.connection)
+        return app
+    except ConfigError as error:
+        print(f"qd: {error}", file=sys.stderr)
+        return Exit.CONFIG
+    except QdError as error:
+        print(f"qd: the app {settings.app} does not import: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        print(f"qd: the app {settings.app} does not import: see the traceback above", file=sys.stderr)
+    return Exit.IMPORT
+
+
+def load_app(settings: Settings) -> Qd:
+    """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
+    if not settings.app:
+        raise ConfigError("no app is named: write app = \"module:attribute\" into qd.toml, or set QD_APP, or use --app")
+    module_name, _, attribute = settings.app.partition(":")
+    if str(settings.root) not in sys.path:
+        sys.path.insert(0, str(settings.root))
+    module = import_module(module_name)
+    app = getattr(module, attribute or "app", None)
+    if not isinstance(app, Qd):
+        near = did_you_mean(attribute or "app", [name for name, value in vars(module).items() if isinstance(value, Qd)])
+        raise ConfigError(f"'{attribute or 'app'}' in module {module_name} is no qd.Qd{near}")
+    return app
+
+
+def hindered() -> list[str]:
+    """What the import has left running that a fork would break, by name."""
+    threads = [f"the import left the thread '{name}' running" for name in vitals.thread_names()]
+    sockets = [f"the import left a connection open: {peer}" for peer in vitals.connected_sockets()]
+    return threads + sockets
+
+
+def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
+    warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in hindrances]
+    hands.voice.tell(
+        "imported",
+        code=code,
+        jobs=len(app.registry.names()),
+        settings=config.to_json(app.settings).decode(),
+        preload=not hindrances,
+        warnings=warnings,
+    )
+
+
+def wait_for_end(inbox: Inbox) -> int:
+    while not inbox.ended:
+        inbox.read()
+    return 0
+
+
+def obey(hands: Hands, inbox: Inbox, app: Qd, watch: Watch | None) -> int:
+    poll = select.poll()
+    poll.register(inbox.fileno(), select.POLLIN)
+    while not inbox.ended:
+        if poll.poll(500 if watch else None):
+            for order in inbox.read():
+                fork_worker(hands, inbox, app, Seat(order["slot"], order["generation"], order["paused"]))
+        if watch is not None and (changed := watch.changed()):
+            hands.voice.tell("changed", file=changed)
+    return 0
+
+
+def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat) -> None:
+    def body() -> int:
+        inbox.sock.close()
+        return boot.serve(app, app.settings, replace(hands, log=hands.log.of("worker")), seat)
+
+    def born(pid: int) -> None:
+        hands.voice.tell("born", slot=seat.slot, generation=seat.generation, pid=pid)
+
+    try:
+        child.fork_for(hands.master, body, born)
+    except OSError as error:  # the master asks again
+        hands.log.error("worker.fork_failed", error=str(error))
+
+
+def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) -> int:
+    """A worker without a template: imports the app by itself."""
+    boot.own_stdin()
+    app = imported(settings, complete)
+    if isinstance(app, Exit):
+        return int(app)
+    report(hands, app, hands.code, [])
+    return boot.serve(app, app.settings, hands, seat)
+
+
