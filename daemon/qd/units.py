@@ -50,9 +50,9 @@ def size(value: object) -> int:
 
 
 def span_text(seconds: float) -> str:
-    """The shortest text that `span` reads as these seconds: 300.0 -> "5m", 0.1 -> "100ms", 0 -> "0"."""
+    """A short text that `span` reads as these seconds: 300.0 -> "5m", 60.0 -> "60s", 0.1 -> "100ms", 0 -> "0"."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length and seconds % length == 0:
+        if seconds >= length and seconds % length == 0 and seconds != 60:
             return f"{int(seconds // length)}{unit}"
     if 0 < seconds < 1 and round(seconds * 1000, 6) % 1 == 0:
         return f"{round(seconds * 1000)}ms"

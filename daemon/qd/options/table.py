@@ -44,7 +44,7 @@ class Option(NamedTuple):  # not a dataclass: making one costs a millisecond of 
             raise ValueError(f"{found:g} is too small (at least {self.at_least:g})")
 
 
-_UNITS = {"span": "time", "spans": "time", "size": "bytes"}
+_UNITS = {"span": "seconds", "spans": "seconds", "size": "bytes"}
 
 
 def row(name: str, default: Any, meta: Mapping[str, Any]) -> Option:
