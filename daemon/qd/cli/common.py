@@ -6,17 +6,20 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from qd import units
+
 if TYPE_CHECKING:
-    from qd.app import Qd
     from qd.config import Settings
-    from qd.connectors.redis.wire import Wire
+    from qd.connectors.base import Queue
+    from qd.store.redis import RedisStore
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,12 +62,25 @@ def options(function: F) -> F:
 
 
 def settings() -> Settings:
-    """The configuration as the shared options ask for it. Raises ConfigError."""
+    """The configuration as the shared options ask for it. Raises ConfigError.
+
+    The app is imported for it only where nothing else names a server: its Qd(...) may.
+    """
+    found = loaded()
+    if found.app and found.connections[found.default].url is None:
+        from qd.cli.apps import app_of
+
+        return app_of(found).settings
+    return found
+
+
+def loaded(code: Mapping[str, object] | None = None) -> Settings:
+    """The configuration; `code` is what Qd(...) was given."""
     from qd import config
 
     asked = given()
     flags = {key: value for key, value in (("app", asked.app), ("connection", asked.connection)) if value is not None}
-    return config.load(Path(asked.config) if asked.config else None, flags=flags)
+    return config.load(Path(asked.config) if asked.config else None, flags=flags, code=code)
 
 
 def who() -> str:
@@ -76,10 +92,63 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def connection_name(found: Settings) -> str:
+    """The connection that was asked for, else the default one. Raises ConfigError when it is not known."""
+    return found.connection(given().connection).name
 
-    try:
-        return version("qd-worker")
-    except PackageNotFoundError:  # run from the source folder
-        return "0.1.0"
+
+def store(found: Settings, name: str) -> RedisStore:
+    """The small facts on the connection called `name`. Raises ConfigError; it connects on first use."""
+    from qd.connectors.manager import located
+    from qd.connectors.redis.wire import Wire
+    from qd.store.redis import RedisStore
+
+    at = located(found.connection(name), found)
+    return RedisStore(Wire(at.url or "", name="qd: command"), at.prefix)
+
+
+def queue(found: Settings, name: str) -> Queue:
+    """The queues on the connection called `name`. Raises ConfigError; it connects on first use."""
+    from qd.connectors.manager import open_queue
+
+    return open_queue(found, name, title="qd: command")
+
+
+def queues_named(found: Settings, connection: str) -> list[str]:
+    """The queues of `connection` that the configuration names: for the connection itself, in [worker], in a pool."""
+    from qd import config
+    from qd.config import file
+
+    path = Path(asked) if (asked := given().config) else None
+    read = file.find(path, os.environ)
+    pools = [config.load(path, pool=name) for name in (read.section("pools") if read else ())]
+    own = found.origins[f"connections.{connection}.queue"] != "built in"
+    names = [found.connection(connection).queue] if own else []
+    for one in (found, *pools):
+        if one.origins["worker.queues"] != "built in" and one.work.connection == connection:
+            names.extend(one.work.queues)
+    return list(dict.fromkeys(names))
+
+
+class Refused(click.ClickException):
+    """What was asked for cannot be done as it was asked: one line, exit 2."""
+
+    exit_code = 2
+
+
+class Span(click.ParamType[float]):
+    """A length of time: 90, "90s", "5m"."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return units.span(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def version() -> str:
+    from qd import __version__
+
+    return __version__

@@ -45,6 +45,8 @@ CODES: Sequence[tuple[type[BaseException], int]] = (
     (errors.ConnectionLost, AWAY),
     (errors.ArgumentError, USAGE),
     (errors.UnknownJob, USAGE),
+    (errors.UnknownParameters, USAGE),
+    (errors.WrongType, USAGE),
     (errors.QdError, 1),
 )
 

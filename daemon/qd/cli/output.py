@@ -55,7 +55,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds < 10:
-        return f"{max(0.0, seconds):.1f}s" if 0 < seconds else "0s"
+        return f"{max(0.0, seconds):.1f}s" if seconds > 0 else "0s"
     left, parts = int(seconds), list[str]()
     for unit, length in UNITS:
         count, left = divmod(left, length)

@@ -1,0 +1,204 @@
+"""`qd status`: who is there and what they do, what waits, what is paused by whom. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import common, output
+from qd.store import hosts, stamps
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+    from qd.connectors.base import Sizes
+
+BUSY = "busy"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A queue and what stands in it. workers: those that serve it, idle or not."""
+
+    connection: str
+    name: str
+    sizes: Sizes
+    paused: stamps.Pause | None
+    workers: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock)."""
+
+    now: float
+    down: stamps.Down | None
+    restart: stamps.Restart | None
+    masters: list[hosts.Master]
+    queues: list[Line]
+
+
+@click.command()
+@common.options
+def status() -> None:
+    """Show masters, their workers and jobs, the queues, and what is paused by whom."""
+    state = looked(common.settings())
+    if common.given().json:
+        return output.document(document(state))
+    say_down(state)
+    say_masters(state)
+    say_workers(state)
+    say_queues(state)
+    for line in warnings(state):
+        output.say(f"warn: {line}")
+
+
+# -- reading
+
+
+def looked(found: Settings) -> State:
+    """Raises ConnectionLost."""
+    store = common.store(found, found.control)
+    masters, now = hosts.masters(store), store.now()
+    asked = common.given().connection
+    if asked:
+        common.connection_name(found)
+        masters = [master for master in masters if master.connection == asked]
+    queues = [line for name in places(found, masters) for line in lines(found, name, masters, now)]
+    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues)
+
+
+def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
+    """The connections to look at: the one asked for, else the default one and those that masters here work on."""
+    if common.given().connection:
+        return [common.connection_name(found)]
+    names = [found.default, *[m.connection for m in masters if m.connection in found.connections]]
+    return list(dict.fromkeys(names))
+
+
+def lines(found: Settings, place: str, masters: list[hosts.Master], now: float) -> list[Line]:
+    """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
+    store, queue = common.store(found, place), common.queue(found, place)
+    own = [*common.queues_named(found, place), found.connection(place).queue]
+    names = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *hosts.queues_found(store)])
+    paused = stamps.paused(store, names)
+    alive = [master for master in masters if master.connection == place and not master.silent(now)]
+    serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
+    return [Line(place, name, queue.sizes(name), paused.get(name), serve[name]) for name in names]
+
+
+# -- for people
+
+
+def say_down(state: State) -> None:
+    if state.down is not None:
+        output.say(output.clean(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it"))
+        output.say()
+
+
+def say_masters(state: State) -> None:
+    if not state.masters:
+        output.say("no master reports")
+        return
+    head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
+    rows = [
+        (
+            *(m.pool or "-", m.host, m.pid, output.duration(state.now - m.booted_at)),
+            *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
+        )
+        for m in state.masters
+    ]
+    output.table(head, rows, right=("pid", "workers", "busy"))
+
+
+def state_of(master: hosts.Master, now: float) -> str:
+    return f"silent for {output.duration(now - master.seen_at)}" if master.silent(now) else master.state
+
+
+def say_workers(state: State) -> None:
+    rows = [
+        (
+            *(m.pool or "-", m.host, w.slot, w.pid, w.state or "-", w.job or "-", (w.queue or "-") if w.job else "-"),
+            *(output.duration(None if w.since is None else max(0.0, state.now - w.since)), w.done),
+        )
+        for m in state.masters
+        for w in m.workers
+    ]
+    if rows:
+        output.say()
+        head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done")
+        output.table(head, rows, right=("worker", "pid", "done"))
+
+
+def say_queues(state: State) -> None:
+    several = len({line.connection for line in state.queues}) > 1
+    head = ("queue", "ready", "delayed", "reserved", "failed", "oldest", "workers", "")
+    rows = [
+        (
+            f"{line.connection}:{line.name}" if several else line.name,
+            *(line.sizes.ready, line.sizes.delayed, line.sizes.reserved, line.sizes.failed),
+            *(output.duration(line.sizes.oldest_age), line.workers),
+            f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
+        )
+        for line in state.queues
+    ]
+    output.say()
+    output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "workers"))
+
+
+def by_whom(note: stamps.Pause | stamps.Down, now: float) -> str:
+    """` by ana@app-1 40m ago, for 20m more: "db upgrade"`."""
+    said = f" by {note.by}" if note.by else ""
+    if note.at is not None:
+        said += f" {output.ago(now - note.at)}"
+    if isinstance(note, stamps.Pause) and note.until is not None:
+        said += f", for {output.duration(max(0.0, note.until - now))} more"
+    return said + (f': "{note.reason}"' if note.reason else "")
+
+
+def warnings(state: State) -> Iterable[str]:
+    for master in state.masters:
+        if master.silent(state.now):
+            said = output.duration(state.now - master.seen_at)
+            yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
+    for line in state.queues:
+        if line.sizes.ready and not line.workers and not line.paused:
+            yield output.clean(f"no qd worker takes from {line.name}, where {line.sizes.ready} wait")
+
+
+# -- for programs
+
+
+def document(state: State) -> dict[str, Any]:
+    return {
+        "at": state.now,
+        "down": state.down and asdict(state.down),
+        "restart": state.restart and asdict(state.restart),
+        "masters": [master_document(master, state.now) for master in state.masters],
+        "queues": [queue_document(line) for line in state.queues],
+    }
+
+
+def master_document(master: hosts.Master, now: float) -> dict[str, Any]:
+    names = ("token", "host", "pid", "pool", "connection", "queues", "version", "state", "booted_at", "seen_at")
+    facts = {name: getattr(master, name) for name in names}
+    workers = [
+        {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
+        for worker in master.workers
+    ]
+    return {**facts, "silent": master.silent(now), "workers": workers}
+
+
+def queue_document(line: Line) -> dict[str, Any]:
+    sizes = line.sizes
+    counts = {name: getattr(sizes, name) for name in ("ready", "delayed", "reserved", "failed")}
+    return {
+        "connection": line.connection,
+        "name": line.name,
+        **counts,
+        "oldest_age_s": sizes.oldest_age,
+        "workers": line.workers,
+        "paused": line.paused and asdict(line.paused),
+    }

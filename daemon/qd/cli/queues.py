@@ -1,0 +1,217 @@
+"""`qd dispatch`, `run`, `jobs` and `clear`: send a job or run it here, list what an app declares, empty a queue."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import common, output
+from qd.cli.apps import app, app_if_named
+from qd.errors import QdError
+from qd.options.job import JOB_KINDS, JobOptions
+from qd.options.table import shown
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.jobs import Declared
+
+CHUNK = 1000  # jobs in one round trip
+
+
+# -- arguments
+
+
+def given_data(words: tuple[str, ...], data: str | None) -> object:
+    """What k=v words or --data say. Raises UsageError."""
+    if data is not None:
+        if words:
+            raise click.UsageError(f"'{words[0]}' and --data: the arguments come in one way only")
+        try:
+            return json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(f"--data is not JSON: {error}") from None
+    found: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"'{word}' is not of the form name=value")
+        if key in found:
+            raise click.UsageError(f"'{key}' is given twice")
+        found[key] = value_of(text)
+    return found
+
+
+def value_of(text: str) -> object:
+    """JSON when it is JSON, else the text: 7 -> 7, [1] -> [1], ada -> "ada", "7" -> "7"."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"{word} is no JSON value")
+
+
+def encoded(data: object) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+
+
+def for_php(name: str) -> bool:
+    r"""Whether no Python app can declare it: App\Jobs\Report@fire."""
+    return "\\" in name or "@" in name
+
+
+# -- dispatch
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
+@click.option("--data", metavar="JSON", help="Send this as the job's data, in place of KEY=VALUE.")
+@click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
+@click.option("--delay", type=common.Span(), metavar="TIME", help="Let it be due after this long.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send it so often.")
+@common.options
+def dispatch(
+    name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
+) -> None:
+    """Send a job by its name.
+
+    A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app the arguments are
+    checked before anything is sent; without one, and for PHP's Class@method, they are sent as they are.
+    """
+    said = given_data(words, data)
+    asked = {"queue": queue, "delay": delay, "connection": common.given().connection}
+    sending = {key: value for key, value in asked.items() if value is not None}
+    send = by_name if for_php(name) else by_app
+    ids, place = send(name, said, sending, count)
+    if common.given().json:
+        return output.document({"name": name, "queue": place, "ids": ids})
+    which = ids[0] if count == 1 else f"{count} times"
+    later = f", due in {output.duration(delay)}" if delay else ""
+    output.say(output.clean(f"sent {name} {which} to {place}{later}"))
+
+
+def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> tuple[list[str], str]:
+    """Through the declaration, which checks it: the ids, and the queue. Without an app as `by_name`."""
+    found = app_if_named(common.loaded())
+    if found is None:
+        return by_name(name, data, sending, count)
+    call = found.call(name, encoded(data))
+    call = call.using(**sending) if sending else call
+    ids: list[str] = []
+    while len(ids) < count:
+        ids += [handle.id for handle in found.dispatch(*[call] * min(CHUNK, count - len(ids)))]
+    return ids, queue_of(found, name, sending)
+
+
+def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
+    declared = found.registry.get(name)
+    own = declared.options if declared else JobOptions()
+    connection = found.settings.connection(sending.get("connection", own.connection))
+    return str(sending.get("queue") or own.queue or connection.queue)
+
+
+def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> tuple[list[str], str]:
+    """Under the name alone, nothing is checked: the ids, and the queue."""
+    from qd.app import Qd
+
+    found = Qd()
+    found.settings = common.settings()
+    connection = common.connection_name(found.settings)
+    place = found.queue(sending.get("queue") or found.settings.connection(connection).queue, connection)
+    return [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)], place.name
+
+
+# -- run
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
+@click.option("--data", metavar="JSON", help="Take this as the job's data, in place of KEY=VALUE.")
+@common.options
+def run(name: str, words: tuple[str, ...], data: str | None) -> int:
+    """Run a job here and now, in this process, and print what it returns. Nothing is sent and nothing tried again."""
+    said = given_data(words, data)
+    call = app().call(name, encoded(said))
+    try:
+        result = call.run()
+    except Exception as error:
+        if not isinstance(error, QdError):  # those have a line and a code of their own
+            error.with_traceback(from_the_job_on(error.__traceback__))
+            traceback.print_exception(error)
+            return 1
+        raise
+    if common.given().json:
+        output.document({"name": name, "result": plain(result)})
+    elif result is not None:
+        output.say(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
+    return 0
+
+
+def from_the_job_on(at: TracebackType | None) -> TracebackType | None:
+    """Without the frames that lead to the job's own code."""
+    whole = at
+    while at is not None and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] in ("qd", "asyncio"):
+        at = at.tb_next
+    return at or whole
+
+
+def plain(result: object) -> Any:
+    """The result as JSON can hold it: what JSON does not know, as msgspec or else as its repr."""
+    import msgspec
+
+    try:
+        return msgspec.to_builtins(result)
+    except (TypeError, ValueError):
+        return repr(result)
+
+
+# -- jobs
+
+
+@click.command()
+@common.options
+def jobs() -> None:
+    """List the jobs that the app declares."""
+    registry = app().registry
+    declared = [found for name in registry.names() if (found := registry.get(name))]
+    if common.given().json:
+        return output.document({"jobs": [described(job) for job in declared]})
+    if not declared:
+        return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
+    head = ("job", "queue", "options", "declared at")
+    output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in declared])
+
+
+def said(job: Declared) -> list[str]:
+    """The options that its declaration names, the queue apart: `tries=5`, `timeout=30s`."""
+    names = [name for name in JOB_KINDS if name != "queue" and getattr(job.options, name) is not None]
+    return [f"{name}={shown(JOB_KINDS[name], getattr(job.options, name))}" for name in names]
+
+
+def described(job: Declared) -> dict[str, Any]:
+    options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
+    return {"name": job.name, "async": job.is_async, "options": options, "declared_at": job.where}
+
+
+# -- clear
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@common.options
+def clear(queue: str) -> None:
+    """Delete the ready and delayed jobs of a queue; what is running goes on."""
+    found = common.settings()
+    place = common.connection_name(found)
+    count = common.queue(found, place).clear(queue)
+    if common.given().json:
+        return output.document({"queue": queue, "connection": place, "deleted": count})
+    output.say(output.clean(f"{queue}: {count} deleted"))

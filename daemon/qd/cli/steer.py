@@ -1,0 +1,249 @@
+"""`qd restart`, `pause`, `resume`, `down`, `up`: notes in Redis that every worker on every host obeys.
+
+With [laravel] configured, restart, pause and resume are told to Laravel's workers too.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from qd.cli import common, output
+from qd.errors import ConfigError, ConnectionLost
+from qd.store import hosts, laravel, stamps
+from qd.units import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+    from qd.store.base import Store
+
+LOOK = 0.1  # seconds between two looks of --wait
+
+
+# -- restart
+
+
+class Answer(NamedTuple):
+    """What became of a master that was there. back: its place is taken by one that booted after the stamp."""
+
+    was: hosts.Master
+    back: hosts.Master | None
+    after: float | None  # seconds
+
+
+@click.command()
+@click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
+@click.option("--wait", "seconds", type=common.Span(), metavar="TIME", help="Wait so long for every master to be back.")
+@common.options
+def restart(rolling: bool, seconds: float | None) -> int:
+    """Let every worker finish its job and start anew, with new code.
+
+    A whole `qd work` drains and leaves with exit 0, for supervisord or systemd to start it again.
+
+    --wait: exit 0 when each master that was there is back (same host and pool, started after this command); 1 when one
+    is not, and it is named.
+    """
+    found = common.settings()
+    store = common.store(found, found.control)
+    before = [master for master in hosts.masters(store) if not master.silent(store.now())]
+    stamp = stamps.restart(store, rolling=rolling)
+    if found.laravel is not None:
+        laravel.restart(cache(found))
+    answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
+    if common.given().json:
+        output.document({**asdict(stamp), "masters": told(before, answers)})
+    elif seconds is None:
+        output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
+    else:
+        say_answers(answers, seconds)
+    return 0 if all(answer.back for answer in answers) else 1
+
+
+def wait_for(store: Store, before: list[hosts.Master], stamp: stamps.Restart, seconds: float) -> list[Answer]:
+    """Look until every place is taken again, for `seconds` at most. The server may be away until then."""
+    begun = time.monotonic()
+    answers = [Answer(master, None, None) for master in before]
+    while True:
+        passed = time.monotonic() - begun
+        try:
+            answers = looked(answers, hosts.masters(store), stamp, passed)
+            if all(answer.back for answer in answers) or passed >= seconds:
+                return answers
+        except ConnectionLost:
+            if passed >= seconds:
+                raise
+        time.sleep(min(LOOK, max(0.0, seconds - passed)))
+
+
+def looked(answers: list[Answer], now: list[hosts.Master], stamp: stamps.Restart, passed: float) -> list[Answer]:
+    """The answers after one more look: each master that is new takes one place of its host and pool."""
+    taken = {answer.back.token for answer in answers if answer.back}
+    free = [m for m in now if m.booted_at > stamp.at and m.state != "stopping" and m.token not in taken]
+    found = []
+    for answer in answers:
+        back = next((master for master in free if master.place == answer.was.place), None)
+        if answer.back or back is None:
+            found.append(answer)
+        else:
+            free.remove(back)
+            found.append(Answer(answer.was, back, passed))
+    return found
+
+
+def say_answers(answers: list[Answer], seconds: float) -> None:
+    if not answers:
+        output.say("no master reports, so there is none to wait for")
+    for was, back, after in answers:
+        if back is not None:
+            output.say(f"{name_of(was)}: back after {output.duration(after)}, pid {was.pid} -> {back.pid}")
+        else:
+            output.say(f"{name_of(was)}: not back within {output.duration(seconds)}, pid was {was.pid}")
+
+
+def told(before: list[hosts.Master], answers: list[Answer]) -> list[dict[str, Any]]:
+    if not answers:
+        return [{"host": master.host, "pool": master.pool, "pid": master.pid} for master in before]
+    return [
+        {
+            "host": was.host,
+            "pool": was.pool,
+            "pid": was.pid,
+            "back": back is not None,
+            "new_pid": back.pid if back else None,
+            "after_s": None if after is None else round(after, 3),
+        }
+        for was, back, after in answers
+    ]
+
+
+def name_of(master: hosts.Master) -> str:
+    """`mail@app-1`, or the host alone for a master without a pool."""
+    return output.clean(f"{master.pool}@{master.host}" if master.pool else master.host)
+
+
+# -- pause and resume
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@click.option("--for", "seconds", type=common.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
+@common.options
+def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
+    """Take no more jobs from these queues, on any host; jobs that run are finished.
+
+    Without QUEUE: from all queues that running masters report and the configuration names.
+    """
+    if seconds == 0:
+        raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
+    found = common.settings()
+    place = common.connection_name(found)
+    names = asked(found, place, queues)
+    store = common.store(found, place)
+    notes = {name: stamps.pause(store, name, by=common.who(), reason=reason, seconds=seconds) for name in names}
+    if found.laravel is not None:
+        pause_laravel(found, place, queues, seconds)
+    if common.given().json:
+        return output.document(
+            {"paused": [{"queue": name, "connection": place, **asdict(notes[name])} for name in names]}
+        )
+    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
+    for name in names:
+        output.say(f"{output.clean(name)}: paused {until}")
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@common.options
+def resume(queues: tuple[str, ...]) -> None:
+    """Take jobs from these queues again.
+
+    Without QUEUE: from all that are paused.
+    """
+    found = common.settings()
+    place = common.connection_name(found)
+    store = common.store(found, place)
+    names = asked(found, place, queues) if queues or found.laravel else []
+    names = names if queues else list(dict.fromkeys([*hosts.queues_held(store), *names]))
+    were = {name: stamps.resume(store, name) is not None for name in names}
+    if found.laravel is not None:
+        for name, ended in resume_laravel(found, place, queues, names).items():
+            were[name] = were.get(name, False) or ended
+    if common.given().json:
+        listed = [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
+        return output.document({"resumed": listed})
+    for name, was in were.items():
+        if was or name in queues:
+            output.say(f"{output.clean(name)}: {'resumed' if was else 'was not paused'}")
+    if not queues and not any(were.values()):
+        output.say("nothing was paused")
+
+
+def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
+    """The queues named, else all that are known. Refuses when none is."""
+    reported = hosts.queues_of(hosts.masters(common.store(found, found.control))).get(place, [])
+    known = list(dict.fromkeys([*common.queues_named(found, place), *reported]))
+    for name in queues:
+        if known and name not in known:
+            output.note(f"nobody is known to work on '{name}' of {place}{did_you_mean(name, known)}")
+    if not queues and not known and found.laravel is None:
+        raise common.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
+    return list(dict.fromkeys(queues or known))
+
+
+def pause_laravel(found: Settings, place: str, queues: tuple[str, ...], seconds: float | None) -> None:
+    store = cache(found)
+    for name in queues:
+        laravel.pause(store, place, name, seconds)
+    if not queues:
+        laravel.pause_all(store, seconds)
+
+
+def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
+    """Which queues Laravel's own keys held. A pause of all queues ends only when all are resumed."""
+    store = cache(found)
+    were = {name: laravel.resume(store, place, name) for name in names}
+    if not queues and laravel.resume_all(store):
+        return dict.fromkeys(names, True)
+    if queues and laravel.all_paused(store):
+        output.note("Laravel's pause of all queues still holds: `qd resume` without a queue ends it")
+    return were
+
+
+def cache(found: Settings) -> Store:
+    """Where Laravel's workers look for such notes."""
+    from qd.connectors.redis.wire import Wire
+    from qd.store.redis import RedisStore
+
+    if found.laravel is None:
+        raise ConfigError("[laravel] is not configured")
+    return RedisStore(Wire(found.laravel.cache_url, name="qd: command"), found.laravel.cache_prefix)
+
+
+# -- maintenance mode
+
+
+@click.command()
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
+@common.options
+def down(reason: str) -> None:
+    """Begin maintenance mode: workers finish their jobs and take no other, until `qd up`. `qd work --force` goes on."""
+    found = common.settings()
+    note = stamps.down(common.store(found, found.control), by=common.who(), reason=reason)
+    if common.given().json:
+        return output.document({"down": asdict(note)})
+    output.say("maintenance mode is on until `qd up`")
+
+
+@click.command()
+@common.options
+def up() -> None:
+    """End maintenance mode."""
+    found = common.settings()
+    was = stamps.up(common.store(found, found.control))
+    if common.given().json:
+        return output.document({"was_down": None if was is None else asdict(was)})
+    output.say("maintenance mode is off" if was else "maintenance mode was not on")

@@ -1,0 +1,37 @@
+"""What a store of small facts must be able to do, whoever keeps it. stamps.py and hosts.py know only this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Store(Protocol):
+    """Names to bytes, and names to fields of bytes. Every call may raise ConnectionLost or ServerRefused."""
+
+    def now(self) -> float:
+        """Unix seconds by the store's clock, the only one that all hosts share."""
+
+    def get(self, *names: str) -> list[bytes | None]:
+        """Their values in this order. None: not there."""
+
+    def put(self, name: str, value: bytes, seconds: float | None = None) -> None:
+        """Set it; with `seconds` it vanishes by itself after that time."""
+
+    def take(self, name: str) -> bytes | None:
+        """Delete it. Returns what was there."""
+
+    def fields(self, name: str) -> Mapping[str, bytes]:
+        """Every field of `name`, {} when it is not there."""
+
+    def put_field(self, name: str, field: str, value: bytes) -> None:
+        """Set one field."""
+
+    def drop_fields(self, name: str, fields: Sequence[str]) -> None:
+        """Delete these fields; those that are not there do not matter."""
+
+    def token(self, name: str) -> None:
+        """Append a token to the list `name`, so that one who waits on it looks again."""
+
+    def names(self, start: str, most: int) -> list[str]:
+        """Names that begin with `start`, as far as a look through about `most` of all names finds them."""

@@ -1,0 +1,121 @@
+"""Which masters are there, and what each of their workers does: the hash qd:masters, one report a master.
+
+A keeper writes its master's report about once a second, with the store's time in it; `qd status` and
+`qd restart --wait` read. A report is a fact with an age, never a promise: a killed host leaves its last one behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from qd.connectors.redis import keys
+from qd.store.base import Store
+
+SILENT = 10.0  # seconds without a report: the master is gone, or its keeper does not reach the server
+FORGOTTEN = 3600.0  # keepers take reports away that are older
+
+
+class Worker(msgspec.Struct):
+    """One child of a master. since: unix seconds, when `state` began."""
+
+    slot: int
+    pid: int = 0
+    start: int = 0
+    state: str = ""
+    job: str | None = None
+    since: float | None = None
+    done: int = 0
+    queue: str | None = None
+
+
+class Master(msgspec.Struct):
+    """A report. Moments are unix seconds by the store's clock; state: running, paused, stopping or down."""
+
+    token: str
+    host: str
+    pid: int
+    booted_at: float
+    seen_at: float
+    boot: str = ""
+    ns: int | str = 0
+    start: int = 0
+    pool: str = ""
+    connection: str = ""
+    queues: list[str] = []
+    version: str = ""
+    state: str = "running"
+    workers: list[Worker] = []
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Host and pool: who takes a master's place is known by it."""
+        return self.host, self.pool
+
+    def silent(self, now: float) -> bool:
+        """Whether it has not reported for so long that it is most likely gone."""
+        return now - self.seen_at > SILENT
+
+
+_decoder = msgspec.json.Decoder(Master, strict=False)
+
+
+def masters(store: Store) -> list[Master]:
+    """Every report, by host, pool and pid; those of silent masters too. What is no report is left out."""
+    return read_masters(store.fields(keys.MASTERS))
+
+
+def read_masters(fields: Mapping[str, bytes]) -> list[Master]:
+    found = [master for raw in fields.values() if (master := read_master(raw)) is not None]
+    return sorted(found, key=lambda master: (master.host, master.pool, master.pid))
+
+
+def read_master(raw: bytes) -> Master | None:
+    """None: not a report of any version of qd that this one can read."""
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def report(store: Store, master: Mapping[str, Any]) -> None:
+    """Write a master's report: the words of Master, without seen_at, which is the store's clock now."""
+    said = {**master, "seen_at": round(store.now(), 3)}
+    store.put_field(keys.MASTERS, said["token"], msgspec.json.encode(said))
+
+
+def leave(store: Store, token: str) -> None:
+    """A master that ends takes its report with it."""
+    store.drop_fields(keys.MASTERS, [token])
+
+
+def forgotten(fields: Mapping[str, bytes], now: float) -> list[str]:
+    """The tokens whose reports are to be taken away: too old, or not readable by anybody."""
+    found = [(token, read_master(raw)) for token, raw in fields.items()]
+    return [token for token, master in found if master is None or now - master.seen_at > FORGOTTEN]
+
+
+def queues_of(found: Iterable[Master]) -> dict[str, list[str]]:
+    """Connection -> the queues its masters work on, each once, in their order."""
+    queues: dict[str, dict[str, None]] = {}
+    for master in found:
+        queues.setdefault(master.connection, {}).update(dict.fromkeys(master.queues))
+    return {connection: list(names) for connection, names in queues.items()}
+
+
+KEPT = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths")
+LOOK = 100_000  # names; a server that holds more may hold queues that are not found so
+
+
+def queues_found(store: Store) -> list[str]:
+    """The queues that have keys on this server, whether anybody works on them or not."""
+    bodies = [name.removeprefix("queues:") for name in store.names("queues:", LOOK)]
+    heads = [body.rpartition(":")[0] if body.rpartition(":")[2] in KEPT else body for body in bodies]
+    return sorted({head for head in heads if head})
+
+
+def queues_held(store: Store) -> list[str]:
+    """The queues found so that are paused."""
+    return [name[len("queues:") : -len(":paused")] for name in store.names("queues:", LOOK) if name.endswith(":paused")]

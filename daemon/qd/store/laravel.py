@@ -1,0 +1,50 @@
+"""Laravel's own restart and pause keys, which live in its cache: how `qd restart`, `pause`, `resume` reach PHP workers.
+
+The store is the cache's Redis, its prefix the cache's (`cache_prefix`). Names and values as Laravel 13 keeps them
+(Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/RedisStore.php): numbers as plain text, else serialized.
+"""
+
+from __future__ import annotations
+
+from qd.store.base import Store
+
+RESTART = "illuminate:queue:restart"
+PAUSED_ALL = "illuminate:queues:paused"
+TRUE = b"b:1;"
+
+
+def paused(connection: str, queue: str) -> str:
+    return f"illuminate:queue:paused:{connection}:{queue}"
+
+
+def restart(store: Store) -> int:
+    """Every PHP worker leaves after the job in hand. Returns the stamp: whole seconds, never the value that is there,
+    because workers look for a change only."""
+    before, now = store.get(RESTART)[0], int(store.now())
+    if before is not None and before.isdigit() and len(before) < 12:
+        now = max(now, int(before) + 1)
+    store.put(RESTART, b"%d" % now)
+    return now
+
+
+def pause(store: Store, connection: str, queue: str, seconds: float | None = None) -> None:
+    """Laravel 13 and later skip the queue; older releases know no pause."""
+    store.put(paused(connection, queue), TRUE, seconds)
+
+
+def pause_all(store: Store, seconds: float | None = None) -> None:
+    """All queues of all connections."""
+    store.put(PAUSED_ALL, TRUE, seconds)
+
+
+def resume(store: Store, connection: str, queue: str) -> bool:
+    """Whether it was paused by itself; the pause of all queues is another one."""
+    return store.take(paused(connection, queue)) is not None
+
+
+def resume_all(store: Store) -> bool:
+    return store.take(PAUSED_ALL) is not None
+
+
+def all_paused(store: Store) -> bool:
+    return store.get(PAUSED_ALL)[0] is not None

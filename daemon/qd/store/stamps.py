@@ -1,0 +1,151 @@
+"""What operators leave for every host to see: the restart stamp, pauses of queues, maintenance mode.
+
+`qd restart`, `pause`, `resume`, `down` and `up` write here; workers, keepers and `qd status` read. The read_* functions
+are for those who fetch the bytes in a call of their own. Bytes that are not ours read as set, with nobody's name: a
+queue somebody paused by hand stays paused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qd.connectors.redis import keys
+from qd.store.base import Store
+
+ROLLING = " rolling"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Whoever runs code loaded before `at` (unix seconds, the store's clock) starts anew; rolling: one by one."""
+
+    at: float
+    rolling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing is taken from this queue. until: unix seconds, None until somebody resumes it."""
+
+    by: str = ""
+    reason: str = ""
+    at: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Maintenance mode: nothing is taken from any queue, except by `qd work --force`."""
+
+    by: str = ""
+    reason: str = ""
+    at: float | None = None
+
+
+# -- restart
+
+
+def restart(store: Store, *, rolling: bool = False) -> Restart:
+    """Leave the stamp. It is never taken away: one that vanished would look like none."""
+    stamp = Restart(round(store.now(), 6), rolling)
+    store.put(keys.RESTART, f"{stamp.at:.6f}{ROLLING if rolling else ''}".encode())
+    return stamp
+
+
+def last_restart(store: Store) -> Restart | None:
+    return read_restart(store.get(keys.RESTART)[0])
+
+
+def read_restart(raw: bytes | None) -> Restart | None:
+    """None: there was none, or what is there is no stamp (better no restart than one without end)."""
+    text = (raw or b"").decode("utf-8", "replace")
+    try:
+        at = float(text.removesuffix(ROLLING))
+    except ValueError:
+        return None
+    return Restart(at, text.endswith(ROLLING)) if 0 < at < 1e12 else None
+
+
+# -- pause
+
+
+def pause(store: Store, queue: str, *, by: str, reason: str = "", seconds: float | None = None) -> Pause:
+    """From the return of this call on no worker takes a job from `queue`, on any host."""
+    now = round(store.now(), 3)
+    note = Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
+    store.put(keys.paused(queue), _written(note), seconds)
+    return note
+
+
+def resume(store: Store, queue: str) -> Pause | None:
+    """Take the pause away, and wake a waiting worker. Returns what it was; None: the queue was not paused."""
+    raw = store.take(keys.paused(queue))
+    if raw is None:
+        return None
+    store.token(keys.notify(queue))
+    return read_pause(raw)
+
+
+def paused(store: Store, queues: Iterable[str]) -> dict[str, Pause]:
+    """Those of `queues` that are paused, with who and why."""
+    names = list(dict.fromkeys(queues))
+    found = zip(names, store.get(*[keys.paused(name) for name in names]), strict=True)
+    return {name: read_pause(raw) for name, raw in found if raw is not None}
+
+
+def read_pause(raw: bytes) -> Pause:
+    said = _read(raw)
+    return Pause(_text(said, "by"), _text(said, "reason"), _moment(said, "at"), _moment(said, "until"))
+
+
+# -- down
+
+
+def down(store: Store, *, by: str, reason: str = "") -> Down:
+    """Maintenance mode, until `up`."""
+    note = Down(by, reason, round(store.now(), 3))
+    store.put(keys.DOWN, _written(note))
+    return note
+
+
+def up(store: Store) -> Down | None:
+    """End it. Returns what it was; None: it was not on."""
+    raw = store.take(keys.DOWN)
+    return None if raw is None else read_down(raw)
+
+
+def is_down(store: Store) -> Down | None:
+    raw = store.get(keys.DOWN)[0]
+    return None if raw is None else read_down(raw)
+
+
+def read_down(raw: bytes) -> Down:
+    said = _read(raw)
+    return Down(_text(said, "by"), _text(said, "reason"), _moment(said, "at"))
+
+
+# -- the notes as JSON
+
+
+def _written(note: Pause | Down) -> bytes:
+    return json.dumps(asdict(note)).encode()
+
+
+def _read(raw: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _text(said: dict[str, Any], key: str) -> str:
+    return said[key] if isinstance(said.get(key), str) else ""
+
+
+def _moment(said: dict[str, Any], key: str) -> float | None:
+    found = said.get(key)
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
