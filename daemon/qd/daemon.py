@@ -106,7 +106,9 @@ def announce(log: Log, message: Message) -> None:
         jobs=message["jobs"],
     )
     if not message["jobs"]:
-        log.warning("app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports")
+        log.warning(
+            "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
+        )
 
 
 def token() -> str:

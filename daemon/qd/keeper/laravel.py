@@ -47,7 +47,7 @@ class LaravelKeys:
                 self._mirror(queue)
         if self._first is UNSEEN:
             self._first = stamp
-        asked = stamp != self._first
+        asked: bool = stamp != self._first
         self._first = stamp
         return asked
 
@@ -55,9 +55,9 @@ class LaravelKeys:
         """qd's own pause, unless somebody has paused it with qd: his word and reason stay."""
         name = self.queue.settings.prefix + keys.paused(queue)
         note = json.dumps({"by": "Laravel", "reason": "queue:pause", "at": None, "until": None})
-        if not self.queue.wire.call("SET", name, note, "NX", "PX", MIRROR):
-            if b'"by": "Laravel"' in (self.queue.wire.call("GET", name) or b""):
-                self.queue.wire.call("PEXPIRE", name, MIRROR)
+        fresh = self.queue.wire.call("SET", name, note, "NX", "PX", MIRROR)
+        if not fresh and b'"by": "Laravel"' in (self.queue.wire.call("GET", name) or b""):
+            self.queue.wire.call("PEXPIRE", name, MIRROR)
 
 
 def truthy(value: bytes | None) -> bool:

@@ -25,7 +25,7 @@ from qd.connectors.manager import located
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Wire
+from qd.connectors.redis.wire import Arg, Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.settle import Settle
@@ -124,7 +124,7 @@ class Keeper:
         names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         reclaim = time.monotonic() - self._connected_at > self.lease / 3 + 2 if self._connected_at else False
-        args = (self.hands.token, report, self.lease, int(renew), int(reclaim), MOVE, TOKENS, *slots)
+        args: tuple[Arg, ...] = (self.hands.token, report, self.lease, int(renew), int(reclaim), MOVE, TOKENS, *slots)
         reply: list[bytes] = script("beat").call(wire or self.queue.wire, [prefix + name for name in names], *args)
         return reply
 

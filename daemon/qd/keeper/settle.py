@@ -17,6 +17,7 @@ from typing import Any
 
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue, reserved_of
+from qd.errors import Malformed
 from qd.log import Log
 from qd.master.plan import Hands
 from qd.payload import answered, read
@@ -24,7 +25,6 @@ from qd.process import vitals
 from qd.process.exits import told
 from qd.process.scoreboard import Slot, State, Verdict, W
 from qd.process.talk import Message
-from qd.errors import Malformed
 
 Masters = Mapping[str, Mapping[str, Any]]
 
@@ -75,7 +75,9 @@ class Settle:
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
         why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
         event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None)
+        self.log.warning(
+            event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None
+        )
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, in words, for the record of a job that is failed for it."""

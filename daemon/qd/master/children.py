@@ -1,10 +1,11 @@
 """The workers as the master keeps them: a slot each, spawned, watched, ended, reaped, and handed to the keeper.
 
-    free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
+free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -41,10 +42,8 @@ class Worker:
 
     def send(self, number: int) -> None:
         if self.pid:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)  # ours and not reaped: the pid cannot be another's
-            except ProcessLookupError:
-                pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,5 +210,3 @@ class Children:
     @property
     def jobs_done(self) -> int:
         return sum(w.slot[W.JOBS] for w in self.workers.values())
-
-

@@ -7,6 +7,7 @@ templates: the number of the code still counts, and workers of the new number im
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -90,7 +91,5 @@ class Codes:
 
 def enter(folder: str) -> None:
     """Enter the start folder by its name: behind a `current` link stands the new release now."""
-    try:
+    with contextlib.suppress(OSError):  # the import will say what is missing
         os.chdir(folder)
-    except OSError:
-        pass  # the import will say what is missing

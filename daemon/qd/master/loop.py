@@ -368,7 +368,9 @@ class Master:
             self._refuse_code(f"its import ended with {told(status)}")
         elif self.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
-            self.stop(f"the app's import ended with {told(status)}", Exit(exit_code) if known else Exit.IMPORT, by_signal=True)
+            self.stop(
+                f"the app's import ended with {told(status)}", Exit(exit_code) if known else Exit.IMPORT, by_signal=True
+            )
         elif self.stopping is None:
             self.log.error("template.died", how=told(status))
             self.reload("the template died")
@@ -508,9 +510,7 @@ class Master:
         self.keeping.kill()
         if time.monotonic() >= stopping.linger and not stopping.over:
             stopping.over = True
-            self.log.info(
-                "master.stopped", jobs=self.jobs_done, handed_back=self.handed_back, exit=int(stopping.code)
-            )
+            self.log.info("master.stopped", jobs=self.jobs_done, handed_back=self.handed_back, exit=int(stopping.code))
 
     @property
     def jobs_done(self) -> int:
@@ -536,7 +536,9 @@ class Master:
     def _tell(self) -> None:
         workers = self.children.workers.values()
         busy = sum(worker.busy for worker in workers)
-        state = "stopping" if self.stopping else "paused" if self.paused else "down" if self.board.header(H.DOWN) else ""
+        state = (
+            "stopping" if self.stopping else "paused" if self.paused else "down" if self.board.header(H.DOWN) else ""
+        )
         text = f"{len(workers)} workers, {busy} busy" + (f", {state}" if state else "")
         if text != self._said:
             self._said = text

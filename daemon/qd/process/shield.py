@@ -20,7 +20,9 @@ class Shield:
     def __enter__(self) -> None:
         self.depth += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.depth -= 1
         if self.depth == 0 and self.overdue is not None:
             overdue, self.overdue = self.overdue, None

@@ -102,8 +102,10 @@ def default_all() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-STEERING = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-STEERING += (signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGCONT)
+STEERING = (
+    *(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+    *(signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGCONT),
+)
 
 
 def deaf(*more: signal.Signals) -> None:

@@ -122,7 +122,9 @@ class Attempts:
 
     def _unknown(self, name: str) -> str:
         near = self.app.registry.near(name)
-        known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(self.app.registry.names())} are known"
+        known = (
+            f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(self.app.registry.names())} are known"
+        )
         return f"no job '{name}' is declared in this app ({known})"
 
     def _hold(self, payload: Payload, now: float, why: str) -> Back:

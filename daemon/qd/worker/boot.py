@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import random
-import sys
+import signal
 from collections.abc import Mapping
 
 from qd.app import Qd
@@ -41,8 +41,6 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat) -> int:
     queue = open_queue(settings, settings.work.connection, token=hands.token, slot=seat.slot, title=title)
     worker = Worker(app, settings, queue, hands, seat)
     hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
-    if stack_fd is not None:
-        worker.stack_fd = stack_fd  # the fault handler writes there for as long as this process lives
     return worker.run()
 
 
@@ -54,7 +52,7 @@ def own_stdin() -> None:
 
 def ready_for_stacks() -> int | None:
     """A file in memory that takes this process's Python stacks, written in C even while a job holds the GIL."""
-    faulthandler.register(signals.signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if TAKE_STACK is None or not hasattr(os, "memfd_create"):
         return None
     fd = os.memfd_create("qd-stack", os.MFD_CLOEXEC)
@@ -63,7 +61,7 @@ def ready_for_stacks() -> int | None:
 
 
 def log_job_records(log: Log) -> None:
-    """Python's own logging: every record carries the job in hand; without handlers of the app's, it becomes our lines."""
+    """Python's own logging: every record carries the job in hand; without handlers of the app's it becomes our lines."""
     carry_job(job_fields)
     root = logging.getLogger()
     if not root.handlers:

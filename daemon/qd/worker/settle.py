@@ -26,9 +26,7 @@ class Settler:
     def give_back(self, job: Reserved, back: Back) -> bool:
         payload = read(job.member)
         attempts = payload.attempts if back.spends else payload.attempts - 1
-        text = answered(
-            job.member, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held
-        )
+        text = answered(job.member, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
         kept = self.queue.release(job, text, back.delay, head=back.head)
         level = "warning" if back.error is not None else "info"
         fields = {**self._job(job, payload), "delay": back.delay, "reason": back.why}

@@ -78,7 +78,7 @@ def imported(settings: Settings, complete: Complete) -> Qd | Exit:
 def load_app(settings: Settings) -> Qd:
     """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
     if not settings.app:
-        raise ConfigError("no app is named: write app = \"module:attribute\" into qd.toml, or set QD_APP, or use --app")
+        raise ConfigError('no app is named: write app = "module:attribute" into qd.toml, or set QD_APP, or use --app')
     module_name, _, attribute = settings.app.partition(":")
     if str(settings.root) not in sys.path:
         sys.path.insert(0, str(settings.root))
@@ -149,5 +149,3 @@ def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) 
         return int(app)
     report(hands, app, hands.code, [])
     return boot.serve(app, app.settings, hands, seat)
-
-

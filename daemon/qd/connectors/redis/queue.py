@@ -129,7 +129,9 @@ class RedisQueue:
     def release(self, held: Reserved, text: bytes, delay: float, *, head: bool = False) -> bool:
         return self.give_back(held.queue, self.owner, held.member, text, delay, head=head)
 
-    def give_back(self, queue: str, owner: str, member: bytes, text: bytes, delay: float, *, head: bool = False) -> bool:
+    def give_back(
+        self, queue: str, owner: str, member: bytes, text: bytes, delay: float, *, head: bool = False
+    ) -> bool:
         """The keeper's release: of a job that `owner`, now dead, held."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
         names = self._keys(*[kind(queue) for kind in kinds])
@@ -176,12 +178,19 @@ class RedisQueue:
             keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
         )
         counts = self.wire.call_many(
-            [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed), ("LINDEX", ready, 0), ("TIME",)]
+            [
+                ("LLEN", ready),
+                ("ZCARD", delayed),
+                ("ZCARD", reserved),
+                ("HLEN", failed),
+                ("LINDEX", ready, 0),
+                ("TIME",),
+            ]
         )
         for answer in counts:
             if isinstance(answer, Exception):
                 raise answer
-        return Sizes(*counts[:4], age_of(counts[4], int(counts[5][0])))
+        return Sizes(counts[0], counts[1], counts[2], counts[3], age_of(counts[4], int(counts[5][0])))
 
     def clear(self, queue: str) -> int:
         names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue))
@@ -193,11 +202,10 @@ class RedisQueue:
 
 def reserved_of(queue: str, member: bytes) -> Reserved:
     """A reservation read back from its payload. What stood there before the reserve is told as the attempt before."""
-    found: Any = None
-    for found in UNIT.finditer(member):
-        pass
-    if found is None:
+    units = list(UNIT.finditer(member))
+    if not units:
         return Reserved(queue, member, "", 0, 0, b"")
+    found = units[-1]
     before = b'"attempts":%d' % max(0, int(found[1]) - 1)
     return Reserved(queue, member, found[2].decode(), found.start(), found.end() - found.start(), before)
 

@@ -24,7 +24,18 @@ import hiredis
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused, WrongPassword
 
 Arg = bytes | str | int | float
-BUSY = ("LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED")
+BUSY = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "MISCONF",
+    "BUSY",
+    "OOM",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "UNBLOCKED",
+)
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 
