@@ -1,0 +1,114 @@
+"""The flags of `qd work`: only what was typed is passed on, Laravel's way of typing included."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from qd import config
+from qd.cli import common
+from qd.cli.flags import work_flags
+from qd.options import WORK
+
+URL = '[connections.redis]\nurl = "redis://h/0"\n[connections.reports]\n'
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """work("high", "-w", "2"): the flags that the command gets, or the usage error it ends with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {})
+    (tmp_path / "qd.toml").write_text(URL)
+    given = []
+
+    @click.command("work")
+    @work_flags
+    @common.options
+    def command(flags):
+        given.append(flags)
+
+    def run(*words):
+        given.clear()
+        result = CliRunner().invoke(command, words)
+        return given[0] if given else " ".join(result.stderr.split())
+
+    return run
+
+
+def test_nothing_typed_passes_nothing(work):
+    assert work() == {}
+
+
+def test_only_what_was_typed_is_passed_and_read(work):
+    assert work("-w", "2", "--timeout=5m", "--memory", "256M", "--once", "--backoff=1,5,30s", "--pool", "mail") == {
+        "workers": 2, "timeout": 300.0, "memory": 256 << 20, "once": True, "backoff": (1.0, 5.0, 30.0), "pool": "mail",
+    }  # fmt: skip
+
+
+def test_a_default_that_was_typed_counts_as_typed(work):
+    assert work("--timeout", "60") == {"timeout": 60.0}
+
+
+@pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
+def test_every_option_has_its_flag_and_help(row):
+    command = click.command("work")(work_flags(lambda flags: None))
+    text = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
+    if row.name not in ("queues", "connection"):
+        assert f"{row.flag} " in text
+        assert f"{row.help[0].upper()}{row.help[1:]}." in text
+        assert row.kind == "switch" or f"default: {row.shown}]" in text
+
+
+def test_what_was_typed_reaches_the_settings(work, tmp_path):
+    flags = work("high", "low", "--tries", "0")
+    found = config.load(tmp_path / "qd.toml", environ={"QD_TRIES": "5"}, flags=flags)
+    assert (found.work.queues, found.work.tries, found.origins["worker.tries"]) == (("high", "low"), 0, "flag --tries")
+
+
+def test_words_are_queues_in_order(work):
+    assert work("high", "default") == {"queues": ("high", "default")}
+    assert work("high,default", "high") == {"queues": ("high", "default")}
+    assert work("--queue=high,default") == {"queues": ("high", "default")}
+
+
+def test_laravels_line_is_understood(work):
+    assert work("redis", "--queue=high,default", "--sleep=3", "--tries=3", "--max-time=3600", "--daemon") == {
+        "connection": "redis", "queues": ("high", "default"), "sleep": 3.0, "tries": 3, "max_time": 3600.0,
+    }  # fmt: skip
+    assert work("--delay=5") == {"backoff": (5.0,)}
+    assert work("--delay=5", "--backoff=7") == {"backoff": (7.0,)}
+    assert work("--json") == {"log_format": "json"}
+
+
+def test_a_word_that_names_a_connection_is_refused_with_the_line_to_type(work):
+    said = work("reports")
+    assert "'reports' names a connection" in said
+    assert "`qd work -c reports`" in said
+    assert "`qd work --queue=reports`" in said
+    assert work("-c", "reports", "high") == {"queues": ("high",)}
+    assert work("--queue=reports") == {"queues": ("reports",)}
+
+
+def test_a_second_word_beside_queue_is_refused(work):
+    assert "there is one word, the connection, not 'redis high': qd work redis --queue=low" in work(
+        "redis", "high", "--queue=low"
+    )
+
+
+def test_two_different_connections_are_refused(work):
+    assert "two connections, 'redis' and 'reports'" in work("redis", "--queue=low", "-c", "reports")
+    assert work("redis", "--queue=low", "-c", "redis") == {"queues": ("low",), "connection": "redis"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--timeout=soon"], "'--timeout': 'soon' is not a length of time"),
+        (["--memory=128"], "megabytes are written '128M'"),
+        (["--tries=-1"], "'--tries': '-1' is not a whole number"),
+        (["--log-format=xml"], "'xml' is not one of text, json"),
+        (["--queue=a,,b"], "'' is not a name"),
+        (["--timeuot=5"], "--timeuot"),
+    ],
+)
+def test_a_wrong_value_is_wrong_usage(words, says, work):
+    assert says in work(*words)
