@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import psutil
 
+from qd import embedded
+
 GALLERY = Path(__file__).resolve().parent / "gallery"
 QD = (sys.executable, "-m", "qd")
 PATIENCE = 10.0  # seconds that any of it may take
@@ -72,11 +74,10 @@ class Report:
     def __init__(self) -> None:
         self.rows: list[tuple[bool, str]] = []
 
-    def expect(self, text: str, fact: Callable[[], object], seconds: float = PATIENCE) -> bool:
-        """Note whether `fact` comes true within `seconds`."""
-        seen = waited(fact, seconds)
-        self.rows.append((seen, text))
-        return seen
+    def expect(self, text: str, fact: Callable[[], object], seconds: float = PATIENCE) -> None:
+        """Note whether `fact` comes true within `seconds`; once something did not, nothing is waited for any more."""
+        good = all(seen for seen, _ in self.rows)
+        self.rows.append((waited(fact, seconds if good else 0), text))
 
     def print(self, seconds: float) -> bool:
         print(f"\nIn {seconds:.1f} seconds:")
@@ -107,12 +108,11 @@ def session_of(pid: int) -> int:
         return 0
 
 
-def qd(*arguments: str) -> str:
+def qd(*arguments: str) -> None:
     """One `qd` command, shown with what it prints."""
     print(f"$ qd {' '.join(arguments)}", flush=True)
     done = subprocess.run([*QD, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     print("".join(f"  {line}\n" for line in done.stdout.splitlines()), end="", flush=True)
-    return done.stdout
 
 
 def say(text: str) -> None:
@@ -137,6 +137,7 @@ def main() -> int:
             pictures.close()
             say("The private server is ended too.")
             qd("embedded", "stop")
+            report.expect("the private server had ended", lambda: not embedded.stop(Path.cwd()), 0)
     return 0 if report.print(time.monotonic() - began) else 1
 
 
