@@ -110,13 +110,15 @@ class Keeper:
             _, restart, down = (x.decode() for x in self._call((), self._report(), False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
         redis_now = float(stamp)
+        first = not self._forked_redis[0]
+        self._forked_at(redis_now)
         self._obey(restart, down, redis_now)
         self._tell_lost([item.decode() for item in reply[6:]])
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
         if self.laravel is not None and self.laravel.restart_asked():
             self.hands.voice.tell("restart", rolling=False)
-        return self._until_next(redis_now, due, more)
+        return SOON if first else self._until_next(redis_now, due, more)  # the second report knows when it was forked
 
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix

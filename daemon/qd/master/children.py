@@ -57,6 +57,7 @@ class Death:
     queue: str
     took: float
     jobs: int  # it has done
+    handed_back: int
     peak: int  # bytes
     stack: str
 
@@ -149,7 +150,7 @@ class Children:
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == State.IDLE and (code == Exit.OK or code in RECYCLED)
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
-        death = Death(worker, status, verdict, slot.job, slot.queue, took, slot[W.JOBS], peak, self.stack(worker))
+        death = Death(worker, status, verdict, slot.job, slot.queue, took, slot[W.JOBS], slot[W.HANDED_BACK], peak, self.stack(worker))
         del self.workers[slot.number]
         if worker.stack_fd is not None:
             os.close(worker.stack_fd)

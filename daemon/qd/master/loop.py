@@ -265,6 +265,7 @@ class Master:
     def _took_leave(self, death: Death) -> None:
         worker, slot = death.worker, death.worker.slot.number
         self.jobs += death.jobs
+        self.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
         if death.verdict is not None:
             self._tell_death(death)
             self.keeping.tell_dead(death)
@@ -287,8 +288,6 @@ class Master:
         killed = os.WIFSIGNALED(death.status) and os.WTERMSIG(death.status) == signal.SIGKILL
         reason = why.get(death.verdict or Verdict.CRASH, "out of memory?" if killed else None)
         fields = {"job": death.job or None, "queue": death.queue or None, "took": death.took or None}
-        if death.verdict is Verdict.HAND_BACK and death.job:
-            self.handed_back += 1
         peak = f"{death.peak // 1_000_000}M"
         how = told(death.status)
         pid, slot = death.worker.pid, death.worker.slot.number

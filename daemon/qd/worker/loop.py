@@ -226,6 +226,7 @@ class Worker:
             if self.log.informs:
                 self.settler.tell_done(job, (now() - self._began) / 1e9)
         elif isinstance(outcome, Back):
+            self.slot[W.HANDED_BACK] += int(outcome.head)
             self._surely(job, lambda: self.settler.give_back(job, outcome))
         elif isinstance(outcome, Failed):
             self._surely(job, lambda: self.settler.bury(job, outcome))

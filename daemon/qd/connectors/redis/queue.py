@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qd.connectors.base import Reserved, Sizes, Turn
 from qd.connectors.redis import keys
