@@ -1,0 +1,114 @@
+"""Qd: what producers import. Stores its arguments; files are read and servers connected to on first use.
+
+app = Qd(imports=["shop.mail"])
+@app.job("mail.welcome", queue="mail")      jobs/declare.py
+welcome.dispatch("a@b.c")                   jobs/calls.py -> bus/send.py -> connectors
+qd work                                     app.load(), then app.registry and app.listeners
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from qd.bus.named import Queue
+from qd.bus.send import Send
+from qd.connectors.manager import Connections
+from qd.errors import ArgumentError, UnknownJob
+from qd.events import Event, Listeners, Looping
+from qd.jobs import Call, Declare, Handle, Plan, Registry
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+
+E = TypeVar("E", bound=Event)
+
+
+class Qd:
+    """An app: its jobs, its listeners, its connections. One for each project; it may be used from any thread, and after
+    a fork.
+
+    url: of the default connection, below QD_REDIS_URL and above qd.toml. imports: modules that declare jobs.
+    """
+
+    job: Declare
+
+    def __init__(self, url: str | None = None, *, imports: Sequence[str] = ()) -> None:
+        self.url = url
+        self.imports = tuple(imports)
+        self.registry = Registry()
+        self.listeners = Listeners()
+        self.connections = Connections(self._current_settings)
+        self._settings: Settings | None = None
+        self._send = Send(self._current_settings, self.connections, self.listeners)
+        self.job = Declare(self.registry, self._send)
+
+    @property
+    def said(self) -> dict[str, object]:
+        """What the code says, as config.load takes it: above the file, below the environment."""
+        said: dict[str, object] = {"url": self.url, "imports": list(self.imports)}
+        return {key: value for key, value in said.items() if value}
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, read on first use. Raises ConfigError."""
+        if self._settings is None:
+            from qd import config  # reading files waits until somebody needs them
+
+            self._settings = config.load(code=self.said)
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        """What the command line worked out counts for the app too."""
+        self._settings = settings
+
+    def _current_settings(self) -> Settings:
+        return self._settings or self.settings
+
+    def load(self) -> None:
+        """Import the modules that declare jobs. Raises whatever they raise."""
+        root = str(self.settings.root)
+        if root not in sys.path:
+            sys.path.insert(0, root)
+        for name in self.settings.imports:
+            import_module(name)
+
+    def dispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
+        """Send many in one round trip; their handles in order. All of them are encoded before the first is sent."""
+        ready = [call._to_send() for call in calls if isinstance(call, Call)]
+        if len(ready) < len(calls):
+            stranger = next(call for call in calls if not isinstance(call, Call))
+            raise ArgumentError(f"{stranger!r} is not a call: give job.bind(...) or an instance of a class job")
+        return [Handle(id) for id in self._send.send_many([(plan, data) for _, plan, data in ready])]
+
+    def call(self, name: str, data: bytes) -> Call[Any]:
+        """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,
+        WrongType."""
+        declared = self.registry.get(name)
+        if declared is None:
+            near = ", ".join(f"'{other}'" for other in self.registry.near(name))
+            raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
+        declared.prepare(data)
+        return Call(self._send, Plan(declared, declared.options), data)
+
+    def queue(self, name: str, connection: str | None = None) -> Queue:
+        """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""
+        return Queue(self._send, name, connection)
+
+    @overload  # only Looping asks for an answer; the overlap is meant
+    def on(  # type: ignore[overload-overlap]
+        self, event: type[Looping]
+    ) -> Callable[[Callable[[Looping], bool | None]], Callable[[Looping], bool | None]]: ...
+    @overload
+    def on(self, event: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]: ...
+    def on(self, event: type[Any]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """`@app.on(JobFailed)`: call the function below with each event of this kind."""
+
+        def add(listener: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            self.listeners.add(event, listener)
+            return listener
+
+        return add

@@ -1,0 +1,43 @@
+"""A queue by its name, as app.queue("mail") gives it: jobs that another program declares, and the queue's state."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from qd.arguments import encode_value
+from qd.bus.send import Send, due_in
+from qd.errors import ArgumentError
+from qd.jobs import Handle, Span
+
+
+class Queue:
+    """connection: None is the default one. Nothing is asked of the server before a method is called."""
+
+    def __init__(self, send: Send, name: str, connection: str | None = None) -> None:
+        self._send = send
+        self.name = name
+        self._connection = connection
+
+    def push(self, job: str, data: object = "", *, delay: Span | datetime | None = None) -> Handle[None]:
+        """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
+        seconds = 0.0 if delay is None else due_in(delay)
+        return Handle(self._send.push_named(self._connection, self.name, job, encode_value(data), seconds))
+
+    def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
+        """Send these bytes as they are; nothing looks into them."""
+        if not isinstance(payload, bytes):
+            raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
+        seconds = 0.0 if delay is None else due_in(delay)
+        self._send.push(self._send.connection(self._connection), self.name, payload, seconds, None, None)
+
+    def size(self) -> int:
+        """How many jobs are ready, delayed or running."""
+        sizes = self._send.queue(self._connection).sizes(self.name)
+        return sizes.ready + sizes.delayed + sizes.reserved
+
+    def clear(self) -> int:
+        """Delete what is ready or delayed, never what runs. Returns how many."""
+        return self._send.queue(self._connection).clear(self.name)
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name}>"

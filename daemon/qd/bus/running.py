@@ -1,0 +1,129 @@
+"""The job in hand: what current_job() gives, and how a job runs here and now. The worker enters and leaves it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from qd import events
+from qd.errors import JobFailure, NotInJob, Settled
+from qd.jobs import Declared
+from qd.limits import Fail, Release
+from qd.units import span
+
+
+class RunningJob:
+    """One attempt of a job. attempt: 1 = the first. stopping: the worker was asked to stop, so save your place.
+
+    outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise.
+    """
+
+    __slots__ = ("attempt", "id", "name", "outcome", "queue", "stopping")
+
+    def __init__(self, id: str, name: str, queue: str, attempt: int) -> None:
+        self.id = id
+        self.name = name
+        self.queue = queue
+        self.attempt = attempt
+        self.stopping = False
+        self.outcome: Release | Fail | None = None
+
+    def release(self, delay: float | timedelta = 0) -> NoReturn:
+        """Stop here, and run again in `delay` seconds; the attempt counts. Raises through the job."""
+        self.outcome = Release(span(delay))
+        raise Settled(f"released for {self.outcome.delay:g} s")
+
+    def fail(self, reason: str) -> NoReturn:
+        """Stop here; the job has failed for good. Raises through the job."""
+        self.outcome = Fail(reason)
+        raise Settled(f"failed: {reason}")
+
+    def __repr__(self) -> str:
+        return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
+
+
+_in_hand: RunningJob | None = None  # the worker's: one at a time, seen by every thread the job starts
+_here: ContextVar[RunningJob | None] = ContextVar("qd_job_run_here", default=None)  # of run(): one a thread or task
+
+
+def enter(job: RunningJob) -> None:
+    """This process works on `job` now."""
+    global _in_hand
+    _in_hand = job
+
+
+def leave() -> None:
+    global _in_hand
+    _in_hand = None
+
+
+def current_job() -> RunningJob:
+    """The job this code runs in. Raises NotInJob outside of one."""
+    job = _here.get() or _in_hand
+    if job is None:
+        raise NotInJob("current_job() was asked outside a job: it is for code that a worker or run() runs")
+    return job
+
+
+def run_here(declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners) -> Any:
+    """One attempt in this process, with the events a worker would send. Returns what the job returned.
+
+    A job that fails raises its own error, after failed() and the listeners; one that settles itself raises JobFailure.
+    """
+    call = declared.prepare(data)
+    token = _here.set(job)
+    try:
+        return attempt_here(call, declared, data, job, listeners)
+    finally:
+        _here.reset(token)
+
+
+def attempt_here(
+    call: Callable[[], object], declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners
+) -> object:
+    result: object = None
+    try:
+        listeners.emit(events.JobProcessing(job))
+        result = finished(call())
+    except (Exception, Settled) as error:
+        if job.outcome is None:
+            listeners.emit(events.JobExceptionOccurred(job, error))
+            tell_of_failure(declared, data, error, job, listeners)
+            raise
+    if isinstance(job.outcome, Release):
+        listeners.emit(events.JobReleased(job, job.outcome.delay))
+        raise JobFailure(f"{job.name} released itself for {job.outcome.delay:g} s, and run() runs it only once")
+    if job.outcome is not None:
+        failure = JobFailure(job.outcome.reason)
+        tell_of_failure(declared, data, failure, job, listeners)
+        raise failure
+    listeners.emit(events.JobProcessed(job))
+    return result
+
+
+def tell_of_failure(
+    declared: Declared, data: bytes, error: BaseException, job: RunningJob, listeners: events.Listeners
+) -> None:
+    try:
+        declared.on_failed(data, error)
+    finally:
+        listeners.emit(events.JobFailed(job, error))
+
+
+def finished(result: object) -> object:
+    """The result, of a coroutine once it has run."""
+    return run_to_end(result) if inspect.iscoroutine(result) else result
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:
+    import asyncio  # only who declares an async job pays for it
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    coroutine.close()
+    raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")

@@ -1,0 +1,26 @@
+"""What a programmer declares and sends.
+
+`registry` is what a worker asks, `calls` what a producer holds, `declare` makes both of a function or class. How a call
+is sent is handed in by app.py (`plan.Sender`).
+"""
+
+from qd.jobs.calls import Call, Job, JobFunction, NeverSent
+from qd.jobs.declare import Declare
+from qd.jobs.plan import Handle, Options, Plan, Sender, Sending, Span
+from qd.jobs.registry import Declared, Registry
+
+__all__ = [
+    "Call",
+    "Declare",
+    "Declared",
+    "Handle",
+    "Job",
+    "JobFunction",
+    "NeverSent",
+    "Options",
+    "Plan",
+    "Registry",
+    "Sender",
+    "Sending",
+    "Span",
+]

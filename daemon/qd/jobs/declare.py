@@ -1,0 +1,115 @@
+"""`@app.job`: checks a function or class, names it, registers it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Never, ParamSpec, TypeVar, Unpack, overload
+
+from qd.arguments import Signature, signature_of, signature_of_fields
+from qd.errors import DeclarationError
+from qd.jobs.calls import Job, JobFunction
+from qd.jobs.plan import Options, Plan, Sender
+from qd.jobs.registry import Declared, DeclaredClass, DeclaredRaw, Registry
+from qd.options import JobOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+J = TypeVar("J", bound=Job[Any])
+
+
+class Declare:
+    """`@app.job`, and what `@app.job("name", tries=5)` returns."""
+
+    def __init__(self, registry: Registry, sender: Sender, name: str | None = None, **options: Any) -> None:
+        self._registry = registry
+        self._sender = sender
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, name: str = ..., /, **options: Unpack[Options]) -> Declare: ...
+    @overload  # a class is also callable: the overlap is meant
+    def __call__(self, target: type[J], /) -> type[J]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[P, Coroutine[Any, Any, T]], /) -> JobFunction[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, target: Callable[P, T], /) -> JobFunction[P, T, T]: ...
+
+    def __call__(self, target: Any = None, /, **options: Any) -> Any:
+        if target is None or isinstance(target, str):
+            name = self._name if target is None else target
+            return Declare(self._registry, self._sender, name, **{**self._options, **options})
+        if options:
+            refuse(target, "takes no options in the same call", "write @app.job(...) above it")
+        frame = sys._getframe(1)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return (
+            self._declared_class(target, where) if isinstance(target, type) else self._declared_function(target, where)
+        )
+
+    def _declared_function(self, target: Any, where: str) -> JobFunction[..., Any, Any]:
+        check_function(target)
+        options = JobOptions.read(self._options)
+        signature = signature_of(target)
+        if options.raw:
+            check_raw(target, signature)
+        kind = DeclaredRaw if options.raw else Declared
+        declared = kind(self._name_of(target), target, signature, options, where)
+        self._registry.add(declared)
+        return JobFunction(self._sender, Plan(declared, options))
+
+    def _declared_class(self, target: type[Any], where: str) -> type[Any]:
+        check_class(target)
+        options = JobOptions.read(self._options)
+        if options.raw:
+            refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
+        hears = target.failed is not Job.failed
+        declared = DeclaredClass(self._name_of(target), target, signature_of_fields(target), options, where, hears)
+        self._registry.add(declared)
+        target._declared_as = (self._sender, Plan(declared, options))
+        return target
+
+    def _name_of(self, target: Any) -> str:
+        if self._name is not None:
+            if not self._name.strip():
+                refuse(target, "has an empty name", 'write @app.job("shop.mail")')
+            return self._name
+        if target.__module__ == "__main__":
+            refuse(target, "stands in __main__, which has another name in a worker", 'name it: @app.job("shop.mail")')
+        return f"{target.__module__}.{target.__qualname__}".replace("<locals>.", "")
+
+
+def refuse(target: Any, fact: str, way_out: str) -> Never:
+    name = getattr(target, "__qualname__", None) or repr(target)
+    raise DeclarationError(f"{name} cannot be a job: it {fact}; {way_out}")
+
+
+def check_function(target: Any) -> None:
+    if isinstance(target, JobFunction):
+        refuse(target, "is one already", "declare it once, or declare the plain function under another name")
+    if inspect.ismethod(target) or isinstance(target, staticmethod | classmethod):
+        refuse(target, "is a method", "write a function, or a class derived from qd.Job")
+    if not inspect.isfunction(target):
+        refuse(target, f"is not a function but {type(target).__name__}", "write a function with def")
+    if target.__name__ == "<lambda>":
+        refuse(target, "is a lambda, which has no name a worker could find", "write a function with def")
+    if "." in target.__qualname__.rpartition("<locals>.")[2]:
+        refuse(target, "is a method", "write a function, or a class derived from qd.Job")
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        refuse(target, "is a generator, whose body would never run", "return instead of yield")
+
+
+def check_raw(target: Any, signature: Signature) -> None:
+    if len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional:
+        refuse(target, "is raw and takes other than one argument", f"write def {target.__name__}(data)")
+
+
+def check_class(target: type[Any]) -> None:
+    if not issubclass(target, Job) or target is Job:
+        refuse(target, "is not derived from qd.Job", f"write class {target.__name__}(Job[None])")
+    if target.handle is Job.handle:
+        refuse(target, "has no handle()", "define it: it does the work")
+    if inspect.iscoroutinefunction(target.failed):
+        refuse(target, "has an async failed(), which would never run", "make failed() a def")

@@ -1,0 +1,98 @@
+"""The declared jobs by name. The worker looks a payload's name up here and nowhere else: nothing in it is imported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from qd.arguments import Signature, decode_value, encode_value
+from qd.errors import DeclarationError
+from qd.options import JobOptions
+
+
+class Declared:
+    """A job function under its name. where: "file:line" of the declaration."""
+
+    def __init__(
+        self, name: str, target: Callable[..., Any], signature: Signature, options: JobOptions, where: str
+    ) -> None:
+        self.name = name
+        self.target = target
+        self.signature = signature
+        self.options = options
+        self.where = where
+        self.is_async = inspect.iscoroutinefunction(target)
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The `data` of a call. Raises ArgumentError naming the parameter."""
+        return self.signature.encode(self.signature.bind(args, kwargs))
+
+    def prepare(self, data: bytes) -> Callable[[], object]:
+        """Convert now, call later; an async job's call returns a coroutine. Raises UnknownParameters or WrongType."""
+        return partial(self.target, **self.signature.decode(data))
+
+    def on_failed(self, data: bytes, error: BaseException) -> None:
+        """Tell the job that it has failed for good. A function has nothing to be told."""
+
+
+class DeclaredClass(Declared):
+    """A class job: its fields are the arguments, `handle` does the work, `failed` is told of the end."""
+
+    def __init__(
+        self, name: str, target: type[Any], signature: Signature, options: JobOptions, where: str, hears: bool
+    ) -> None:
+        super().__init__(name, target, signature, options, where)
+        self.is_async = inspect.iscoroutinefunction(target.handle)
+        self._hears_of_failure = hears
+
+    def prepare(self, data: bytes) -> Callable[[], object]:
+        return partial(handled, self.target, self.signature.decode(data))
+
+    def on_failed(self, data: bytes, error: BaseException) -> None:
+        """Call failed(error) of a fresh instance, when the class defines it. Raises what it raises, and WrongType."""
+        if self._hears_of_failure:
+            self.target(**self.signature.decode(data)).failed(error)
+
+
+def handled(job: Callable[..., Any], fields: Mapping[str, Any]) -> object:
+    return job(**fields).handle()
+
+
+class DeclaredRaw(Declared):
+    """A function that takes the whole `data`, whatever JSON value that is."""
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        (value,) = self.signature.bind(args, kwargs).values()
+        return encode_value(value)
+
+    def prepare(self, data: bytes) -> Callable[[], object]:
+        return partial(self.target, decode_value(data))
+
+
+class Registry:
+    """Every declared job of an app."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Declared] = {}
+
+    def add(self, declared: Declared) -> None:
+        """Raises DeclarationError when the name is taken, naming both places."""
+        other = self._declared.setdefault(declared.name, declared)
+        if other is not declared:
+            raise DeclarationError(
+                f"two jobs are called '{declared.name}': at {other.where} and at {declared.where}; rename one"
+            )
+
+    def get(self, name: str) -> Declared | None:
+        return self._declared.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._declared)
+
+    def near(self, name: str) -> list[str]:
+        """At most three names that look like `name`, the nearest first."""
+        import difflib  # only when something is wrong
+
+        return difflib.get_close_matches(name, self._declared, n=3)

@@ -1,0 +1,185 @@
+"""Typical uses: mypy --strict must say nothing here. Never run, only checked (tests/unit/test_typing.py)."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, assert_type
+from uuid import UUID
+
+from qd import (
+    Call,
+    Event,
+    Handle,
+    Job,
+    JobExceptionOccurred,
+    JobFailed,
+    JobFunction,
+    JobProcessing,
+    Looping,
+    Qd,
+    Queue,
+    RunningJob,
+    Span,
+    WorkerStopping,
+    current_job,
+)
+
+# an app
+plain = Qd()
+named = Qd("redis://localhost:6379/0")
+app = Qd(imports=["shop.mail", "shop.billing"])
+
+
+# declarations
+@app.job
+def bare(to: str) -> None: ...
+
+
+@app.job()
+def empty(to: str) -> None: ...
+
+
+@app.job("mail.welcome", queue="mail", tries=5, backoff=[1, 5, 30], timeout=30)
+def welcome(to: str, subject: str = "Hello", *, html: bool = True) -> int:
+    job = current_job()
+    assert_type(job, RunningJob)
+    assert_type(job.attempt, int)
+    if job.stopping:
+        job.release(30)
+    if not to:
+        job.fail("nobody to write to")
+    return job.attempt
+
+
+@app.job("mail.slow", timeout=timedelta(minutes=2), backoff=timedelta(seconds=5), retry_for=timedelta(hours=1))
+async def slow(at: datetime, price: Decimal, id: UUID) -> dict[str, int]:
+    current_job().release(timedelta(seconds=1))
+
+
+@app.job("raw.hook", raw=True, tags=("hook",), fail_on_timeout=True, max_exceptions=2, connection="redis")
+def hook(data: Any) -> None: ...
+
+
+@app.job("any.words")
+def words(**values: str) -> list[str]:
+    return sorted(values)
+
+
+@app.job("payments.charge", queue="payments", tries=3)
+class ChargeCard(Job[Decimal]):
+    order_id: int
+    currency: str = "EUR"
+    lines: list[str] = field(default_factory=list[str])
+
+    def handle(self) -> Decimal:
+        return Decimal(self.order_id)
+
+    def failed(self, error: BaseException) -> None:
+        print(self.order_id, error)
+
+
+@app.job
+class Report(Job[None]):
+    month: int
+
+    async def handle(self) -> None: ...
+
+
+# the plain call
+assert_type(welcome("a@b.c"), int)
+assert_type(welcome("a@b.c", "Hi", html=False), int)
+welcome_name: str = welcome.name
+
+
+async def plain_async() -> None:
+    assert_type(await slow(datetime.now(UTC), Decimal(1), UUID(int=0)), dict[str, int])
+
+
+# sending
+assert_type(welcome.dispatch("a@b.c"), Handle[int])
+assert_type(welcome.dispatch(to="a@b.c", subject="Hi"), Handle[int])
+assert_type(welcome.dispatch("a@b.c").id, str)
+assert_type(slow.dispatch(datetime.now(UTC), Decimal("9.99"), UUID(int=1)), Handle[dict[str, int]])
+assert_type(words.dispatch(a="1", b="2"), Handle[list[str]])
+hook.dispatch({"any": ["JSON", 1, None]})
+bare.dispatch("a@b.c")
+empty.dispatch(to="a@b.c")
+
+
+async def sending() -> None:
+    assert_type(await welcome.adispatch("a@b.c"), Handle[int])
+    assert_type(await ChargeCard(order_id=7).adispatch(), Handle[Decimal])
+
+
+# options of one sending
+welcome.using(delay=5).dispatch("a@b.c")
+welcome.using(delay=timedelta(minutes=5), queue="high", connection="other").dispatch("a@b.c")
+welcome.using(delay=datetime(2030, 1, 1, tzinfo=UTC)).dispatch("a@b.c")
+welcome.using(tries=1, timeout=0.5, backoff=(1, timedelta(seconds=2))).dispatch("a@b.c")
+assert_type(welcome.using(queue="high").bind("a@b.c"), Call[int])
+assert_type(welcome.using(queue="high").using(delay=1)("a@b.c"), int)
+pause: Span = timedelta(seconds=3)
+welcome.using(delay=pause).dispatch("a@b.c")
+
+# calls, in bulk too
+call = welcome.bind("a@b.c")
+assert_type(call.using(delay=60).dispatch(), Handle[int])
+assert_type(call.run(), int)
+assert_type(ChargeCard(order_id=7).dispatch(), Handle[Decimal])
+assert_type(ChargeCard(order_id=7, currency="USD").using(delay=1), ChargeCard)
+assert_type(ChargeCard(order_id=7).order_id, int)
+assert_type(app.dispatch(welcome.bind("a@b.c"), ChargeCard(order_id=7), Report(month=7)), list[Handle[Any]])
+app.dispatch(*[welcome.bind(f"{number}@b.c") for number in range(3)])
+several: list[Call[Any]] = [welcome.bind("a@b.c"), Report(month=1)]
+
+# here and now
+assert_type(welcome.run("a@b.c"), int)
+assert_type(slow.run(datetime.now(UTC), Decimal(1), UUID(int=0)), dict[str, int])
+assert_type(ChargeCard(order_id=7).run(), Decimal)
+
+# queues
+mail = app.queue("mail", connection="redis")
+assert_type(mail, Queue)
+assert_type(mail.push(r"App\Jobs\Report@fire", {"month": 7}), Handle[None])
+mail.push("Legacy", delay=timedelta(minutes=1))
+mail.push_raw(b"{}", delay=3)
+waiting: int = mail.size() + mail.clear()
+
+
+# events
+@app.on(JobFailed)
+def tell(event: JobFailed) -> None:
+    print(event.job.name, event.job.id, event.job.queue, event.error)
+
+
+@app.on(Looping)
+def only_at_night(event: Looping) -> bool:
+    return datetime.now(UTC).hour < 6
+
+
+@app.on(WorkerStopping)
+def last_words(event: WorkerStopping) -> None:
+    print(event.reason, event.code)
+
+
+@app.on(Event)
+def everything(event: Event) -> None: ...
+
+
+app.on(JobProcessing)(lambda event: print(event.job.name))
+app.on(JobExceptionOccurred)(lambda event: print(event.error))
+
+
+# passing jobs around
+def later(job: JobFunction[[str], Any, Any]) -> None:
+    job.using(delay=60).dispatch("a@b.c")
+
+
+def soon(call: Call[int]) -> int:
+    return call.run()
+
+
+later(bare)
+soon(welcome.bind("a@b.c"))

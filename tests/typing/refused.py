@@ -1,0 +1,99 @@
+# mypy: ignore-errors
+"""Typical mistakes: mypy --strict must refuse each line marked with its error, and no other. (The line above is for
+those who check the whole project; tests/unit/test_typing.py takes it away.)"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from qd import Handle, Job, JobFailed, JobProcessing, Looping, Qd, current_job
+
+app = Qd()
+
+
+@app.job("mail.welcome")
+def welcome(to: str, subject: str = "Hello") -> int:
+    return 1
+
+
+@app.job
+async def fetch(url: str) -> bytes:
+    return b""
+
+
+@app.job("payments.charge")
+class ChargeCard(Job[int]):
+    order_id: int
+
+    def handle(self) -> int:
+        return self.order_id
+
+
+# arguments
+welcome.dispatch()  # E: call-arg
+welcome.dispatch(7)  # E: arg-type
+welcome.dispatch("a@b.c", topic="Hi")  # E: call-arg
+welcome.bind("a@b.c", 3)  # E: arg-type
+welcome.run(to=None)  # E: arg-type
+welcome(7)  # E: arg-type
+ChargeCard(7)  # E: call-arg
+ChargeCard(order_id="7")  # E: arg-type
+ChargeCard()  # E: call-arg
+
+# options
+welcome.dispatch("a@b.c", delay=5)  # E: call-arg
+welcome.using(dealy=5)  # E: call-arg
+welcome.using(delay="5m")  # E: arg-type
+welcome.using(tries="3")  # E: arg-type
+app.job("mail.other", delay=5)  # E: call-overload
+app.job("mail.other", timeout="30s")  # E: call-overload
+app.job("mail.other", middleware=[])  # E: call-overload
+
+# results
+sent: Handle[str] = welcome.dispatch("a@b.c")  # E: assignment
+text: str = welcome.run("a@b.c")  # E: assignment
+page: str = fetch.run("https://example.org")  # E: assignment
+length = len(fetch("https://example.org"))  # E: arg-type
+
+# calls
+app.dispatch(welcome)  # E: arg-type
+app.dispatch([welcome.bind("a@b.c")])  # E: arg-type
+app.dispatch(welcome("a@b.c"))  # E: arg-type
+app.queue("mail").push_raw("{}")  # E: arg-type
+app.queue("mail").push("Legacy", delay="5m")  # E: arg-type
+
+
+# a class job whose handle() returns something else
+@app.job
+class Wrong(Job[int]):
+    def handle(self) -> str:  # E: override
+        return ""
+
+
+# the job in hand
+def inside() -> None:
+    current_job().attempt = "2"  # E: assignment
+    print(current_job().outside)  # E: attr-defined
+    current_job().release("30s")  # E: arg-type
+
+
+def failing() -> None:
+    current_job().fail()  # E: call-arg
+
+
+# events
+@app.on(JobFailed)  # E: arg-type
+def other_event(event: JobProcessing) -> None: ...
+
+
+@app.on(JobFailed)  # E: arg-type
+async def never_runs(event: JobFailed) -> None: ...
+
+
+@app.on(Looping)  # E: arg-type
+def no_answer(event: Looping) -> str:
+    return "no"
+
+
+app.on(timedelta)  # E: arg-type
+app.on(JobFailed)(lambda event: print(event.delay))  # E: attr-defined

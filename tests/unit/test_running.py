@@ -1,0 +1,323 @@
+"""The job in hand, release and fail, and running a job here and now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from qd import (
+    Event,
+    Job,
+    JobExceptionOccurred,
+    JobFailed,
+    JobProcessed,
+    JobProcessing,
+    JobReleased,
+    NotInJob,
+    RunningJob,
+    current_job,
+)
+from qd.bus import running
+from qd.errors import JobFailure, Settled
+from qd.limits import Fail, Release
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+@pytest.fixture
+def heard(app: FakeQd) -> list[Event]:
+    events: list[Event] = []
+    app.on(Event)(events.append)
+    return events
+
+
+def kinds(heard: list[Event]) -> list[type[Event]]:
+    return [type(event) for event in heard]
+
+
+def job(name: str = "mail.welcome") -> RunningJob:
+    return RunningJob("an-id", name, "default", 2)
+
+
+# -- the job in hand
+
+
+def test_outside_a_job_there_is_none():
+    with pytest.raises(NotInJob, match="outside a job"):
+        current_job()
+
+
+def test_what_the_worker_enters_is_the_current_job_in_every_thread():
+    found: list[RunningJob] = []
+    one = job()
+    running.enter(one)
+    try:
+        thread = threading.Thread(target=lambda: found.append(current_job()))
+        thread.start()
+        thread.join()
+        assert current_job() is one
+        assert found == [one]
+    finally:
+        running.leave()
+    with pytest.raises(NotInJob):
+        current_job()
+
+
+def test_a_running_job_tells_what_it_is():
+    one = job()
+    assert (one.id, one.name, one.queue, one.attempt, one.stopping, one.outcome) == (
+        "an-id", "mail.welcome", "default", 2, False, None
+    )  # fmt: skip
+
+
+# -- release and fail
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [(0, 0.0), (30, 30.0), (timedelta(minutes=1), 60.0)])
+def test_release_notes_the_outcome_and_then_raises(delay, seconds):
+    one = job()
+    with pytest.raises(Settled):
+        one.release(delay)
+    assert one.outcome == Release(seconds)
+
+
+def test_release_without_a_delay_is_at_once():
+    one = job()
+    with pytest.raises(Settled):
+        one.release()
+    assert one.outcome == Release(0.0)
+
+
+def test_fail_notes_the_outcome_and_then_raises():
+    one = job()
+    with pytest.raises(Settled):
+        one.fail("no such order")
+    assert one.outcome == Fail("no such order")
+
+
+def test_except_exception_does_not_catch_it():
+    one = job()
+    caught: list[BaseException] = []
+    try:
+        one.release(30)
+    except Exception as error:
+        caught.append(error)
+    except Settled:
+        pass
+    assert caught == []
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), "soon"])
+def test_a_wrong_delay_is_an_error_of_the_job(delay):
+    one = job()
+    with pytest.raises(ValueError):
+        one.release(delay)
+    assert one.outcome is None
+
+
+# -- here and now
+
+
+def test_run_converts_as_a_worker_does(app: FakeQd):
+    @app.job("sum")
+    def total(parts: tuple[int, ...]) -> Any:
+        return parts
+
+    given: Any = [1, 2]
+    assert total.run(given) == (1, 2)
+    assert not app.opened
+
+
+def test_run_gives_the_result_and_tells_the_events(app: FakeQd, heard: list[Event]):
+    @app.job("mail.welcome", queue="mail")
+    def welcome(to: str) -> str:
+        one = current_job()
+        return f"{one.name} {one.queue} {one.attempt} {to}"
+
+    assert welcome.run("you") == "mail.welcome mail 1 you"
+    assert kinds(heard) == [JobProcessing, JobProcessed]
+    with pytest.raises(NotInJob):
+        current_job()
+
+
+def test_run_of_a_class_job(app: FakeQd):
+    @app.job("charge")
+    class Charge(Job[int]):
+        order_id: int
+
+        async def handle(self) -> int:
+            await asyncio.sleep(0)
+            assert current_job().name == "charge"
+            return self.order_id
+
+    assert Charge(order_id=7).run() == 7
+
+
+def test_run_of_an_async_job(app: FakeQd):
+    @app.job("sleep")
+    async def sleep(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return current_job().attempt + seconds
+
+    assert sleep.run(0) == 1.0
+
+
+def test_run_of_an_async_job_in_a_running_loop_names_the_way_out(app: FakeQd):
+    @app.job("sleep")
+    async def sleep() -> None: ...
+
+    async def main() -> None:
+        sleep.run()
+
+    with pytest.raises(RuntimeError, match="await"):
+        asyncio.run(main())
+
+
+def test_jobs_run_inside_jobs(app: FakeQd):
+    @app.job("inner")
+    def inner() -> str:
+        return current_job().name
+
+    @app.job("outer")
+    def outer() -> list[str]:
+        return [current_job().name, inner.run(), current_job().name]
+
+    assert outer.run() == ["outer", "inner", "outer"]
+
+
+def test_two_threads_run_their_own(app: FakeQd):
+    barrier = threading.Barrier(2)
+    names: list[str] = []
+
+    @app.job("a")
+    def a() -> None:
+        barrier.wait(5)
+        names.append(current_job().name)
+
+    @app.job("b")
+    def b() -> None:
+        barrier.wait(5)
+        names.append(current_job().name)
+
+    threads = [threading.Thread(target=target) for target in (a.run, b.run)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(names) == ["a", "b"]
+
+
+class Charging:
+    """A class job that notes what failed() was told."""
+
+    def __init__(self, app: FakeQd, work: Any) -> None:
+        self.told = told = list[BaseException]()
+
+        @app.job("charge")
+        class Charge(Job[None]):
+            order_id: int
+
+            def handle(self) -> None:
+                work()
+
+            def failed(self, error: BaseException) -> None:
+                told.append(error)
+
+        self.call = Charge(order_id=7)
+
+
+def test_an_error_goes_through_after_failed_and_the_events(app: FakeQd, heard: list[Event]):
+    error = ValueError("no money")
+
+    def work() -> None:
+        raise error
+
+    charging = Charging(app, work)
+    with pytest.raises(ValueError, match="no money"):
+        charging.call.run()
+    assert charging.told == [error]
+    assert kinds(heard) == [JobProcessing, JobExceptionOccurred, JobFailed]
+
+
+def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
+    charging = Charging(app, lambda: current_job().fail("no such order"))
+    with pytest.raises(JobFailure, match="no such order"):
+        charging.call.run()
+    assert [str(error) for error in charging.told] == ["no such order"]
+    assert kinds(heard) == [JobProcessing, JobFailed]
+
+
+def test_release_cannot_be_kept_and_says_so(app: FakeQd, heard: list[Event]):
+    charging = Charging(app, lambda: current_job().release(30))
+    with pytest.raises(JobFailure, match="released itself for 30 s"):
+        charging.call.run()
+    assert charging.told == []
+    assert kinds(heard) == [JobProcessing, JobReleased]
+
+
+def test_a_swallowed_fail_is_still_a_failure(app: FakeQd):
+    def work() -> None:
+        with suppress(BaseException):
+            current_job().fail("no such order")
+
+    with pytest.raises(JobFailure, match="no such order"):
+        Charging(app, work).call.run()
+
+
+def test_a_failure_of_an_inner_job_is_an_error_of_the_outer(app: FakeQd, heard: list[Event]):
+    @app.job("inner")
+    def inner() -> None:
+        current_job().fail("inside")
+
+    @app.job("outer")
+    def outer() -> None:
+        inner.run()
+
+    with pytest.raises(JobFailure, match="inside"):
+        outer.run()
+    assert kinds(heard) == [JobProcessing, JobProcessing, JobFailed, JobExceptionOccurred, JobFailed]
+
+
+def test_a_listener_that_raises_harms_nothing_and_is_logged(app: FakeQd, caplog):
+    @app.on(JobProcessing)
+    def broken(event: JobProcessing) -> None:
+        raise RuntimeError("listener down")
+
+    seen: list[Event] = []
+    app.on(JobProcessing)(seen.append)
+
+    @app.job("mail.welcome")
+    def welcome() -> int:
+        return 7
+
+    with caplog.at_level(logging.ERROR):
+        assert welcome.run() == 7
+    assert len(seen) == 1
+    assert "broken" in caplog.text
+    assert "listener down" in caplog.text
+
+
+def test_a_listener_may_fail_the_job_before_it_runs(app: FakeQd):
+    ran: list[int] = []
+
+    @app.on(JobProcessing)
+    def bouncer(event: JobProcessing) -> None:
+        event.job.fail("not today")
+
+    @app.job("mail.welcome")
+    def welcome() -> None:
+        ran.append(1)
+
+    with pytest.raises(JobFailure, match="not today"):
+        welcome.run()
+    assert ran == []

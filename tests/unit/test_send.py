@@ -1,0 +1,440 @@
+"""What leaves an app: the payload, its queue, its delay, how many trips it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+
+from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd
+from qd.bus.skeleton import Skeleton
+from qd.config import ConnectionSettings
+from qd.errors import ConfigError, ConnectionLost
+from qd.payload import make
+from tests.support.fakes import FakeQd, settings
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+FIRST = [
+    "uuid",
+    "displayName",
+    "job",
+    "maxTries",
+    "maxExceptions",
+    "failOnTimeout",
+    "backoff",
+    "timeout",
+    "data",
+    "createdAt",
+]
+KEYS = [*FIRST, "id", "attempts", "delay"]
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+def welcome(to: str, subject: str = "Hello") -> str:
+    return f"{subject}, {to}"
+
+
+# -- the payload
+
+
+def test_a_payload_has_laravels_keys_in_laravels_order(app: FakeQd):
+    handle = app.job("mail.welcome")(welcome).dispatch("a@b.c")
+    assert list(app.last) == KEYS
+    assert app.last["uuid"] == handle.id
+    assert UUID.fullmatch(handle.id)
+    assert (app.last["job"], app.last["displayName"]) == ("mail.welcome", "mail.welcome")
+    assert app.last["data"] == {"to": "a@b.c"}
+    assert (app.last["attempts"], app.last["delay"], app.last["backoff"]) == (0, None, None)
+    assert abs(app.last["createdAt"] - time.time()) < 10
+
+
+def test_the_second_payload_differs_in_nothing_but_its_own(app: FakeQd):
+    job = app.job("mail.welcome", tries=3, backoff=[1, 0.5], timeout=30, retry_for=60, tags=["a/b", "é"])(welcome)
+    for _ in range(3):
+        job.dispatch("a@b.c")
+    first, second, third = [sent.read for sent in app.sent]
+    for own in ("uuid", "id", "createdAt", "retryUntil"):
+        values = [payload.pop(own) for payload in (first, second, third)]
+        assert own in ("createdAt", "retryUntil") or len(set(values)) == 3
+    assert first == second == third
+    assert list(first) == [*FIRST[1:-1], "tags", "attempts", "delay"]
+
+
+def test_a_skeleton_makes_what_make_makes():
+    fixed = partial(make, "mail/é", max_tries=3, backoff=(1.0, 5.0), extra={"tags": ["a/b"]})
+    own: dict[str, Any] = {"data": b'{"a":1}', "uuid": "UUID", "id": "ID", "created_at": 10}
+    for until in (None, 20):
+        skeleton = Skeleton(fixed, until is not None)
+        filled = {skeleton.filled(retry_until=until, **own) for _ in range(3)}
+        assert filled == {fixed(retry_until=until, **own)}
+
+
+def test_options_travel_in_the_payload(app: FakeQd):
+    job = app.job(
+        "mail.welcome", tries=5, backoff=[1, 5, 30], timeout=30, max_exceptions=2, fail_on_timeout=True, tags=["mail"]
+    )(welcome)
+    job.dispatch("a@b.c")
+    payload = app.last
+    assert (payload["maxTries"], payload["maxExceptions"], payload["failOnTimeout"]) == (5, 2, True)
+    assert (payload["backoff"], payload["timeout"], payload["tags"]) == ("1,5,30", 30, ["mail"])
+
+
+def test_what_using_says_beats_the_declaration(app: FakeQd):
+    job = app.job("mail.welcome", tries=5, timeout=30, queue="mail")(welcome)
+    job.using(tries=1, queue="high").dispatch("a@b.c")
+    assert (app.last["maxTries"], app.last["timeout"], app.sent[-1].queue) == (1, 30, "high")
+    job.dispatch("a@b.c")
+    assert (app.last["maxTries"], app.sent[-1].queue) == (5, "mail")
+
+
+def test_using_twice_keeps_what_the_first_said(app: FakeQd):
+    app.job("mail.welcome")(welcome).using(queue="high", delay=5).using(tries=3).dispatch("a@b.c")
+    assert (app.sent[-1].queue, app.sent[-1].delay, app.last["maxTries"]) == ("high", 5.0, 3)
+
+
+def test_a_declared_fraction_of_a_timeout_is_left_to_the_declaration(app: FakeQd):
+    job = app.job("mail.welcome", timeout=0.5)(welcome)
+    job.dispatch("a@b.c")
+    assert app.last["timeout"] is None
+    job.using(timeout=1.5).dispatch("a@b.c")
+    assert app.last["timeout"] == 2
+
+
+def test_retry_for_counts_from_when_the_job_is_due(app: FakeQd):
+    job = app.job("mail.welcome", retry_for=timedelta(hours=1))(welcome)
+    job.dispatch("a@b.c")
+    assert abs(app.last["retryUntil"] - time.time() - 3600) < 10
+    job.using(delay=600).dispatch("a@b.c")
+    assert abs(app.last["retryUntil"] - time.time() - 4200) < 10
+
+
+# -- arguments
+
+
+def test_defaults_do_not_travel(app: FakeQd):
+    job = app.job("mail.welcome")(welcome)
+    job.dispatch("a@b.c", subject="Hello")
+    assert app.last["data"] == {"to": "a@b.c", "subject": "Hello"}
+
+    @app.job("charge")
+    class Charge(Job[None]):
+        order_id: int
+        currency: str = "EUR"
+
+        def handle(self) -> None: ...
+
+    Charge(order_id=7).dispatch()
+    assert app.last["data"] == {"order_id": 7}
+    Charge(order_id=7, currency="USD").dispatch()
+    assert app.last["data"] == {"order_id": 7, "currency": "USD"}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "to"),
+        (("a", "b", "c"), {}, "3"),
+        (("a",), {"topic": "x"}, "topic"),
+        ((7,), {}, "to"),
+        ((object(),), {}, "to"),
+    ],
+)
+def test_a_wrong_argument_raises_where_it_is_given(app: FakeQd, args, kwargs, words):
+    job: Any = app.job("mail.welcome")(welcome)
+    for send in (job.dispatch, job.bind, job.run):
+        with pytest.raises(ArgumentError, match=words):
+            send(*args, **kwargs)
+    assert app.sent == []
+
+
+def test_a_wrong_field_raises_where_it_is_sent(app: FakeQd):
+    @app.job("price")
+    class Price(Job[None]):
+        amount: Decimal
+
+        def handle(self) -> None: ...
+
+    with pytest.raises(ArgumentError, match="amount"):
+        Price(amount=Decimal("NaN")).dispatch()
+    Price(amount=Decimal("9.99")).dispatch()
+    assert app.last["data"] == {"amount": "9.99"}
+
+
+def test_a_bound_call_keeps_the_values_it_was_given(app: FakeQd):
+    names = ["a"]
+
+    @app.job("names")
+    def job(names: list[str]) -> None: ...
+
+    call = job.bind(names)
+    names.append("b")
+    call.dispatch()
+    assert app.last["data"] == {"names": ["a"]}
+
+
+# -- delay
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [(5, 5.0), (0.25, 0.25), (timedelta(minutes=5), 300.0)])
+def test_a_delayed_job_goes_out_later(app: FakeQd, delay, seconds):
+    app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
+    assert (app.sent[-1].delay, app.last["delay"]) == (seconds, None)
+
+
+def test_a_moment_is_a_delay_too(app: FakeQd):
+    job = app.job("mail.welcome")(welcome)
+    job.using(delay=datetime.now(UTC) + timedelta(minutes=1)).dispatch("a@b.c")
+    delay = app.sent[-1].delay
+    assert delay is not None
+    assert 50 < delay <= 60
+
+
+@pytest.mark.parametrize("delay", [0, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC)])
+def test_what_is_due_is_ready_at_once(app: FakeQd, delay):
+    app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
+    assert app.sent[-1].delay is None
+
+
+@pytest.mark.parametrize("delay", [-1, timedelta(seconds=-1), float("nan"), "soon", datetime(2030, 1, 1), True])
+def test_a_delay_that_is_none_is_refused(app: FakeQd, delay):
+    with pytest.raises(DeclarationError, match="delay"):
+        app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
+    assert app.sent == []
+
+
+def test_raw_is_no_matter_of_using(app: FakeQd):
+    with pytest.raises(DeclarationError, match="raw"):
+        app.job("mail.welcome")(welcome).using(raw=True)
+
+
+@pytest.mark.parametrize("options", [{"dealy": 5}, {"key": "a"}, {"tries": "x"}])
+def test_options_of_using_are_checked(app: FakeQd, options):
+    with pytest.raises(DeclarationError, match=next(iter(options))):
+        app.job("mail.welcome")(welcome).using(**options)
+
+
+# -- where to
+
+
+def test_queue_and_connection_default_to_the_configured_ones(app: FakeQd):
+    job = app.job("mail.welcome")(welcome)
+    job.dispatch("a@b.c")
+    job.using(connection="other").dispatch("a@b.c")
+    job.using(connection="other", queue="mail").dispatch("a@b.c")
+    assert [(sent.connection, sent.queue) for sent in app.sent] == [
+        ("redis", "default"),
+        ("other", "elsewhere"),
+        ("other", "mail"),
+    ]
+
+
+def test_an_unknown_connection_is_named(app: FakeQd):
+    with pytest.raises(ConfigError, match=r"'othr'.*did you mean 'other'"):
+        app.job("mail.welcome")(welcome).using(connection="othr").dispatch("a@b.c")
+
+
+def test_a_connection_without_a_url_names_the_ways_out(app: FakeQd):
+    app.settings = settings(redis=ConnectionSettings(name="redis"))
+    with pytest.raises(ConfigError, match=r"QD_REDIS_URL.*embedded:"):
+        app.job("mail.welcome")(welcome).dispatch("a@b.c")
+
+
+def test_new_settings_count_from_the_next_call_on(app: FakeQd):
+    job = app.job("mail.welcome")(welcome)
+    job.dispatch("a@b.c")
+    app.settings = settings(redis=ConnectionSettings(name="redis", url="redis://x.invalid", queue="new"))
+    job.dispatch("a@b.c")
+    assert [sent.queue for sent in app.sent] == ["default", "new"]
+    assert [queue.closed for queue in app.opened] == [True, False]
+
+
+def test_what_the_connection_raises_reaches_the_caller(app: FakeQd):
+    job = app.job("mail.welcome")(welcome)
+    job.dispatch("a@b.c")
+    app.opened[0].error = ConnectionLost("away")
+    with pytest.raises(ConnectionLost, match="away"):
+        job.dispatch("a@b.c")
+
+
+# -- many
+
+
+def test_many_go_in_one_trip_for_each_connection(app: FakeQd):
+    job = app.job("mail.welcome", queue="mail")(welcome)
+    handles = app.dispatch(
+        job.bind("a"), job.using(delay=5).bind("b"), job.using(connection="other").bind("c"), job.bind("d")
+    )
+    assert [sent.read["data"]["to"] for sent in app.sent] == ["a", "b", "d", "c"]
+    assert [sent.trip for sent in app.sent] == [1, 1, 1, 1]
+    assert [sent.delay for sent in app.sent] == [None, 5.0, None, None]
+    by_name = {sent.read["data"]["to"]: sent.read["uuid"] for sent in app.sent}
+    assert [handle.id for handle in handles] == [by_name[name] for name in "abcd"]
+
+
+def test_functions_and_classes_go_together(app: FakeQd):
+    @app.job("charge", queue="payments")
+    class Charge(Job[None]):
+        order_id: int
+
+        def handle(self) -> None: ...
+
+    app.dispatch(app.job("mail.welcome")(welcome).bind("a"), Charge(order_id=7).using(delay=3))
+    assert [(sent.queue, sent.read["data"], sent.delay) for sent in app.sent] == [
+        ("default", {"to": "a"}, None),
+        ("payments", {"order_id": 7}, 3.0),
+    ]
+
+
+def test_the_same_call_twice_is_two_jobs(app: FakeQd):
+    call = app.job("mail.welcome")(welcome).bind("a")
+    first, second = app.dispatch(call, call)
+    assert first.id != second.id
+    assert len({sent.payload for sent in app.sent}) == 2
+
+
+def test_nothing_is_sent_when_one_of_many_is_wrong(app: FakeQd):
+    job: Any = app.job("mail.welcome")(welcome)
+    with pytest.raises(ArgumentError, match=r"job\.bind"):
+        app.dispatch(job.bind("a"), job)
+    with pytest.raises(DeclarationError, match="delay"):
+        app.dispatch(job.bind("a"), job.using(delay=-1).bind("b"))
+    assert app.sent == []
+
+
+def test_none_at_all_is_fine(app: FakeQd):
+    assert app.dispatch() == []
+    assert app.opened == []
+
+
+# -- from asyncio
+
+
+def test_adispatch_sends_in_another_thread(app: FakeQd):
+    @app.job("charge")
+    class Charge(Job[None]):
+        order_id: int
+
+        def handle(self) -> None: ...
+
+    async def main() -> list[str]:
+        job = app.job("mail.welcome")(welcome)
+        handles = await asyncio.gather(
+            job.adispatch("a"),
+            job.using(delay=5).adispatch("b"),
+            job.bind("c").adispatch(),
+            Charge(order_id=7).adispatch(),
+        )
+        return [handle.id for handle in handles]
+
+    ids = asyncio.run(main())
+    assert {sent.read["uuid"] for sent in app.sent} == set(ids)
+    assert threading.get_ident() not in {queue.made_by[1] for queue in app.opened}
+
+
+# -- named queues
+
+
+def test_a_php_string_job(app: FakeQd):
+    handle = app.queue("reports").push(r"App\Jobs\Report@fire", {"month": 7})
+    payload = app.last
+    assert list(payload) == KEYS
+    assert (payload["job"], payload["displayName"]) == (r"App\Jobs\Report@fire", r"App\Jobs\Report")
+    assert (payload["data"], payload["uuid"], app.sent[-1].queue) == ({"month": 7}, handle.id, "reports")
+
+
+def test_a_string_job_without_data_has_laravels_empty_string(app: FakeQd):
+    app.queue("reports").push("Legacy")
+    assert app.last["data"] == ""
+    app.queue("reports").push("Legacy", None)
+    assert app.last["data"] is None
+
+
+def test_a_string_job_may_wait_and_go_elsewhere(app: FakeQd):
+    app.queue("reports", "other").push("Legacy", delay=timedelta(seconds=3))
+    assert (app.sent[-1].connection, app.sent[-1].delay) == ("other", 3.0)
+
+
+def test_data_that_json_cannot_hold_is_refused(app: FakeQd):
+    for data in (float("nan"), {"at": datetime(2030, 1, 1)}, object()):
+        with pytest.raises(ArgumentError):
+            app.queue("reports").push("Legacy", data)
+    assert app.sent == []
+
+
+def test_raw_bytes_go_as_they_are(app: FakeQd):
+    app.queue("reports").push_raw(b"\xffwhatever")
+    app.queue("reports").push_raw(b"{}", delay=5)
+    assert [(sent.payload, sent.delay) for sent in app.sent] == [(b"\xffwhatever", None), (b"{}", 5.0)]
+    with pytest.raises(ArgumentError, match="str"):
+        app.queue("reports").push_raw("{}")  # type: ignore[arg-type]
+
+
+def test_size_counts_what_waits_and_what_runs(app: FakeQd):
+    queue = app.queue("reports")
+    queue.push("A")
+    queue.push("B", delay=5)
+    assert queue.size() == 3  # one is always reserved there
+    assert queue.clear() == 2
+    assert app.opened[0].cleared == ["reports"]
+
+
+# -- JobQueued
+
+
+def test_every_way_out_tells_job_queued(app: FakeQd):
+    told: list[JobQueued] = []
+    app.on(JobQueued)(told.append)
+    job = app.job("mail.welcome", queue="mail")(welcome)
+    first = job.using(delay=5).dispatch("a")
+    (second,) = app.dispatch(job.bind("b"))
+    third = app.queue("php").push("Legacy")
+    app.queue("php").push_raw(b"{}")
+    assert [(event.queue, event.name, event.id, event.delay) for event in told] == [
+        ("mail", "mail.welcome", first.id, 5.0),
+        ("mail", "mail.welcome", second.id, None),
+        ("php", "Legacy", third.id, None),
+        ("php", None, None, None),
+    ]
+    assert [event.payload for event in told] == [sent.payload for sent in app.sent]
+
+
+def test_job_queued_is_not_told_of_what_did_not_go(app: FakeQd):
+    told: list[JobQueued] = []
+    app.on(JobQueued)(told.append)
+    job = app.job("mail.welcome")(welcome)
+    job.dispatch("a")
+    app.opened[0].error = ConnectionLost("away")
+    for send in (lambda: job.dispatch("b"), lambda: app.dispatch(job.bind("b"))):
+        with pytest.raises(ConnectionLost):
+            send()
+    assert len(told) == 1
+
+
+# -- a call by its name, as the command line makes it
+
+
+def test_a_call_by_name(app: FakeQd):
+    job = app.job("mail.welcome", queue="mail")(welcome)
+    app.call("mail.welcome", b'{"to":"a"}').dispatch()
+    assert (app.last["data"], app.sent[-1].queue) == ({"to": "a"}, "mail")
+    assert app.call("mail.welcome", json.dumps({"to": "you"}).encode()).run() == job("you")
+
+
+def test_only_the_app_itself_sends(app: FakeQd):
+    """A function keeps to the app that declared it."""
+    other = FakeQd()
+    other.dispatch(app.job("mail.welcome")(welcome).bind("a"))
+    assert (len(app.sent), len(other.sent)) == (0, 1)
+    assert isinstance(other, Qd)
