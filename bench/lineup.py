@@ -37,7 +37,7 @@ class Peer:
 
 def _qd() -> Peer:
     def work(*flags: str) -> Argv:
-        return [sys.executable, "-m", "qd.cli.main", "work", "--app", "qd_app:app", "--log-level", "warning", *flags]
+        return [sys.executable, "-m", "qd", "work", "--app", "qd_app:app", "--log-level", "warning", *flags]
 
     one = work("-w", "1")
     return Peer(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import tree
 from lineup import Peer
-from server import Monitor
 from stage import Stage, Workers
+
+from server import Monitor
 
 Sample = dict[str, float]
 SETTLED = 2.0  # seconds after its first job until a worker counts as idle

@@ -20,8 +20,9 @@ import lineup
 import report
 from lineup import Peer
 from measures import MEASURES, QUICK, Sample, Scale
-from server import Server
 from stage import Stage
+
+from server import Server
 
 RAW = lineup.VENV / "last.json"
 Samples = dict[str, dict[str, list[Sample]]]

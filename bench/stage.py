@@ -13,6 +13,7 @@ from typing import NamedTuple
 import psutil
 import tree
 from lineup import Argv, Peer
+
 from server import Server
 
 PATIENCE = 120.0
@@ -40,6 +41,7 @@ class Stage:
             self.fifo, os.O_RDWR | os.O_NONBLOCK
         )  # both ends: neither we nor a job ever wait to open it
         self.unread = b""
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     def clear(self) -> None:
         """Nothing in Redis, nothing unread from a sample that broke."""
@@ -56,12 +58,20 @@ class Stage:
         return inherited | ours | {"PYTHONPATH": os.pathsep.join(map(str, peer.path))}
 
     def stamps(self, count: int, patience: float = PATIENCE) -> Iterator[Stamp]:
-        """The next `count` lines that jobs write. Raises TimeoutError when one does not come in `patience` seconds."""
+        """The next `count` lines that jobs write.
+
+        Raises TimeoutError when one does not come in `patience` seconds, RuntimeError when the workers have left.
+        """
         for _ in range(count):
+            deadline = time.monotonic() + patience
             while b"\n" not in self.unread:
-                if not select.select([self.pipe], [], [], patience)[0]:
+                gone = all(process.poll() is not None for process in self.processes)
+                if select.select([self.pipe], [], [], 0 if gone else 1)[0]:
+                    self.unread += os.read(self.pipe, 1 << 16)
+                elif gone:
+                    raise RuntimeError("the workers left before their jobs reported: see the log")
+                elif time.monotonic() > deadline:
                     raise TimeoutError(f"no job reported within {patience:g} s")
-                self.unread += os.read(self.pipe, 1 << 16)
             line, self.unread = self.unread.split(b"\n", 1)
             label, *numbers = line.decode().split()
             yield Stamp(label, *map(int, numbers))
@@ -70,7 +80,8 @@ class Stage:
     def workers(self, peer: Peer, *argvs: Argv) -> "Iterator[Workers]":
         """These processes, running; gone with all their descendants afterwards."""
         with open(self.folder / f"{peer.name}.log", "ab") as log:
-            running = Workers([self._start(peer, argv, log.fileno()) for argv in argvs])
+            self.processes = [self._start(peer, argv, log.fileno()) for argv in argvs]
+        running = Workers(self.processes)
         try:
             yield running
         finally:
