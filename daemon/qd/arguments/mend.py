@@ -1,7 +1,8 @@
 """Undo by the declared type what Lua's cjson does to `data` when a PHP worker retries a job. signature.py calls it for
 what did not convert as it was.
 
-cjson writes [] as {} (and PHP {} as []), and integers from 10^14 on as 1e+14, with 14 digits kept.
+cjson writes [] as {} (and PHP {} as []), and integers from 10^14 on as 1e+14: 14 digits are kept, zeros behind them not
+written. Whether digits were lost cannot be seen; that a number really ends in that many zeros can be more or less likely.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _SERIES = (
     types.NamedTupleType,
 )
 _OBJECTS = (types.DictType, types.StructType, types.DataclassType, types.TypedDictType)
-_KEPT = 14  # digits
+_CUT_FROM = 10**14
+_SURE = 10  # digits before the zeros: of an id of 15 or more digits, one in 10,000 is rounded to so few
 
 
 def mend(value: Any, hint: Any) -> Any:
@@ -87,8 +89,8 @@ def _of_union(value: Any, union: types.UnionType) -> Any:
 
 def _integer(value: float) -> int:
     number = int(Decimal(repr(value)))  # not int(value): 1e23 is 10^23 here, not the binary number next to it
-    if abs(number) >= 10**_KEPT and len(str(abs(number)).rstrip("0")) >= _KEPT:
+    if abs(number) >= _CUT_FROM and len(str(abs(number)).rstrip("0")) > _SURE:
         raise msgspec.ValidationError(
-            "Expected `int`, got one whose last digits a PHP worker has cut off (send such numbers as text)"
+            "Expected `int`, got one whose last digits a PHP worker may have cut off (send such numbers as text)"
         )
     return number

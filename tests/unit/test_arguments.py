@@ -1,0 +1,545 @@
+"""qd.arguments: bound at the caller, encoded, converted back in the worker; what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qd.arguments import Signature, decode_value, encode_value, signature_of, signature_of_fields
+from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+class Size(Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 100_000_000_000_000
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class Options(TypedDict):
+    colour: str
+    width: NotRequired[int]
+
+
+@dataclass
+class Item:
+    sku: str
+    count: int = 1
+    tags: list[str] = field(default_factory=list)
+
+
+class Address(msgspec.Struct):
+    street: str
+    codes: tuple[int, ...] = ()
+
+
+class Cat(msgspec.Struct, tag="cat"):
+    lives: list[int]
+
+
+class Dog(msgspec.Struct, tag="dog"):
+    tricks: dict[str, int]
+
+
+class Row(msgspec.Struct, array_like=True):
+    number: int
+    rest: list[int] = []
+
+
+def welcome(to: str, subject: str = "Hello", *, copies: int = 1) -> None: ...
+
+
+def typed(kind: Any) -> Signature:
+    """The signature of a job with one parameter, called value."""
+
+    def job(value): ...
+
+    job.__annotations__ = {"value": kind}
+    return signature_of(job)
+
+
+def round_trip(kind: Any, value: object) -> object:
+    signature = typed(kind)
+    return signature.decode(signature.encode(signature.bind((value,), {})))["value"]
+
+
+def mended(kind: Any, text: str) -> object:
+    return typed(kind).decode(b'{"value":%b}' % text.encode())["value"]
+
+
+# -- bind
+
+
+def test_arguments_are_bound_by_name_and_defaults_left_out():
+    signature = signature_of(welcome)
+    assert signature.bind(("a@b.c",), {}) == {"to": "a@b.c"}
+    assert signature.bind(("a@b.c", "Hi"), {"copies": 2}) == {"to": "a@b.c", "subject": "Hi", "copies": 2}
+    assert signature.bind((), {"copies": 2, "to": "a@b.c"}) == {"to": "a@b.c", "copies": 2}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "welcome() misses argument 'to'"),
+        ((1, 2, 3), {}, "welcome() takes 2 arguments by place, 3 were given"),
+        ((1,), {"to": 2}, "welcome() got the argument 'to' twice"),
+        ((1,), {"subjct": 2}, "welcome() has no parameter 'subjct' (did you mean 'subject'?)"),
+    ],
+)
+def test_what_does_not_fit_the_signature_is_named(args, kwargs, message):
+    with pytest.raises(ArgumentError) as error:
+        signature_of(welcome).bind(args, kwargs)
+    assert str(error.value) == message
+    assert isinstance(error.value, TypeError)
+
+
+# -- encode and decode
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (int, 7),
+        (int, 2**70),
+        (float, 1.5),
+        (float, 3),
+        (bool, True),
+        (str, "é ✓ 😀 \x00 \u2028 </script>"),
+        (bytes, bytes(range(256))),
+        (None, None),
+        (datetime, datetime(2026, 11, 21, 13, 8, 49, 182504, tzinfo=UTC)),
+        (date, date(2026, 2, 28)),
+        (timedelta, timedelta(days=1, milliseconds=5)),
+        (Decimal, Decimal("1.10")),
+        (UUID, UUID(int=7)),
+        (Size, Size.LARGE),
+        (Level, Level.HIGH),
+        (Literal["a", "b"], "b"),
+        (Item, Item("x", 2, ["a"])),
+        (Address, Address("Hill 1", (1, 2))),
+        (Point, Point(1, 2)),
+        (Options, {"colour": "red"}),
+        (Cat | Dog, Dog({"sit": 1})),
+        (list[Item], [Item("x")]),
+        (dict[int, list[Decimal]], {7: [Decimal("0.1")]}),
+        (dict[UUID, datetime], {UUID(int=1): datetime(2026, 1, 1, tzinfo=UTC)}),
+        (tuple[int, str], (1, "a")),
+        (set[int], {1, 2}),
+        (frozenset[Size], frozenset([Size.SMALL])),
+        (int | None, None),
+        (int | str | None, "7"),
+        (Sequence[int], [1, 2]),
+        (Mapping[str, int], {"a": 1}),
+        (Any, {"a": [1, None, "x", 1.5]}),
+        (object, [1]),
+    ],
+    ids=str,
+)
+def test_a_value_arrives_as_its_declared_type(kind, value):
+    arrived = round_trip(kind, value)
+    assert arrived == value
+    assert type(arrived) is (float if kind is float else type(value))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(json_values)
+def test_any_json_value_arrives_where_no_type_is_declared(value):
+    assert round_trip(Any, value) == value
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Item,
+        st.text(),
+        st.integers(-(2**63), 2**63),
+        st.lists(st.text()),
+    ),
+    st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.decimals(allow_nan=False, allow_infinity=False)),
+    st.datetimes(timezones=st.just(UTC)),
+    st.binary(),
+)
+def test_typed_values_arrive(item, table, moment, raw):
+    def job(item: Item, table: dict[int, Decimal], moment: datetime, raw: bytes) -> None: ...
+
+    signature = signature_of(job)
+    data = signature.encode(signature.bind((item, table), {"moment": moment, "raw": raw}))
+    assert signature.decode(data) == {"item": item, "table": table, "moment": moment, "raw": raw}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(), json_values))
+def test_a_payload_of_somebody_else_converts_or_says_what_is_wrong(data):
+    try:
+        found = signature_of(welcome).decode(json.dumps(data).encode())
+    except (UnknownParameters, WrongType):
+        return
+    assert isinstance(found.get("to", ""), str)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_convert_or_say_what_is_wrong(data):
+    try:
+        signature_of(welcome).decode(data)
+    except (UnknownParameters, WrongType):
+        return
+    pytest.fail("'to' is needed, and random bytes do not hold it")
+
+
+def test_subclasses_of_plain_types_travel_as_them():
+    class Safe(str):
+        def __str__(self) -> str:
+            return "not this"
+
+    class Many(int): ...
+
+    assert round_trip(str, Safe("a")) == "a"
+    assert round_trip(int, Many(3)) == 3
+    assert round_trip(list[int], deque([1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (int, "7", "expected int, got str"),
+        (int, 7.5, "expected int, got float"),
+        (int, True, "expected int, got bool"),
+        (int, None, "expected int, got null"),
+        (str, 7, "expected str, got int"),
+        (str, "\ud800", "no Unicode"),
+        (float, math.nan, "no JSON number"),
+        (float | None, math.nan, "no JSON number"),
+        (Any, [{"deep": (1.0, math.inf)}], "no JSON number"),
+        (Any, {math.nan: 1}, "no JSON number"),
+        (Decimal, Decimal("NaN"), "no JSON number"),
+        (list[Item], [Item("x", math.inf)], "no JSON number"),  # type: ignore[arg-type]
+        (datetime, datetime(2026, 1, 1), "time zone"),
+        (Any, {"at": [datetime(2026, 1, 1)]}, "time zone"),
+        (Address, Address(7), "$.street"),  # type: ignore[arg-type]
+        (Any, object(), "has no JSON form"),
+        (Any, {(1, 2): 3}, "tuple has no JSON form"),
+        (Any, [10**5000], "limit"),
+        (Size, "xl", "invalid enum value"),
+        (list[int], [1, "2"], "$[1]"),
+    ],
+)
+def test_a_wrong_value_raises_at_the_caller_and_is_named(kind, value, says):
+    with pytest.raises(ArgumentError) as error:
+        typed(kind).encode({"value": value})
+    assert "job(): argument 'value' cannot be sent: " in str(error.value)
+    assert says in str(error.value)
+
+
+def test_a_value_that_holds_itself_is_refused():
+    ring: list[object] = []
+    ring.append(ring)
+    with pytest.raises(ArgumentError, match="holds itself"):
+        typed(Any).encode({"value": ring})
+
+
+def test_the_argument_at_fault_is_named_among_others():
+    with pytest.raises(ArgumentError, match="'copies'"):
+        signature_of(welcome).encode({"to": "a", "subject": "b", "copies": "three"})
+
+
+# -- in the worker
+
+
+@pytest.mark.parametrize("data", [b"", b'""', b"[]", b"{}", b"null", b" { } ", b" [ ]"])
+def test_no_data_is_no_arguments(data):
+    def job(a: int = 1, b: str = "") -> None: ...
+
+    assert signature_of(job).decode(data) == {}
+    with pytest.raises(UnknownParameters, match="'to'"):
+        signature_of(welcome).decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"to":"a","subjct":"b"}', "welcome() has no parameter 'subjct' (did you mean 'subject'?)"),
+        (b'{"too":7}', "welcome() has no parameter 'too' (did you mean 'to'?)"),
+        (b'{"subject":7}', "welcome() needs parameter 'to', which the payload has not"),
+        (b'{"to":"a","x":1,"y":2}', "welcome() has no parameters 'x', 'y'"),
+    ],
+)
+def test_names_that_do_not_fit_may_be_a_deploy_under_way(data, message):
+    with pytest.raises(UnknownParameters) as error:
+        signature_of(welcome).decode(data)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"to":7}', "argument 'to' is of the wrong type: expected str, got int"),
+        (b'{"to":"a","copies":"7"}', "argument 'copies' is of the wrong type: expected int, got str"),
+        (b'{"to":"a","copies":1.5}', "argument 'copies' is of the wrong type: expected int, got float"),
+        (b'{"to":null}', "argument 'to' is of the wrong type: expected str, got null"),
+        (b'["a"]', "its data is a list"),
+        (b"7", "its data is int"),
+        (b'"a"', "its data is str"),
+        (b"false", "its data is bool"),
+        (b'{"to":"\xff"}', "no Unicode"),
+        (b'{"to":', "cannot be read"),
+        (b'{"to":1e309}', "out of range"),
+        (b'{"to":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deep"),
+    ],
+)
+def test_a_value_that_does_not_convert_is_named(data, says):
+    with pytest.raises(WrongType) as error:
+        signature_of(welcome).decode(data)
+    assert says in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_a_hostile_name_is_shown_harmless_and_short():
+    data = json.dumps({"to": "a", "\x1b[31m\n" + "x" * 10_000: 1}).encode()
+    with pytest.raises(UnknownParameters) as error:
+        signature_of(welcome).decode(data)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 200
+
+
+def test_a_dataclass_that_raises_does_not_harm_the_worker():
+    @dataclass
+    class Picky:
+        n: int
+
+        def __post_init__(self) -> None:
+            raise KeyError(self.n)
+
+    with pytest.raises(WrongType, match="'value'"):
+        typed(Picky).decode(b'{"value":{"n":1}}')
+
+
+# -- what cjson did
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (list[int], "{}", []),
+        (list, "{}", []),
+        (tuple[int, ...], "{}", ()),
+        (set[str], "{}", set()),
+        (frozenset[int], "{}", frozenset()),
+        (Sequence[int], "{}", []),
+        (dict[str, int], "[]", {}),
+        (dict, "[]", {}),
+        (Options | None, "null", None),
+        (list[int] | None, "{}", []),
+        (dict[str, int] | None, "[]", {}),
+        (list[int] | dict[str, int], "{}", {}),
+        (list[int] | dict[str, int], "[]", []),
+        (list[list[int]], "[{},[1]]", [[], [1]]),
+        (dict[str, list[int]], '{"a":{}}', {"a": []}),
+        (list[dict[str, list[int]]], '[[],{"a":{}}]', [{}, {"a": []}]),
+        (tuple[list[int], dict[str, int]], "[{},[]]", ([], {})),
+        (Item, '{"sku":"x","tags":{}}', Item("x")),
+        (list[Item], '[{"sku":"x","count":1e+14,"tags":{}}]', [Item("x", 10**14)]),
+        (Address, '{"street":"a","codes":{}}', Address("a")),
+        (Point, "[1e+14]", Point(10**14)),
+        (Row, "[1e+15,{}]", Row(10**15, [])),
+        (Options, '{"colour":"red","width":1e+14}', {"colour": "red", "width": 10**14}),
+        (Cat | Dog, '{"type":"cat","lives":{}}', Cat([])),
+        (Cat | Dog, '{"type":"dog","tricks":[]}', Dog({})),
+        (int, "1e14", 10**14),
+        (int, "1e+14", 10**14),
+        (int, "-1e+14", -(10**14)),
+        (int, "2.5e+15", 2_500_000_000_000_000),
+        (int, "1e+23", 10**23),
+        (int, "1.795224705e+18", 1_795_224_705_000_000_000),
+        (int, "1.0", 1),
+        (int | None, "1e+14", 10**14),
+        (int | str, "1e+14", 10**14),
+        (list[int], "[1e+14,7]", [10**14, 7]),
+        (dict[str, int], '{"a":1e+14}', {"a": 10**14}),
+        (Level, "1e+14", Level.HIGH),
+        (float, "1", 1.0),
+        (float, "1e+14", 1e14),
+        (int | float, "1e+14", 1e14),
+        (Any, "1e+14", 1e14),
+        (Any, "{}", {}),
+        (Decimal, "1e+14", Decimal(10**14)),
+    ],
+    ids=str,
+)
+def test_the_declared_type_undoes_what_cjson_did(kind, text, value):
+    found = mended(kind, text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["1.2345678901235e+18", "9.007199254741e+15", "-1.7952247051235e+15"])
+def test_an_integer_that_may_have_lost_digits_is_refused(text):
+    for kind in (int, int | None, list[int]):
+        value = f"[{text}]" if kind == list[int] else text
+        with pytest.raises(WrongType, match="may have cut off"):
+            mended(kind, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(list[int], '{"0":1}'), (dict[str, int], "[1]"), (Item, "[]"), (int, "{}"), (str, "[]"), (int, "1.5")],
+    ids=str,
+)
+def test_mending_invents_nothing(kind, text):
+    with pytest.raises(WrongType):
+        mended(kind, text)
+
+
+# -- **kwargs
+
+
+def test_further_names_are_taken_where_the_job_takes_them():
+    def job(a: int, **rest: float) -> None: ...
+
+    signature = signature_of(job)
+    assert signature.decode(signature.encode(signature.bind((1,), {"x": 2.5}))) == {"a": 1, "x": 2.5}
+    assert signature.decode(b'{"a":1e+14,"y":2}') == {"a": 10**14, "y": 2.0}
+    with pytest.raises(ArgumentError, match="'x'"):
+        signature.encode({"a": 1, "x": "2"})
+    with pytest.raises(WrongType, match="'x'"):
+        signature.decode(b'{"a":1,"x":"2"}')
+    with pytest.raises(UnknownParameters, match="'a'"):
+        signature.decode(b'{"x":2}')
+
+
+def test_further_names_of_a_typed_dictionary_are_taken_as_they_are():
+    def job(**options: Unpack[Options]) -> None: ...
+
+    signature = signature_of(job)
+    assert signature.decode(signature.encode({"colour": "red"})) == {"colour": "red"}
+
+
+# -- declarations
+
+
+def test_parameters_that_cannot_be_given_by_name_are_refused():
+    def star(*args: int) -> None: ...
+    def slash(a: int, /) -> None: ...
+
+    for function, name in ((star, r"'\*args'"), (slash, "'a'")):
+        with pytest.raises(DeclarationError, match=name):
+            signature_of(function)
+
+
+def test_types_may_be_defined_below_the_job():
+    signature = signature_of(takes_later)
+    assert signature.decode(b'{"value":{"n":1}}') == {"value": Later(1)}
+
+
+def takes_later(value: Later) -> None: ...
+
+
+@dataclass
+class Later:
+    n: int
+
+
+def needs_a_fraction(value: Fraction) -> None: ...
+def returns_a_fraction(value: int) -> Fraction: ...  # type: ignore[empty-body]
+def takes_two_objects(value: Item | Later) -> None: ...
+
+
+def test_a_type_that_only_the_checker_sees_is_refused_with_the_way_out():
+    signature = signature_of(needs_a_fraction)
+    for use in (signature.resolve, lambda: signature.encode({"value": 1})):
+        with pytest.raises(DeclarationError, match=r"'value'.*TYPE_CHECKING"):
+            use()
+    with pytest.raises(WrongType, match="TYPE_CHECKING"):
+        signature.decode(b'{"value":1}')
+
+
+def test_the_type_of_what_a_job_returns_does_not_matter():
+    assert signature_of(returns_a_fraction).decode(b'{"value":1}') == {"value": 1}
+
+
+def test_a_type_that_json_cannot_tell_apart_is_refused():
+    with pytest.raises(DeclarationError, match="'value'"):
+        signature_of(takes_two_objects).resolve()
+
+
+def test_a_default_of_none_allows_none():
+    def job(value: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    signature = signature_of(job)
+    assert signature.decode(signature.encode({"value": None})) == {"value": None}
+
+
+def test_a_parameter_may_be_called_anything():
+    def job(self: int, p0: int, p1: int, cls: int, type: int, __struct_fields__: int = 0) -> None: ...
+
+    signature = signature_of(job)
+    given = {"self": 1, "p0": 2, "p1": 3, "cls": 4, "type": 5, "__struct_fields__": 6}
+    assert signature.decode(signature.encode(given)) == given
+
+
+def test_the_fields_of_a_class_job_are_its_arguments():
+    @dataclass(kw_only=True)
+    class Charge:
+        order_id: int
+        items: list[Item] = field(default_factory=list)
+        note: str = ""
+        total: int = field(init=False, default=0)
+
+    signature = signature_of_fields(Charge)
+    assert [parameter.name for parameter in signature.parameters] == ["order_id", "items", "note"]
+    assert signature.decode(b'{"order_id":7,"items":{}}') == {"order_id": 7, "items": []}
+    assert signature.bind((), {"order_id": 7}) == {"order_id": 7}
+    with pytest.raises(ArgumentError, match="by place"):
+        signature.bind((7,), {})
+    with pytest.raises(UnknownParameters, match="'order_id'"):
+        signature.decode(b"{}")
+
+
+# -- whole values
+
+
+@settings(deadline=None)
+@given(json_values)
+def test_a_whole_value_arrives(value):
+    assert decode_value(encode_value(value)) == value
+
+
+def test_a_whole_value_is_held_to_the_same_rules():
+    for wrong in (math.nan, [datetime(2026, 1, 1)], object(), "\ud800"):
+        with pytest.raises(ArgumentError):
+            encode_value(wrong)
+    for data in (b"{", b'"\xff"', b"[" * 100_000):
+        with pytest.raises(WrongType):
+            decode_value(data)
+    assert decode_value(b"") is None

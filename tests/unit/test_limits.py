@@ -1,0 +1,158 @@
+"""qd.limits: whose word counts, what is failed before it runs, and what follows an error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qd.limits import Fail, Limits, Release, after_error, backoff, before, hold_delay, limits_of
+from qd.options import JobOptions, WorkOptions
+from qd.payload import Payload
+
+NOW = 1_795_225_685.0
+WORKER = WorkOptions(tries=1, timeout=60.0, backoff=(0.0,), max_crashes=3, unroutable_ttl=600.0)
+
+
+def payload(**facts: object) -> Payload:
+    return Payload(job="mail.welcome", **facts)  # type: ignore[arg-type]
+
+
+def limits(**facts: object) -> Limits:
+    plain: dict[str, object] = {
+        "tries": 3,
+        "timeout": 60.0,
+        "backoff": (1.0, 5.0),
+        "max_exceptions": None,
+        "retry_until": None,
+        "fail_on_timeout": False,
+        "max_crashes": 3,
+        "unroutable_ttl": 600.0,
+    }
+    return Limits(**{**plain, **facts})  # type: ignore[arg-type]
+
+
+# -- whose word counts
+
+
+def test_the_worker_speaks_where_nobody_else_does():
+    assert limits_of(payload(), None, WORKER) == Limits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
+    assert limits_of(payload(), JobOptions(), WORKER) == limits_of(payload(), None, WORKER)
+
+
+def test_the_declaration_counts_before_the_worker():
+    declared = JobOptions(tries=5, timeout=0.5, backoff=(1.0, 2.0), max_exceptions=2, fail_on_timeout=True)
+    assert limits_of(payload(), declared, WORKER) == Limits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0)
+
+
+def test_the_payload_counts_before_the_declaration():
+    declared = JobOptions(tries=5, timeout=7.0, backoff=(1.0, 2.0), max_exceptions=2)
+    said = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
+    assert limits_of(said, declared, WORKER) == Limits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
+
+
+def test_a_payload_that_says_false_says_nothing_about_fail_on_timeout():
+    assert limits_of(payload(failOnTimeout=False), JobOptions(fail_on_timeout=True), WORKER).fail_on_timeout
+
+
+def test_a_negative_timeout_is_none():
+    assert limits_of(payload(timeout=-1), None, WORKER).timeout == 0.0
+
+
+def test_a_declared_span_of_retries_begins_when_the_job_was_due():
+    declared = JobOptions(retry_for=100.0)
+    assert limits_of(payload(createdAt=NOW), declared, WORKER).retry_until == NOW + 100
+    assert limits_of(payload(createdAt=NOW, delay=30), declared, WORKER).retry_until == NOW + 130
+    assert limits_of(payload(createdAt=NOW, retryUntil=NOW + 5), declared, WORKER).retry_until == NOW + 5
+    assert limits_of(payload(), declared, WORKER).retry_until is None
+
+
+# -- before it runs
+
+
+@pytest.mark.parametrize(
+    ("attempts", "tries", "runs"), [(1, 1, True), (2, 1, False), (3, 3, True), (4, 3, False), (1000, 0, True)]
+)
+def test_an_attempt_beyond_tries_does_not_run(attempts, tries, runs):
+    assert (before(limits(tries=tries), payload(attempts=attempts), NOW) is None) == runs
+
+
+def test_a_deadline_makes_tries_not_count():
+    held = limits(tries=1, retry_until=NOW)
+    assert before(held, payload(attempts=50), NOW) is None
+    reason = before(held, payload(attempts=1), NOW + 90)
+    assert reason is not None
+    assert "retry_until" in reason
+
+
+@pytest.mark.parametrize(("crashes", "most", "runs"), [(0, 3, True), (2, 3, True), (3, 3, False), (9, 0, True)])
+def test_a_job_that_killed_its_workers_does_not_run(crashes, most, runs):
+    held = limits(max_crashes=most, tries=0)
+    assert (before(held, payload(attempts=1, crashes=crashes), NOW) is None) == runs
+
+
+def test_reasons_name_the_limit_with_its_value():
+    assert before(limits(tries=3), payload(attempts=4), NOW) == "attempted 3 times already (tries 3)"
+    assert before(limits(tries=1), payload(attempts=2), NOW) == "attempted once already (tries 1)"
+    reason = before(limits(), payload(crashes=3), NOW)
+    assert reason == "its worker died 3 times while running it (max_crashes 3)"
+
+
+# -- after an error
+
+
+def after(held: Limits, attempts: int, **more: object) -> Release | Fail:
+    return after_error(held, payload(attempts=attempts), NOW, **{"exceptions": 1, **more})  # type: ignore[arg-type]
+
+
+def test_it_is_released_with_its_backoff_until_tries_are_used_up():
+    assert after(limits(), 1) == Release(1.0)
+    assert after(limits(), 2) == Release(5.0)
+    assert isinstance(after(limits(), 3), Fail)
+    assert after(limits(tries=0), 99) == Release(5.0)
+
+
+def test_a_deadline_that_is_here_ends_it_and_tries_do_not():
+    assert after(limits(tries=1, retry_until=NOW + 0.1), 7) == Release(5.0)
+    assert isinstance(after(limits(tries=0, retry_until=NOW), 1), Fail)
+
+
+def test_too_many_exceptions_end_it():
+    assert after(limits(max_exceptions=2), 1, exceptions=1) == Release(1.0)
+    assert isinstance(after(limits(max_exceptions=2), 1, exceptions=2), Fail)
+    assert isinstance(after(limits(max_exceptions=2, retry_until=NOW + 9), 1, exceptions=2), Fail)
+
+
+def test_a_timeout_ends_it_only_where_that_was_asked_for():
+    assert after(limits(), 1, timed_out=True) == Release(1.0)
+    assert after(limits(fail_on_timeout=True), 1) == Release(1.0)
+    assert isinstance(after(limits(fail_on_timeout=True), 1, timed_out=True), Fail)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 5), st.integers(1, 12))
+def test_what_failed_after_its_last_try_would_not_have_run_again(tries, attempts):
+    held = limits(tries=tries)
+    failed = isinstance(after(held, attempts), Fail)
+    assert failed == (before(held, payload(attempts=attempts + 1), NOW) is not None)
+
+
+# -- arithmetic
+
+
+@pytest.mark.parametrize(("attempts", "wait"), [(0, 1.0), (1, 1.0), (2, 5.0), (3, 30.0), (4, 30.0), (999, 30.0)])
+def test_the_last_backoff_goes_on(attempts, wait):
+    assert backoff((1.0, 5.0, 30.0), attempts) == wait
+
+
+def test_a_held_job_is_looked_at_after_one_second_doubling_to_sixty():
+    now, since, waits = NOW, 0.0, []
+    for _ in range(9):
+        waits.append(hold_delay(since, now))
+        since = since or now
+        now += waits[-1]
+    assert waits == [1, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_clock_that_went_back_does_not_hold_a_job():
+    assert hold_delay(NOW + 1000, NOW) == 1.0

@@ -1,0 +1,315 @@
+"""qd.payload: reading whatever comes, making what Laravel would, and editing no byte but its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qd.errors import ArgumentError, Malformed
+from qd.payload import OBJECT_JOB, Payload, answered, make, new_id, new_uuid, original, read, split_mark
+from tests.support.hostile import VALID, malformed, odd
+
+MARK = "Ab3Ab3Ab3A.3.17.2"
+
+
+def made(**more: object) -> Payload:
+    return read(make("mail.welcome", b'{"to":"a@b.c"}', created_at=1795225685, **more))  # type: ignore[arg-type]
+
+
+# -- reading
+
+
+@pytest.mark.parametrize(("name", "raw"), malformed(), ids=[name for name, _ in malformed()])
+def test_what_is_no_payload_is_malformed(name, raw):
+    with pytest.raises(Malformed) as error:
+        read(raw)
+    reason = str(error.value)
+    assert reason
+    assert len(reason) < 300
+    assert reason.isprintable()
+    field, is_wrong, _ = name.partition(" is ")
+    if is_wrong and name.isascii() and f"{field}" in Payload.__struct_fields__:
+        assert reason.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(("name", "raw"), odd(), ids=[name for name, _ in odd()])
+def test_the_odd_is_read_or_malformed_and_nothing_else(name, raw):
+    try:
+        payload = read(raw)
+    except Malformed:
+        return
+    assert payload.job
+    assert payload.display
+    assert all(0 <= wait < math.inf for wait in payload.backoffs or ())
+    bytes(payload.data)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_or_malformed(raw):
+    with suppress(Malformed):
+        read(raw)
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(VALID) - 1), st.binary(max_size=4), st.integers(0, 4))
+def test_a_payload_with_some_bytes_changed_is_read_or_malformed(at, new, length):
+    with suppress(Malformed):
+        read(VALID[:at] + new + VALID[at + length :])
+
+
+def test_a_payload_of_nothing_but_a_job_has_all_defaults():
+    payload = read(b'{"job":"mail.welcome"}')
+    assert (payload.attempts, payload.crashes, payload.exceptions, payload.held, payload.rsv) == (0, 0, 0, 0, None)
+    assert bytes(payload.data) == b'""'
+    assert payload.backoffs is None
+    assert payload.deadline is None
+    assert not payload.failOnTimeout
+    assert payload.display == "mail.welcome"
+
+
+def test_data_is_not_touched():
+    data = b' { "b" : [ ] , "a" : 1.0 , "\\u00e9" : {} }'.strip()
+    assert bytes(read(b'{"job":"x","data":%b}' % data).data) == data
+
+
+@pytest.mark.parametrize(
+    ("keys", "waits"),
+    [
+        (b'"backoff":"1,5,10"', (1.0, 5.0, 10.0)),
+        (b'"backoff":"9"', (9.0,)),
+        (b'"backoff":9', (9.0,)),
+        (b'"backoff":" 1, 5"', (1.0, 5.0)),
+        (b'"backoff":"0.5,2"', (0.5, 2.0)),
+        (b'"backoff":""', (0.0,)),
+        (b'"backoff":"soon,3s,-4"', (0.0, 3.0, 0.0)),
+        (b'"backoff":-7', (0.0,)),
+        (b'"backoff":null,"delay":null', None),
+        (b'"backoff":null,"delay":30', (30.0,)),
+        (b'"backoff":"1","delay":30', (1.0,)),
+        (b'"delay":"3,6"', (3.0, 6.0)),
+        (b'"backoff":"999999999999999"', (100 * 365 * 86400.0,)),
+    ],
+)
+def test_backoff_is_read_as_laravel_13_reads_it(keys, waits):
+    assert read(b'{"job":"x",%b}' % keys).backoffs == waits
+
+
+@pytest.mark.parametrize(
+    ("keys", "moment"),
+    [
+        (b'"retryUntil":2000000000', 2e9),
+        (b'"timeoutAt":2000000000', 2e9),
+        (b'"retryUntil":1,"timeoutAt":2', 1.0),
+        (b'"retryUntil":null,"timeoutAt":2', 2.0),
+        (b'"retryUntil":0', None),
+        (b'"retryUntil":null', None),
+    ],
+)
+def test_the_deadline_has_two_names_and_zero_is_none(keys, moment):
+    assert read(b'{"job":"x",%b}' % keys).deadline == moment
+
+
+def test_the_last_of_equal_keys_counts():
+    assert read(b'{"job":"x","attempts":1,"job":"y","attempts":2}').attempts == 2
+
+
+def test_only_the_call_of_an_object_is_a_laravel_object():
+    assert read(json.dumps({"job": OBJECT_JOB}).encode()).is_laravel_object
+    assert not read(rb'{"job":"App\\Jobs\\Report@fire"}').is_laravel_object
+
+
+# -- making
+
+
+def test_what_is_made_is_read():
+    payload = made(
+        uuid="u-1",
+        id="i-1",
+        display="Welcome!",
+        max_tries=0,
+        max_exceptions=2,
+        fail_on_timeout=True,
+        backoff=(1, 5.5, 30),
+        timeout=30,
+        retry_until=2e9,
+        extra={"tags": ["a", "ü/"]},
+    )
+    assert (payload.uuid, payload.id, payload.displayName, payload.name) == ("u-1", "i-1", "Welcome!", "mail.welcome")
+    assert (payload.maxTries, payload.maxExceptions, payload.failOnTimeout, payload.timeout) == (0, 2, True, 30)
+    assert payload.backoffs == (1.0, 5.5, 30.0)
+    assert payload.deadline == 2e9
+    assert payload.createdAt == 1795225685
+    assert payload.attempts == 0
+    assert payload.delay is None
+
+
+@settings(deadline=None)
+@given(
+    job=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    data=st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.lists(inner)).map(json.dumps),
+)
+def test_any_name_and_any_data_arrive_as_they_were(job, data):
+    payload = read(make(job, data.encode(), created_at=1))
+    assert payload.job == job
+    assert payload.displayName == job.partition("@")[0]
+    assert bytes(payload.data) == data.encode()
+
+
+def test_each_payload_has_an_uuid_and_an_id_of_its_own():
+    payloads = [made() for _ in range(200)]
+    assert len({payload.uuid for payload in payloads}) == len({payload.id for payload in payloads}) == 200
+    shape = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+    assert all(shape.fullmatch(payload.uuid or "") for payload in payloads)
+    assert all(re.fullmatch("[0-9A-Za-z]{32}", payload.id or "") for payload in payloads)
+
+
+def test_ids_are_made_of_the_seed_alone():
+    seed = os.urandom(48)
+    assert (new_uuid(seed), new_id(seed)) == (new_uuid(seed), new_id(seed))
+    assert new_uuid(bytes(48)) == "00000000-0000-4000-8000-000000000000"
+
+
+def test_a_fraction_of_a_second_is_rounded_up_where_php_reads_whole_ones():
+    payload = made(timeout=0.2, retry_until=1795225685.4)
+    assert (payload.timeout, payload.deadline) == (1, 1795225686)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "text"),
+    [([], None), ([0], "0"), ([0.0], "0"), ([0.25], "0.25"), ([1e6], "1000000"), ([1, 2.5], "1,2.5"), ([0.0001], "0")],
+)
+def test_backoff_travels_as_text_without_exponents(backoff, text):
+    assert made(backoff=backoff).backoff == text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"backoff": [-1]},
+        {"backoff": [math.inf]},
+        {"backoff": [math.nan]},
+        {"timeout": math.inf},
+        {"timeout": math.nan},
+        {"extra": {"attempts": 7}},
+        {"extra": {"rsv": "x"}},
+        {"extra": {"tags": {1, 2}}},
+        {"extra": {"weight": math.nan}},
+        {"display": "\ud800"},
+    ],
+    ids=str,
+)
+def test_what_cannot_travel_is_refused(more):
+    with pytest.raises(ArgumentError):
+        made(**more)
+
+
+def test_a_job_needs_a_name():
+    with pytest.raises(ArgumentError):
+        make("", b"{}", created_at=1)
+
+
+def test_no_data_is_the_empty_text_of_laravel():
+    assert b'"data":"",' in make("x", b"", created_at=1)
+
+
+# -- editing
+
+
+def reserved(raw: bytes, unit: str = '"attempts":2', mark: str = MARK) -> bytes:
+    """As the reserve script writes it."""
+    before, after = raw.rsplit(b'"attempts":0', 1)
+    return before + f'{unit},"rsv":"{mark}"'.encode() + after
+
+
+def test_an_answer_keeps_what_is_not_given():
+    member = reserved(VALID, '"attempts":2,"crashes":1,"exceptions":3,"held":1795225685')
+    payload = read(answered(member, MARK))
+    assert (payload.attempts, payload.crashes, payload.exceptions, payload.held) == (2, 1, 3, 1795225685)
+    assert payload.rsv == "Ab3Ab3Ab3A.3.17.-"
+
+
+def test_an_answer_puts_in_what_is_given_and_leaves_zeroes_out():
+    member = reserved(VALID, '"attempts":2,"crashes":1,"held":1795225685')
+    text = answered(member, MARK, attempts=1, crashes=0, exceptions=4, held=0)
+    assert text == reserved(VALID, '"attempts":1,"exceptions":4', "Ab3Ab3Ab3A.3.17.-")
+
+
+def test_an_answer_finds_its_unit_beside_others():
+    inner = '{"attempts":2,"rsv":"Ab3Ab3Ab3A.3.17.1"}'
+    raw = b'{"job":"x","data":%b,"attempts":0}' % inner.encode()
+    text = answered(reserved(raw), MARK, exceptions=1)
+    assert bytes(read(text).data) == inner.encode()
+    assert read(text).exceptions == 1
+
+
+@pytest.mark.parametrize(
+    "mark", ["Ab3Ab3Ab3A.3.17.1", "Ab3Ab3Ab3A.3.17.22", "b3Ab3Ab3A.3.17.2", "", "2", 'x","rsv":"Ab3Ab3Ab3A.3.17.2']
+)
+def test_an_answer_to_another_reservation_is_refused(mark):
+    with pytest.raises(ValueError, match="no reservation"):
+        answered(reserved(VALID), mark)
+
+
+def test_a_reservation_is_answered_once():
+    text = answered(reserved(VALID), MARK)
+    with pytest.raises(ValueError, match="no reservation"):
+        answered(text, MARK)
+
+
+counts = st.none() | st.integers(0, 2**53)
+
+
+@settings(deadline=None)
+@given(
+    data=st.recursive(
+        st.none() | st.integers() | st.text() | st.just('"attempts":0,"rsv":"Ab3Ab3Ab3A.3.17.2"'),
+        lambda inner: st.dictionaries(st.sampled_from(["attempts", "rsv", "x"]), inner) | st.lists(inner),
+    ).map(lambda value: json.dumps(value).encode()),
+    job=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    given_counts=st.tuples(counts, counts, counts, counts),
+    attempts=st.integers(0, 2**53),
+)
+def test_an_answer_changes_its_unit_only(data, job, given_counts, attempts):
+    pushed = make(job, data, created_at=1795225685)
+    mark = f"Ab3Ab3Ab3A.3.17.{attempts}"
+    member = reserved(pushed, f'"attempts":{attempts},"crashes":1', mark)
+    names = ("attempts", "crashes", "exceptions", "held")
+    text = answered(member, mark, **dict(zip(names, given_counts, strict=True)))
+
+    before, after = read(member), read(text)
+    assert bytes(after.data) == data
+    for name, value in zip(names, given_counts, strict=True):
+        assert getattr(after, name) == (getattr(before, name) if value is None else value)
+    start = pushed.rindex(b'"attempts":0')
+    end = len(pushed) - start - len(b'"attempts":0')
+    assert text[:start] == pushed[:start]
+    assert text[len(text) - end :] == pushed[len(pushed) - end :]
+    assert split_mark(after.rsv or "") == ("Ab3Ab3Ab3A", 3, 17, "-")
+
+
+@settings(deadline=None)
+@given(st.binary(), st.integers(0, 50), st.integers(0, 20), st.binary(max_size=60))
+def test_the_original_is_what_stood_there_before_the_splice(pushed, start, length, text):
+    start = min(start, len(pushed))
+    before = pushed[start : start + length]
+    member = pushed[:start] + text + pushed[start + len(before) :]
+    assert original(member, start, len(text), before) == pushed
+
+
+def test_a_mark_has_four_parts():
+    assert split_mark(MARK) == ("Ab3Ab3Ab3A", 3, 17, "2")
+    assert split_mark("T.1.2.-").n == "-"
+
+
+@pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.x", "a.1.2."])
+def test_what_is_no_mark_is_refused(mark):
+    with pytest.raises(ValueError):
+        split_mark(mark)
