@@ -1,0 +1,161 @@
+"""`qd init`: a first project in an empty folder, or the file that runs this one under supervisord, systemd, Docker or
+Kubernetes. Also which pools there are, which setup.py asks too."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+from qd import __version__
+from qd import config as configuration
+from qd.cli import common, output, shipped
+from qd.config import Settings, table
+from qd.config.file import PYPROJECT, find
+
+FIRST_CONFIG = """\
+# Every option: docs/configuration.md of qd. `qd config show` prints what counts, `qd config check` finds mistakes.
+
+[qd]
+app = "jobs:app"          # MODULE:ATTRIBUTE; the folder of this file comes first on sys.path
+
+[connections.redis]
+url = "embedded:"         # a private server for this project; elsewhere set QD_REDIS_URL=redis://host:6379/0
+# prefix = ""             # what every key begins with, as in Laravel: "laravel_database_"
+# queue = "default"
+
+[worker]                  # each of these is also a flag of `qd work` and a variable, QD_TIMEOUT
+# workers = 4             # the CPUs granted
+# tries = 1               # attempts; 0: without end
+# timeout = "60s"
+# backoff = [1, 5, 30]    # seconds before the next attempts
+# stop_timeout = "25s"    # what running jobs get when qd is asked to stop
+
+# [pools.mail]            # qd work --pool mail
+# queues = ["mail"]
+# workers = 2
+"""
+
+FIRST_JOBS = '''\
+"""The jobs of this project. `qd work` runs them, `welcome.dispatch(...)` or `qd dispatch mail.welcome ...` sends one."""
+
+from qd import Qd, current_job
+
+app = Qd()
+
+
+@app.job("mail.welcome", tries=5, backoff=[1, 5, 30], timeout=30)
+def welcome(to: str, subject: str = "Hello") -> None:
+    print(f"to {to}: {subject} (attempt {current_job().attempt})", flush=True)
+'''
+
+NEXT = """\
+wrote qd.toml and jobs.py. Next:
+  qd work                                         a worker; Ctrl-C stops it
+  qd dispatch mail.welcome to=ada@example.org     a job, from another terminal\
+"""
+
+
+@click.command("init")
+@click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
+@common.options
+def init(target: str | None) -> None:
+    """Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under
+    supervisord, systemd, Docker or Kubernetes."""
+    if target is None:
+        _write({"qd.toml": FIRST_CONFIG, "jobs.py": FIRST_JOBS})
+        output.say(NEXT)
+        return
+    project = _project()
+    printed: dict[str, Callable[[shipped.Project], str]] = {
+        "supervisord": shipped.supervisord,
+        "systemd": shipped.systemd,
+        "docker": shipped.docker,
+        "k8s": shipped.kubernetes,
+    }
+    output.say(printed[target](project).rstrip("\n"))
+    if project.embedded:
+        output.note(
+            f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
+        )
+
+
+def _write(files: Mapping[str, str]) -> None:
+    """All of them or none."""
+    for name in files:
+        if os.path.lexists(name):
+            raise common.Refused(f"{name} is there already, nothing was written; start in an empty folder")
+    if (found := find(None, {})) is not None:  # [tool.qd]
+        raise common.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
+    for name, text in files.items():  # "x": what came between is not overwritten either
+        with open(name, "x", encoding="utf-8") as file:
+            file.write(text)
+
+
+# --- this folder's project -------------------------------------------------------------------------------------------
+
+
+def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
+    """The configuration as the shared options ask for it, for one pool."""
+    asked = common.given()
+    flags = {"app": asked.app, "connection": asked.connection}
+    return configuration.load(Path(asked.config) if asked.config else None, flags=flags, pool=pool or None, code=code)
+
+
+def pools() -> list[str]:
+    """The pools of the file."""
+    asked = common.given().config
+    file = find(Path(asked) if asked else None, os.environ)
+    return list(file.section("pools")) if file else []
+
+
+def _project() -> shipped.Project:
+    found = loaded()
+    if not found.app:
+        output.note("qd init: no app is named yet: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
+    app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
+    return shipped.Project(
+        root=_by_name(found.root),
+        program=_program(),
+        arguments=app,
+        file=_by_name(found.root) / found.file.name if found.file else None,
+        user=_user(),
+        home=Path.home(),
+        pools={pool: loaded(pool).work.stop_timeout for pool in pools() or [""]},
+        url_variable=table.environ_name(table.CONNECTION["url"], found.default),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        packages=_packages(found.root),
+        embedded=(found.connections[found.default].url or "").startswith("embedded:"),
+    )
+
+
+def _by_name(root: Path) -> Path:
+    """The folder as the user entered it: through a link such as `current`, a reload follows it to the next release."""
+    here = os.environ.get("PWD", "")
+    return Path(here) if root == Path.cwd() and os.path.isabs(here) and os.path.samefile(here, root) else root
+
+
+def _program() -> tuple[str, ...]:
+    """The `qd` of this Python, by its full name: supervisors have another PATH."""
+    beside = Path(sys.executable).with_name("qd")
+    return (str(beside),) if os.access(beside, os.X_OK) else (sys.executable, "-m", "qd")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+def _packages(root: Path) -> str:
+    """What pip is to install in an image."""
+    own = f"qd-worker=={__version__}"
+    if (root / "requirements.txt").exists():
+        return f"{own} -r requirements.txt"
+    text = (root / PYPROJECT).read_text(encoding="utf-8") if (root / PYPROJECT).is_file() else ""
+    return f"{own} ." if "[project]" in text else own

@@ -1,0 +1,97 @@
+"""`qd config show` and `qd config check`: what is configured and from where, and whether it can be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from qd import config as configuration
+from qd.cli import common, output
+from qd.cli.begin import init, loaded, pools
+from qd.config import Settings, table
+from qd.errors import ConfigError
+from qd.options import WORK, Option, shown
+from qd.units import mask_url
+
+__all__ = ["config", "init"]
+
+
+@click.group("config")
+def config() -> None:
+    """Show the configuration with its origins, or check it."""
+
+
+# --- qd config show --------------------------------------------------------------------------------------------------
+
+
+@config.command("show")
+@click.option("--pool", metavar="NAME", help="Show what counts in [pools.NAME].")
+@common.options
+def show(pool: str | None) -> None:
+    """Print each value with its origin, passwords masked."""
+    found = _with_code(pool)
+    if common.given().json:
+        values = {name: {"value": value, "origin": found.origins[name]} for name, _, value in _values(found)}
+        output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
+        return
+    output.say(f"file  {found.file or 'none'}")
+    output.say(f"root  {found.root}")
+    output.say()
+    rows = [(name, shown(option.kind, value) or "-", found.origins[name]) for name, option, value in _values(found)]
+    output.table(("key", "value", "origin"), rows)
+
+
+def _with_code(pool: str | None) -> Settings:
+    """The settings with what Qd(...) says. An app that does not import hides nothing else."""
+    found = loaded(pool)
+    if not found.app:
+        return found
+    from qd.cli.apps import app_of
+
+    try:
+        return loaded(pool, app_of(found).said)
+    except ConfigError as error:
+        output.note(f"qd config show: {error}; what Qd(...) says is missing here")
+        return found
+
+
+def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
+    """(dotted key, its row, the value as it may be shown), in the order of the file."""
+    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
+    sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
+    sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
+    for section, rows, held in (*sections, ("failed", table.FAILED, found.failed)):
+        for option in rows.values():
+            if option.in_file or (option.name == "pool" and found.work.pool):
+                value = getattr(held, option.name, None)
+                yield f"{section}.{option.name}", option, mask_url(value) if option.kind == "url" and value else value
+
+
+# --- qd config check -------------------------------------------------------------------------------------------------
+
+
+@config.command("check")
+@common.options
+def check() -> None:
+    """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason."""
+    found = common.settings()
+    for pool in ["", *pools()]:
+        each = loaded(pool, _said(found))
+        for name in (each.default, each.control, each.work.connection):
+            each.connection(name)
+    notes = configuration.strangers(found, os.environ)
+    for line in notes:
+        output.note(f"qd config check: {line}")
+    if common.given().json:
+        output.document({"ok": True, "file": str(found.file) if found.file else None, "notes": notes})
+    else:
+        output.say(f"{found.file or 'no file: variables and what is built in'}: ok")
+
+
+def _said(found: Settings) -> dict[str, object]:
+    """What Qd(...) said of the url, where it was asked at all."""
+    default = found.connections[found.default]
+    return {"url": default.url} if default.url_origin == "Qd(...)" else {}

@@ -1,0 +1,260 @@
+"""`qd config` and `qd init`, as a user types them."""
+
+import configparser
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from qd.cli.main import command
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = """\
+[connections.redis]
+url = "redis://user:secret@localhost:6379/0"
+[worker]
+timeout = "2m"
+[pools.mail]
+queues = ["mail"]
+stop_timeout = "5m"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    here = tmp_path / "My Shop"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("os.environ", {"PWD": str(here), "HOME": "/home/ada", "USER": "ada"})
+    return here
+
+
+def qd(*words):
+    return CliRunner().invoke(command, words, prog_name="qd")
+
+
+def line(*words):
+    """The one line of a refusal, after its exit code."""
+    done = qd(*words)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    return done.exit_code, done.stderr.strip()
+
+
+# --- qd config -------------------------------------------------------------------------------------------------------
+
+
+def shown(*words):
+    rows = [row.split("  ") for row in qd("config", "show", *words).stdout.splitlines() if "." in row]
+    return {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+
+
+def test_show_prints_each_value_with_its_origin(folder, monkeypatch):
+    (folder / "qd.toml").write_text(FILE)
+    monkeypatch.setitem(os.environ, "QD_TRIES", "3")
+    found = shown()
+    assert found["worker.timeout"] == ["2m", "qd.toml:4"]
+    assert found["worker.tries"] == ["3", "environment QD_TRIES"]
+    assert found["worker.memory"] == ["128M", "built in"]
+    assert found["connections.redis.url"] == ["redis://user:***@localhost:6379/0", "qd.toml:2"]
+    assert found["worker.queues"] == ["default", "built in"]
+    assert shown("--pool", "mail")["worker.queues"] == ["mail", "qd.toml:6"]
+    assert shown("--pool", "mail")["worker.pool"] == ["mail", "flag --pool"]
+
+
+def test_show_as_json_for_programs(folder):
+    (folder / "qd.toml").write_text(FILE)
+    found = json.loads(qd("config", "show", "--json").stdout)
+    assert (found["file"], found["root"]) == (str(folder / "qd.toml"), str(folder))
+    assert found["values"]["worker.timeout"] == {"value": 120.0, "origin": "qd.toml:4"}
+    assert "secret" not in json.dumps(found)
+
+
+def test_show_needs_neither_file_nor_url(folder):
+    assert shown()["connections.redis.url"] == ["-", "built in"]
+
+
+def test_show_tells_what_the_code_says(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
+    (folder / "shop.py").write_text('from qd import Qd\napp = Qd("redis://code/3")\n')
+    assert "redis://code/3  Qd(...)" in real("config", "show").stdout
+    assert real("config", "check").returncode == 0
+    (folder / "shop.py").write_text("1 / 0")
+    done = real("config", "show")
+    assert (done.returncode, "ZeroDivisionError" in done.stderr) == (0, True)
+    assert "worker.timeout" in done.stdout
+
+
+def real(*words):
+    env = {"PYTHONPATH": str(ROOT / "daemon"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, "-m", "qd", *words], env=env, capture_output=True, text=True, check=False)
+
+
+def test_check_says_ok(folder):
+    (folder / "qd.toml").write_text(FILE)
+    done = qd("config", "check")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{folder}/qd.toml: ok\n", "")
+    assert json.loads(qd("config", "check", "--json").stdout) == {"ok": True, "file": f"{folder}/qd.toml", "notes": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
+        ("[pools.a]\ntries = -1\n", "tries in qd.toml:2 [pools.a]: -1 is not a whole number"),
+        (FILE + '[pools.a]\nconnection = "x"\n', "unknown connection 'x' (qd.toml:9) (known: redis)"),
+        (FILE + '[pools.a]\nconnection = "b"\n[connections.b]\n', "connection 'b' has no url: set QD_B_URL"),
+        ("", "connection 'redis' has no url: set QD_REDIS_URL"),
+    ],
+)
+def test_check_says_what_is_wrong_in_one_line_and_exits_78(text, says, folder):
+    (folder / "qd.toml").write_text(text)
+    code, said = line("config", "check")
+    assert code == 78
+    assert said.startswith("qd: ")
+    assert says in said
+
+
+def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
+    (folder / "qd.toml").write_text(FILE)
+    monkeypatch.setitem(os.environ, "QD_TIMOUT", "3")
+    done = qd("config", "check")
+    assert done.exit_code == 0
+    assert "QD_TIMOUT in the environment is read by nothing (did you mean 'QD_TIMEOUT'?)" in done.stderr
+
+
+def test_a_file_that_is_not_there_is_78(folder):
+    assert line("config", "show", "--config", "no.toml") == (78, "qd: cannot read no.toml: No such file or directory")
+    assert line("--config", "no.toml", "config", "check")[0] == 78
+
+
+# --- qd init ---------------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_project_that_works_as_it_is(folder):
+    done = qd("init")
+    assert done.exit_code == 0
+    assert sorted(os.listdir(folder)) == ["jobs.py", "qd.toml"]
+    table = tomllib.loads((folder / "qd.toml").read_text())
+    assert table["connections"]["redis"]["url"] == "embedded:"
+    assert "jobs:app" in real("config", "show").stdout
+    assert real("config", "check").returncode == 0
+    said = real("run", "mail.welcome", "to=ada@example.org")
+    assert (said.returncode, said.stdout.splitlines()[:1]) == (0, ["to ada@example.org: Hello (attempt 1)"]), (
+        said.stderr
+    )
+
+
+def test_what_init_leaves_commented_out_is_valid(folder):
+    qd("init")
+    text = (folder / "qd.toml").read_text()
+    (folder / "qd.toml").write_text(re.sub(r"^# (?=\[|\w+ =)", "", text, flags=re.MULTILINE))
+    assert qd("config", "check").exit_code == 0
+    assert shown("--pool", "mail")["worker.workers"][0] == "2"
+    assert shown()["worker.backoff"][0] == "1s,5s,30s"
+
+
+@pytest.mark.parametrize("name", ["qd.toml", "jobs.py"])
+def test_init_overwrites_nothing(name, folder):
+    (folder / name).write_text("mine")
+    code, said = line("init")
+    assert (code, f"{name} is there already, nothing was written; start in an empty folder" in said) == (2, True)
+    assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
+
+
+def test_init_sees_tool_qd(folder):
+    (folder / "pyproject.toml").write_text("[tool.qd]\n")
+    code, said = line("init")
+    assert (code, "pyproject.toml has [tool.qd] already" in said) == (2, True)
+    assert os.listdir(folder) == ["pyproject.toml"]
+
+
+def test_init_for_nobody_known_is_usage(folder):
+    assert line("init", "launchd")[0] == 2
+
+
+def settings(text, section):
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text)
+    return dict(parser[section])
+
+
+PATHS = {"command", "directory", "user", "environment", "User", "WorkingDirectory", "ExecStart", "EnvironmentFile"}
+
+
+def test_supervisords_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
+    mine = settings(qd("init", "supervisord").stdout, "program:qd")
+    ours = settings((ROOT / "supervisor" / "qd.conf").read_text(), "program:qd")
+    assert {k: v for k, v in mine.items() if k not in PATHS} == {k: v for k, v in ours.items() if k not in PATHS}
+    words = shlex.split(mine["command"])
+    assert words[0].startswith("/")
+    assert words[-3:] == ["work", "--config", f"{folder}/qd.toml"]
+    assert (mine["directory"], mine["user"]) == (str(folder), "ada")
+    assert 'USER="ada"' in mine["environment"]
+
+
+def test_systemds_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE)
+    printed = qd("init", "systemd").stdout
+    shipped = (ROOT / "supervisor" / "qd@.service").read_text()
+    mine, ours = settings(printed, "Service"), settings(shipped, "Service")
+    differ = {key for key in mine.keys() | ours.keys() if mine.get(key) != ours.get(key)} - PATHS
+    assert differ <= {"TimeoutStopSec", "ProtectHome", "PrivateTmp"}  # 5m + 10; where this test's folder is
+    assert mine["TimeoutStopSec"] == "310"
+    assert mine["ExecStart"].endswith(f'work --config "{folder}/qd.toml" --pool %i')
+    assert mine["WorkingDirectory"] == str(folder)
+    assert settings(printed, "Unit")["StartLimitIntervalSec"] == "0"
+
+
+def test_without_pools_the_unit_is_no_template_and_embedded_may_write(folder):
+    (folder / "qd.toml").write_text('[connections.redis]\nurl = "embedded:"\n')
+    done = qd("init", "systemd", "--app", "shop:app")
+    mine = settings(done.stdout, "Service")
+    assert "%i" not in done.stdout
+    assert mine["ExecStart"].endswith("--app shop:app")
+    assert mine["ReadWritePaths"] == f'"{folder}"'
+    assert "set QD_REDIS_URL for a shared one" in done.stderr
+
+
+def test_a_pool_is_a_program_with_its_own_patience(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE + "[pools.web]\nstop_timeout = 0\n")
+    printed = qd("init", "supervisord").stdout
+    mail, web = settings(printed, "program:qd-mail"), settings(printed, "program:qd-web")
+    assert mail["command"].endswith("--pool mail")
+    assert (mail["stopwaitsecs"], web["stopwaitsecs"]) == ("310", "86400")
+
+
+def test_dockers_file_runs_qd_itself_as_a_list(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
+    (folder / "requirements.txt").write_text("")
+    printed = qd("init", "docker").stdout
+    assert 'CMD ["qd", "work"]\n' in printed
+    assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in printed
+    assert "-r requirements.txt" in printed
+    assert "docker build -t my-shop ." in printed
+
+
+def test_kubernetes_gets_a_deployment_for_each_pool(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE + "[pools.web]\n")
+    first, second = qd("init", "k8s").stdout.split("---\n")
+    assert "name: my-shop-qd-mail" in first
+    assert "terminationGracePeriodSeconds: 310" in first
+    assert 'command: ["qd", "work", "--pool", "mail"]' in first
+    assert "terminationGracePeriodSeconds: 35" in second
+    assert "name: QD_REDIS_URL" in second
+
+
+def test_an_app_that_is_missing_is_said_beside_the_file(folder):
+    done = qd("init", "supervisord")
+    assert done.exit_code == 0
+    assert "no app is named yet" in done.stderr
+    assert "[program:qd]" in done.stdout
