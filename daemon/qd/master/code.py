@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qd.process import child
@@ -87,6 +88,16 @@ class Codes:
             if code is not None:
                 self._dismiss(code)
         self.serving = self.coming = None
+
+
+def by_name(environ: Mapping[str, str]) -> str:
+    """The folder this program was started in, as its starter called it: $PWD where that is the same folder, so that a
+    `current` link stays a link. (A starter that sets no PWD is better given --config with such a path.)"""
+    name = environ.get("PWD", "")
+    try:
+        return name if os.path.samefile(name, ".") else os.getcwd()
+    except OSError:
+        return os.getcwd()
 
 
 def enter(folder: str) -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from qd.errors import ConfigError
 from qd.log import Log, to_stderr
 from qd.master.children import Children, Death, Worker
-from qd.master.code import PATIENCE, Code, Codes, enter
+from qd.master.code import PATIENCE, Code, Codes, by_name, enter
 from qd.master.keeping import Keeping
 from qd.master.plan import Hands, Plan, Seat
 from qd.master.stopping import Stopping
@@ -76,7 +76,7 @@ class Master:
         self._boot_deaths, self._ever_ready, self._announced_ready = 0, False, False
         self._retry_at = 0.0
         self._empty_since: float | None = None
-        self._folder = os.environ.get("PWD") or os.getcwd()
+        self._folder = by_name(os.environ)
         self._said = ""
 
     # -- the loop
@@ -89,7 +89,8 @@ class Master:
         try:
             self._new_code()
             while self.stopping is None or not self.stopping.over:
-                for number in self.mailbox.wait(self._pause(), self.ear.fileno()):
+                # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
+                for number in sorted(self.mailbox.wait(self._pause(), self.ear.fileno())):
                     self._signal(number)
                 self._turn()
             return int(self.stopping.code)

@@ -117,12 +117,16 @@ class Worker:
         return None
 
     def _hear(self) -> None:
-        for number in self.mailbox.read():
-            if number == signal.SIGTERM:
-                self.asked_to_stop = True
-            elif number in (signal.SIGUSR2, signal.SIGCONT) and self.paused != (number == signal.SIGUSR2):
-                self.paused = number == signal.SIGUSR2
-                self._emit(events.WorkerPausing() if self.paused else events.WorkerResuming())
+        came = set(self.mailbox.read())
+        self.asked_to_stop = self.asked_to_stop or signal.SIGTERM in came
+        paused = self.paused
+        if came >= {signal.SIGUSR2, signal.SIGCONT}:
+            paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
+        elif came & {signal.SIGUSR2, signal.SIGCONT}:
+            paused = signal.SIGUSR2 in came
+        if paused != self.paused:
+            self.paused = paused
+            self._emit(events.WorkerPausing() if paused else events.WorkerResuming())
 
     def _grown(self) -> int:
         grown = max(0, vitals.own_anon_bytes() - self._anon)

@@ -1,0 +1,333 @@
+"""Every row of the signal tables: the real signal to a real `qd work`, to a child, and to all of them at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
+    work = shop.work("-w", str(workers), *arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def waiting(work: Procs, count: int = 1) -> list[psutil.Process]:
+    found: list[psutil.Process] = eventually(
+        lambda: len(work.children("waiting on")) == count and work.children("waiting on"), what="idle workers"
+    )
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, number: signal.Signals) -> None:
+    work = ready(shop, workers=2)
+    waiting(work, 2)
+    began = time.monotonic()
+    work.stop(number, code=0, seconds=3)
+    assert time.monotonic() - began < 1.5, "an idle wait was not ended by the signal"  # --sleep is 3
+    assert work.matches(f"master.stopping.*{number.name}")
+    assert work.matches("master.stopped.*handed_back=0 exit=0")
+
+
+def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=0.7", "--count", "2")
+    witness.wait("start")
+    work.stop(signal.SIGTERM)
+    assert len(witness.starting("start")) == len(witness.starting("end")) == 1
+    shop.qd("clear", "default")
+
+
+def test_a_burst_of_stop_signals_is_one(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=1.5")
+    witness.wait("start")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        work.signal(number)
+    work.ends_clean(code=0)
+    assert witness.starting("end")
+
+
+def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=60")
+    witness.wait("start")
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping")
+    time.sleep(1.1)  # wait out the second in which two signals count as one
+    began = time.monotonic()
+    work.stop(signal.SIGTERM, seconds=5)
+    assert time.monotonic() - began < 4
+    assert not witness.starting("end")
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
+    assert '"attempts":0' in payload
+    assert work.matches("master.stopped.*handed_back=1 exit=0")
+    shop.qd("clear", "default")
+
+
+def test_a_second_term_ends_a_job_that_swallows_the_interruption(
+    project: MakeProject, redis: Client
+) -> None:
+    shop = project(
+        jobs="""
+        @app.job("deaf")
+        def deaf() -> None:
+            print("started", flush=True)
+            while True:
+                try:
+                    time.sleep(60)
+                except BaseException:
+                    pass
+        """
+    )
+    work = ready(shop)
+    shop.qd("dispatch", "deaf")
+    eventually(lambda: "started" in work.output)
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping")
+    time.sleep(1.1)  # wait out the second in which two signals count as one
+    work.stop(signal.SIGTERM, seconds=5)
+    assert work.matches("worker.ended.*signal 9.*stop deadline")
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
+    assert '"attempts":0' in payload
+    shop.qd("clear", "default")
+
+
+def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Project, witness: Witness) -> None:
+    work = ready(shop, workers=2)
+    work.signal(signal.SIGUSR2)
+    work.signal(signal.SIGUSR2)
+    eventually(lambda: len(work.children("paused")) == 2, what="paused workers titled so")
+    shop.qd("dispatch", "quick")
+    assert work.matches("master.paused")
+    assert shop.qd("status", "--json").stdout.count('"state": "idle"') == 2
+    assert not witness.lines
+    work.signal(signal.SIGCONT)
+    work.signal(signal.SIGCONT)
+    witness.wait("quick")
+    work.stop()
+
+
+def test_usr2_lets_the_job_in_hand_finish(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=0.5", "--count", "2")
+    witness.wait("start")
+    work.signal(signal.SIGUSR2)
+    witness.wait("end")
+    eventually(lambda: work.children("worker 0 paused"))
+    assert len(witness.starting("start")) == 1
+    work.signal(signal.SIGCONT)
+    witness.wait("end", 2)
+    work.stop()
+
+
+def test_cont_after_term_changes_nothing(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=0.6", "--count", "2")
+    witness.wait("start")
+    work.signal(signal.SIGUSR2)
+    work.signal(signal.SIGTERM)
+    work.signal(signal.SIGCONT)
+    work.ends_clean(code=0)
+    assert len(witness.starting("start")) == 1
+    shop.qd("clear", "default")
+
+
+def test_a_worker_started_while_the_master_is_paused_starts_paused(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    work.signal(signal.SIGUSR2)
+    eventually(lambda: work.children("worker 0 paused"))
+    work.signal(signal.SIGTTIN)
+    eventually(lambda: len(work.children(" paused")) >= 2, what="two paused workers")
+    shop.qd("dispatch", "quick")
+    assert not witness.lines
+    work.signal(signal.SIGCONT)
+    witness.wait("quick")
+    work.stop()
+
+
+def test_ttin_and_ttou_change_the_number_of_workers(shop: Project) -> None:
+    work = ready(shop)
+    work.signal(signal.SIGTTIN)
+    waiting(work, 2)
+    work.signal(signal.SIGTTOU)
+    waiting(work, 1)
+    work.signal(signal.SIGTTOU)  # never below one
+    work.wait_line("master.resized", count=3)
+    waiting(work, 1)
+    work.stop()
+
+
+def test_usr1_writes_state_and_all_stacks(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=1")
+    witness.wait("start")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("worker.state.*state=busy.*job=slow")
+    work.wait_line(r"File .*jobs.py.* in slow")
+    work.wait_line("master.state workers=1")
+    witness.wait("end")
+    work.stop()
+
+
+def test_term_to_a_child_finishes_its_job_and_it_is_replaced(shop: Project, witness: Witness) -> None:
+    work = ready(shop)
+    shop.qd("dispatch", "slow", "seconds=0.5")
+    pid = int(witness.wait("start")[0].split()[2])
+    os.kill(pid, signal.SIGTERM)
+    witness.wait("end")
+    eventually(lambda: pid not in [p.pid for p in waiting(work)], what="another worker")
+    shop.qd("dispatch", "quick")
+    witness.wait("quick")
+    work.stop()
+
+
+def test_usr2_and_cont_to_a_child_pause_and_resume_it_alone(shop: Project) -> None:
+    work = ready(shop, workers=2)
+    one, _ = waiting(work, 2)
+    one.send_signal(signal.SIGUSR2)
+    eventually(lambda: len(work.children(" paused")) == 1)
+    waiting(work, 1)
+    one.send_signal(signal.SIGCONT)
+    waiting(work, 2)
+    work.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH])
+def test_other_signals_to_a_child_do_nothing(shop: Project, witness: Witness, number: signal.Signals) -> None:
+    work = ready(shop)
+    (worker,) = waiting(work)
+    worker.send_signal(number)
+    shop.qd("dispatch", "quick")
+    assert witness.wait("quick")[0].split()[2] == str(worker.pid)
+    work.stop()
+
+
+@pytest.mark.leaves("queues:default:failed", "queues:default:failed_at", "queues:default:deaths")
+def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
+    shop = project(
+        jobs="""
+        @app.job("stuck", timeout=3)
+        def stuck() -> None:
+            print("started", os.getpid(), flush=True)
+            sum(range(10**12))
+        """
+    )
+    work = ready(shop)
+    shop.qd("dispatch", "stuck")
+    pid = int(eventually(lambda: work.output and work.output[0]).split()[1])
+    os.kill(pid, signal.SIGUSR1)
+    work.wait_line("in stuck", 2)
+    work.wait_line("job.killed.*timeout", 6)
+    work.wait_line("job.failed|job.requeued")
+    work.stop()
+    shop.qd("clear", "default")
+
+
+def test_the_whole_group_at_once(shop: Project, witness: Witness) -> None:
+    """As `systemctl kill` does with its default: USR2, CONT, HUP to every process, then TERM and CONT."""
+    work = ready(shop, workers=2)
+    everyone = [psutil.Process(work.pid), *work.children()]
+    assert len(everyone) == 5  # master, template, keeper, two workers
+    for number in (signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
+        for process in everyone:
+            if process.is_running():
+                process.send_signal(number)
+    work.wait_line("master.reloaded")
+    shop.qd("dispatch", "slow", "seconds=0.7")
+    witness.wait("start")
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        for process in [psutil.Process(work.pid), *work.children()]:
+            process.send_signal(number)
+    work.ends_clean(code=0)
+    assert witness.starting("end")
+
+
+def test_children_are_in_groups_of_their_own_and_never_run_the_masters_handlers(shop: Project) -> None:
+    work = ready(shop, workers=2)
+    for child in work.children("qd: worker"):
+        assert os.getpgid(child.pid) == child.pid
+        child.send_signal(signal.SIGTTIN)  # the master's handler would add a worker
+    waiting(work, 2)
+    assert not work.matches("master.resized")
+    work.stop()
+
+
+def test_children_die_with_their_master(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, workers=2)
+    shop.qd("dispatch", "slow", "seconds=60")
+    witness.wait("start")
+    work.kill()
+    eventually(lambda: not work.session(), 1, what="no orphan")
+    redis.call("FLUSHALL")
+
+
+def test_titles_and_client_names_say_who_does_what(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, workers=2)
+    waiting(work, 2)
+    names = [line.split("name=")[1].split()[0] for line in redis.text("CLIENT", "LIST")[0:] if "name=qd" in line] or [
+        word[5:] for word in str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split() if word.startswith("name=qd")
+    ]
+    assert sorted(set(names)) == ["qd:default:keeper", "qd:default:worker:0", "qd:default:worker:1"]
+    shop.qd("dispatch", "slow", "seconds=0.6")
+    witness.wait("start")
+    eventually(lambda: work.children("slow since "))
+    assert work.children("qd: keeper")
+    assert work.children("qd: template")
+    eventually(lambda: "2 workers, 1 busy" in " ".join(psutil.Process(work.pid).cmdline()))
+    witness.wait("end")
+    work.stop()
+
+
+def test_hup_with_a_controlling_terminal_stops(shop: Project) -> None:
+    import pty
+    import sys
+
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(shop.root)
+        os.execve(sys.executable, [sys.executable, "-m", "qd", "work", "-w", "1"], shop.env())
+    seen = b""
+    while b"master.ready" not in seen:
+        seen += os.read(fd, 4096)
+    os.kill(pid, signal.SIGHUP)
+    _, status = os.waitpid(pid, 0)
+    os.close(fd)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_ten_thousand_mixed_signals_harm_nothing(shop: Project) -> None:
+    work = ready(shop, workers=2)
+    harmless = (signal.SIGUSR2, signal.SIGCHLD, signal.SIGWINCH, signal.SIGALRM, signal.SIGCONT)
+    for number in range(10_000):
+        work.signal(harmless[number % len(harmless)])
+    work.signal(signal.SIGCONT)
+    waiting(work, 2)
+    work.stop()

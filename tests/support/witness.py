@@ -1,0 +1,50 @@
+"""Jobs that write down what they do into a file outside Redis, and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+
+JOBS = '''
+def note(*words):
+    fd = os.open("witness", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+
+@app.job("quick")
+def quick(n: int = 0) -> None:
+    note("quick", n, os.getpid())
+
+@app.job("slow")
+def slow(seconds: float, n: int = 0) -> None:
+    note("start", n, os.getpid())
+    time.sleep(seconds)
+    note("end", n, os.getpid())
+
+@app.job("boom", tries=2)
+def boom() -> None:
+    note("boom", current_job().attempt)
+    raise ValueError("this job never works")
+'''
+
+
+class Witness:
+    def __init__(self, project: Project) -> None:
+        self._file: Path = project.root / "witness"
+        project.allowed.add("witness")
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.read_text().splitlines() if self._file.exists() else []
+
+    def starting(self, word: str) -> list[str]:
+        return [line for line in self.lines if line.startswith(word)]
+
+    def wait(self, word: str, count: int = 1, seconds: float = 10.0) -> list[str]:
+        """At least `count` lines that start with `word`."""
+        enough: Callable[[], bool] = lambda: len(self.starting(word)) >= count  # noqa: E731
+        eventually(enough, seconds, what=f"{count} x {word!r} in the witness file")
+        return self.starting(word)
