@@ -37,7 +37,10 @@ CONNECTION = _rows(
         "url", None, "url", "where it is: redis://, rediss://, unix:// or embedded:", "QD_{NAME}_URL",
         shown="none; for the connection redis also REDIS_URL",
     ),
-    _key("prefix", "", "text", "what every key begins with, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX", shown='""'),
+    _key(
+        "prefix", "", "text", "what every key begins with, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",
+        shown='""',
+    ),
     _key("queue", "default", "name", "the queue used when none is named", "QD_{NAME}_QUEUE"),
     _key(
         "retry_after", 30.0, "span", "the lease of a running job, renewed while it runs: how long a dead host holds it",
