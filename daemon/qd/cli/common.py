@@ -100,18 +100,28 @@ def connection_name(found: Settings) -> str:
 def store(found: Settings, name: str) -> RedisStore:
     """The small facts on the connection called `name`. Raises ConfigError; it connects on first use."""
     from qd.connectors.manager import located
+
+    at = located(found.connection(name), found)
+    return store_at(at.url or "", at.prefix)
+
+
+def store_at(url: str, prefix: str) -> RedisStore:
+    """The small facts under `prefix` at `url`, until the command ends."""
     from qd.connectors.redis.wire import Wire
     from qd.store.redis import RedisStore
 
-    at = located(found.connection(name), found)
-    return RedisStore(Wire(at.url or "", name="qd: command"), at.prefix)
+    wire = Wire(url, name="qd: command")
+    click.get_current_context().call_on_close(wire.close)
+    return RedisStore(wire, prefix)
 
 
 def queue(found: Settings, name: str) -> Queue:
-    """The queues on the connection called `name`. Raises ConfigError; it connects on first use."""
+    """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.connectors.manager import open_queue
 
-    return open_queue(found, name, title="qd: command")
+    opened = open_queue(found, name, title="qd: command")
+    click.get_current_context().call_on_close(opened.close)
+    return opened
 
 
 def queues_named(found: Settings, connection: str) -> list[str]:

@@ -43,7 +43,10 @@ class State:
 @click.command()
 @common.options
 def status() -> None:
-    """Show masters, their workers and jobs, the queues, and what is paused by whom."""
+    """Show masters, workers, queues, and what is paused.
+
+    A master reports once a second; one that has not for 10 s is shown as silent.
+    """
     state = looked(common.settings())
     if common.given().json:
         return output.document(document(state))

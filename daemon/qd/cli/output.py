@@ -103,9 +103,10 @@ def _wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold" if coloured() else "")
     for name in head:
-        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        number = name in right
+        grid.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    Console(no_color=not coloured(), markup=False, highlight=False).print(grid)
+    Console(color_system="auto" if coloured() else None, markup=False, highlight=False).print(grid)

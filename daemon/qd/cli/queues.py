@@ -137,7 +137,10 @@ def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> tup
 @click.option("--data", metavar="JSON", help="Take this as the job's data, in place of KEY=VALUE.")
 @common.options
 def run(name: str, words: tuple[str, ...], data: str | None) -> int:
-    """Run a job here and now, in this process, and print what it returns. Nothing is sent and nothing tried again."""
+    """Run a job here and now, and print what it returns.
+
+    In this process: nothing is sent, no server asked, nothing tried again. A job that raises is exit 1.
+    """
     said = given_data(words, data)
     call = app().call(name, encoded(said))
     try:
@@ -208,7 +211,10 @@ def described(job: Declared) -> dict[str, Any]:
 @click.argument("queue", metavar="QUEUE")
 @common.options
 def clear(queue: str) -> None:
-    """Delete the ready and delayed jobs of a queue; what is running goes on."""
+    """Delete the ready and delayed jobs of a queue.
+
+    What is running goes on, and what has failed stays.
+    """
     found = common.settings()
     place = common.connection_name(found)
     count = common.queue(found, place).clear(queue)

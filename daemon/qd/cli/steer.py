@@ -133,7 +133,9 @@ def name_of(master: hosts.Master) -> str:
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
 @common.options
 def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
-    """Take no more jobs from these queues, on any host; jobs that run are finished.
+    """Take no more jobs from these queues, on any host.
+
+    Jobs that run are finished; delayed jobs wait.
 
     Without QUEUE: from all queues that running masters report and the configuration names.
     """
@@ -168,10 +170,10 @@ def resume(queues: tuple[str, ...]) -> None:
     store = common.store(found, place)
     names = asked(found, place, queues) if queues or found.laravel else []
     names = names if queues else list(dict.fromkeys([*hosts.queues_held(store), *names]))
-    were = {name: stamps.resume(store, name) is not None for name in names}
-    if found.laravel is not None:
-        for name, ended in resume_laravel(found, place, queues, names).items():
-            were[name] = were.get(name, False) or ended
+    # Laravel's keys first: keepers mirror them into ours as long as they are there.
+    were = resume_laravel(found, place, queues, names) if found.laravel else dict.fromkeys(names, False)
+    for name in names:
+        were[name] |= stamps.resume(store, name) is not None
     if common.given().json:
         listed = [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
         return output.document({"resumed": listed})
@@ -215,12 +217,9 @@ def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: 
 
 def cache(found: Settings) -> Store:
     """Where Laravel's workers look for such notes."""
-    from qd.connectors.redis.wire import Wire
-    from qd.store.redis import RedisStore
-
     if found.laravel is None:
         raise ConfigError("[laravel] is not configured")
-    return RedisStore(Wire(found.laravel.cache_url, name="qd: command"), found.laravel.cache_prefix)
+    return common.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
 
 
 # -- maintenance mode
@@ -230,7 +229,10 @@ def cache(found: Settings) -> Store:
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
 @common.options
 def down(reason: str) -> None:
-    """Begin maintenance mode: workers finish their jobs and take no other, until `qd up`. `qd work --force` goes on."""
+    """Begin maintenance mode, until `qd up`.
+
+    Workers finish their jobs and take no other, on every host; `qd work --force` goes on.
+    """
     found = common.settings()
     note = stamps.down(common.store(found, found.control), by=common.who(), reason=reason)
     if common.given().json:

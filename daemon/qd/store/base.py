@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -23,12 +23,6 @@ class Store(Protocol):
 
     def fields(self, name: str) -> Mapping[str, bytes]:
         """Every field of `name`, {} when it is not there."""
-
-    def put_field(self, name: str, field: str, value: bytes) -> None:
-        """Set one field."""
-
-    def drop_fields(self, name: str, fields: Sequence[str]) -> None:
-        """Delete these fields; those that are not there do not matter."""
 
     def token(self, name: str) -> None:
         """Append a token to the list `name`, so that one who waits on it looks again."""

@@ -7,7 +7,6 @@ A keeper writes its master's report about once a second, with the store's time i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,6 @@ class Worker(msgspec.Struct):
 
     slot: int
     pid: int = 0
-    start: int = 0
     state: str = ""
     job: str | None = None
     since: float | None = None
@@ -32,16 +30,13 @@ class Worker(msgspec.Struct):
 
 
 class Master(msgspec.Struct):
-    """A report. Moments are unix seconds by the store's clock; state: running, paused, stopping or down."""
+    """What others need of a report. Moments: unix seconds, the store's clock; state: running, paused, stopping, down."""
 
     token: str
     host: str
     pid: int
     booted_at: float
     seen_at: float
-    boot: str = ""
-    ns: int | str = 0
-    start: int = 0
     pool: str = ""
     connection: str = ""
     queues: list[str] = []
@@ -78,17 +73,6 @@ def read_master(raw: bytes) -> Master | None:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-
-
-def report(store: Store, master: Mapping[str, Any]) -> None:
-    """Write a master's report: the words of Master, without seen_at, which is the store's clock now."""
-    said = {**master, "seen_at": round(store.now(), 3)}
-    store.put_field(keys.MASTERS, said["token"], msgspec.json.encode(said))
-
-
-def leave(store: Store, token: str) -> None:
-    """A master that ends takes its report with it."""
-    store.drop_fields(keys.MASTERS, [token])
 
 
 def forgotten(fields: Mapping[str, bytes], now: float) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from qd.connectors.redis.wire import Arg, Wire
 
@@ -39,13 +39,6 @@ class RedisStore:
     def fields(self, name: str) -> Mapping[str, bytes]:
         flat: list[bytes] = self.wire.call("HGETALL", self.prefix + name)
         return {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
-
-    def put_field(self, name: str, field: str, value: bytes) -> None:
-        self.wire.call("HSET", self.prefix + name, field, value)
-
-    def drop_fields(self, name: str, fields: Sequence[str]) -> None:
-        if fields:
-            self.wire.call("HDEL", self.prefix + name, *fields)
 
     def token(self, name: str) -> None:
         self.wire.call("RPUSH", self.prefix + name, "1")

@@ -1,0 +1,77 @@
+"""`qd` in this process, through click's runner: `qd("status")` gives output, stderr and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qd.cli.main import command
+from tests.support.resp import Client
+from tests.support.server import Server
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one; the environment says nothing about qd."""
+    for name in list(os.environ):
+        if name.startswith("QD_") or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def configured(folder: Path, server: Server) -> Callable[[str], None]:
+    """configured("...") writes qd.toml: the test's server as connection redis, then this text. Written once without."""
+
+    def write(more: str = "") -> None:
+        (folder / "qd.toml").write_text(f'[connections.redis]\nurl = "{server.url}"\n{more}')
+
+    write()
+    return write
+
+
+@pytest.fixture
+def qd(configured: object) -> Run:
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(command, words, prog_name="qd")
+
+    return run
+
+
+def done(result: Result) -> str:
+    """Its output, when it ended well and said nothing on stderr."""
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return result.stdout
+
+
+def document(result: Result) -> Any:
+    """Its one JSON document."""
+    return json.loads(done(result))
+
+
+def report(redis: Client, token: str = "T1", **said: Any) -> dict[str, Any]:
+    """What a keeper writes about its master, booted an hour ago and seen just now. A worker for each of `workers`."""
+    now = float(redis.text("TIME")[0])
+    facts = {
+        "token": token,
+        "host": "app-1",
+        "pid": 411,
+        "start": 5,
+        "boot": "b",
+        "ns": 7,
+        "pool": "mail",
+        "version": "1",
+    }
+    facts |= {"connection": "redis", "queues": ["mail"], "booted_at": now - 3600, "seen_at": now, "state": "running"}
+    facts |= {"workers": []} | said
+    redis.call("HSET", "qd:masters", token, json.dumps(facts))
+    return facts

@@ -1,0 +1,169 @@
+"""qd status: for people and for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+
+from tests.cli.conftest import Run, document, done, report
+from tests.support.procs import QD
+from tests.support.project import Project
+from tests.support.resp import Client
+
+PAYLOAD = '{"job":"mail.welcome","data":{},"createdAt":%d}'
+
+
+def fill(redis: Client) -> float:
+    """Two ready jobs on mail, the oldest 192 s old, one delayed, one reserved, one failed. Returns the server's time."""
+    now = float(redis.text("TIME")[0])
+    redis.call("RPUSH", "queues:mail", PAYLOAD % (now - 192), PAYLOAD % now)
+    redis.call("ZADD", "queues:mail:delayed", now + 60, "{}")
+    redis.call("ZADD", "queues:mail:reserved", now + 60, "{}")
+    redis.call("HSET", "queues:mail:failed", "1", "{}")
+    return now
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_an_empty_server(qd: Run) -> None:
+    assert done(qd("status")).splitlines()[0] == "no master reports"
+    found = document(qd("status", "--json"))
+    assert (found["masters"], found["down"], found["restart"]) == ([], None, None)
+    assert [queue["name"] for queue in found["queues"]] == ["default"]
+
+
+def test_masters_and_what_each_worker_does(qd: Run, redis: Client) -> None:
+    now = fill(redis)
+    busy = {
+        "slot": 1,
+        "pid": 415,
+        "state": "busy",
+        "job": "mail.welcome",
+        "queue": "mail",
+        "since": now - 70,
+        "done": 9,
+    }
+    idle = {
+        "slot": 0,
+        "pid": 414,
+        "start": None,
+        "state": "waiting",
+        "job": None,
+        "queue": None,
+        "since": None,
+        "done": 3,
+    }
+    report(redis, workers=[idle, busy])
+    said = rows(done(qd("status")))
+    assert ["mail", "app-1", "411", "1h", "2", "1", "running", "1"] in said
+    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "9"] in said
+    assert ["mail", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in said
+    assert ["mail", "2", "1", "1", "1", "3m", "12s", "2"] in said
+    assert not [line for line in said if line[:1] == ["warn:"]]
+
+
+def test_the_document_for_programs(qd: Run, redis: Client) -> None:
+    now = fill(redis)
+    facts = report(redis, workers=[{"slot": 1, "pid": 415, "state": "busy", "job": "j", "queue": "mail", "since": now}])
+    found = document(qd("status", "--json"))
+    (master,) = found["masters"]
+    assert {key: master[key] for key in ("host", "pid", "pool", "state", "queues")} == {
+        key: facts[key] for key in ("host", "pid", "pool", "state", "queues")
+    }
+    assert (master["silent"], master["workers"][0]["job"]) == (False, "j")
+    (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
+    assert 192 <= mail.pop("oldest_age_s") < 200
+    counts = {"ready": 2, "delayed": 1, "reserved": 1, "failed": 1}
+    assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None}
+
+
+def test_who_paused_a_queue_and_why(qd: Run, redis: Client) -> None:
+    report(redis)
+    done(qd("pause", "mail", "--for", "10m", "--reason", "db upgrade"))
+    (line,) = [line for line in done(qd("status")).splitlines() if line.startswith("mail") and "paused" in line]
+    assert "for 9m 5" in line or "for 10m" in line
+    assert line.endswith('more: "db upgrade"')
+    (paused,) = [queue["paused"] for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
+    assert paused["reason"] == "db upgrade"
+    assert "@" in paused["by"]
+    assert round(paused["until"] - paused["at"]) == 600
+
+
+def test_a_pause_that_somebody_set_by_hand_is_one(qd: Run, redis: Client) -> None:
+    redis.call("SET", "queues:mail:paused", "1")
+    (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
+    assert mail["paused"] == {"by": "", "reason": "", "at": None, "until": None}
+    assert any(line.endswith("paused") for line in done(qd("status")).splitlines())
+
+
+def test_who_began_maintenance_and_why(qd: Run) -> None:
+    done(qd("down", "--reason", "moving"))
+    assert done(qd("status")).splitlines()[0].endswith('just now: "moving"; `qd up` ends it')
+    assert document(qd("status", "--json"))["down"]["reason"] == "moving"
+
+
+def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Client) -> None:
+    now = fill(redis)
+    report(redis, seen_at=now - 192, workers=[{"slot": 0, "pid": 1}])
+    said = done(qd("status"))
+    assert "silent for 3m 1" in said
+    assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in said
+    assert "warn: no qd worker takes from mail, where 2 wait" in said
+
+
+def test_a_report_that_cannot_be_read_hides_no_other(qd: Run, redis: Client) -> None:
+    report(redis)
+    redis.call("HSET", "qd:masters", "T2", "{", "T3", '{"token":"T3"}', "T4", "[" * 100_000)
+    assert [master["token"] for master in document(qd("status", "--json"))["masters"]] == ["T1"]
+
+
+def test_names_from_the_server_cannot_paint_the_terminal(qd: Run, redis: Client) -> None:
+    report(redis, pool="\x1b[31m", host="a\nb")
+    redis.call("RPUSH", b"queues:\x1b]0;x\xff", "{}")
+    assert "\x1b" not in done(qd("status"))
+    json.loads(done(qd("status", "--json")))
+
+
+def test_queues_with_keys_are_found_under_the_prefix(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+    configured('prefix = "shop*:"\n[pools.night]\nqueues = ["reports"]\n')
+    redis.call("RPUSH", "shop*:queues:lost", "{}")
+    redis.call("HSET", "shop*:queues:dead:letters:failed", "1", "{}")
+    redis.call("RPUSH", "shopX:queues:other", "{}")
+    names = [queue["name"] for queue in document(qd("status", "--json"))["queues"]]
+    assert names == ["reports", "default", "dead:letters", "lost"]
+
+
+def test_one_connection_when_asked_for(qd: Run, redis: Client) -> None:
+    report(redis)
+    report(redis, "T2", connection="other", queues=["q"])
+    found = document(qd("status", "--json", "-c", "redis"))
+    assert [master["token"] for master in found["masters"]] == ["T1"]
+
+
+def test_a_narrow_terminal_is_given_what_fits(project: Callable[..., Project], redis: Client) -> None:
+    shop = project()
+    redis.call("RPUSH", f"queues:{'a-long-name-' * 5}", "{}")
+    code, text = on_a_terminal([*QD, "status"], 70, shop)
+    lines = text.splitlines()
+    assert code == 0
+    assert max(map(len, lines[:-1])) <= 70
+    assert "a-long-name-" * 5 in "".join(line.split()[0] for line in lines[3:])
+
+
+def on_a_terminal(command: list[str], columns: int, shop: Project) -> tuple[int, str]:
+    """Exit code and output of a program that believes in a terminal."""
+    ours, theirs = pty.openpty()
+    program = subprocess.Popen(command, cwd=shop.root, env=shop.env(COLUMNS=str(columns)), stdout=theirs, stdin=theirs)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed
+        while chunk := os.read(ours, 4096):
+            said += chunk
+    os.close(ours)
+    return program.wait(10), said.decode()

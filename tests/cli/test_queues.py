@@ -1,0 +1,240 @@
+"""qd dispatch, run, jobs and clear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.cli.queues import given_data, value_of
+from tests.cli.conftest import Run, document, done
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.resp import Client
+
+Projects = Callable[..., Project]
+JOBS = """
+@app.job("mail.welcome", queue="mail", tries=5, backoff=[1, 5], timeout=30)
+def welcome(to: str, count: int = 1) -> str:
+    print(to, count, flush=True)
+    return f"sent to {to}"
+
+@app.job("whole", raw=True)
+def whole(data) -> None:
+    print(json.dumps(data) if False else repr(data), flush=True)
+
+@app.job("boom")
+def boom() -> None:
+    inner()
+
+def inner() -> None:
+    raise ValueError("no such thing")
+
+@app.job("later")
+async def later() -> list[int]:
+    return [1, 2]
+
+@app.job("gives.up")
+def gives_up() -> None:
+    current_job().fail("why not")
+"""
+
+
+def sent(redis: Client, key: str) -> list[dict[str, object]]:
+    return [json.loads(payload) for payload in redis.text("LRANGE", key, 0, -1)]
+
+
+# -- words
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ada@example.org", "ada@example.org"), ("7", 7), ('"7"', "7"), ("1e3", 1000.0), ("true", True), ("null", None),
+        ("[1]", [1]), ('{"a": 1}', {"a": 1}), ("", ""), ("NaN", "NaN"), ("Infinity", "Infinity"), ("007", "007"),
+        ("{", "{"), ("[" * 100_000, "[" * 100_000), ("a=b", "a=b"),
+    ],
+    ids=lambda value: str(value)[:12],
+)  # fmt: skip
+def test_a_value_is_json_where_it_is_json_else_text(text: str, value: object) -> None:
+    assert value_of(text) == value
+    assert given_data((f"key={text}",), None) == {"key": value}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("mail",), ("=1",), ("a=1", "a=2"), ("a=1", "--data", "{}"), ("--data", "{"), ("--data", "[NaN]")],
+    ids=["no equals", "no name", "twice", "both ways", "no json", "nan"],
+)
+def test_arguments_that_cannot_be_meant_are_wrong_usage(qd: Run, redis: Client, words: tuple[str, ...]) -> None:
+    result = qd("dispatch", "x", *words)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert redis.keys() == []
+
+
+# -- dispatch without an app
+
+
+def test_without_an_app_a_job_is_sent_as_it_is(qd: Run, redis: Client) -> None:
+    said = done(qd("dispatch", "mail.welcome", "to=ada", "count=2"))
+    (payload,) = sent(redis, "queues:default")
+    assert (payload["job"], payload["data"], payload["attempts"]) == ("mail.welcome", {"to": "ada", "count": 2}, 0)
+    assert said == f"sent mail.welcome {payload['uuid']} to default\n"
+    assert redis.call("LLEN", "queues:default:notify") == 1
+
+
+def test_a_delayed_job_is_due_later(qd: Run, redis: Client) -> None:
+    found = document(qd("dispatch", "x", "--queue", "q", "--delay", "5m", "--count", "3", "--json"))
+    assert (found["name"], found["queue"], len(set(found["ids"]))) == ("x", "q", 3)
+    scores = redis.text("ZRANGE", "queues:q:delayed", 0, -1, "WITHSCORES")[1::2]
+    now = float(redis.text("TIME")[0])
+    assert [290 < float(score) - now <= 301 for score in scores] == [True] * 3
+
+
+def test_a_php_job_is_sent_as_it_is_even_with_an_app(qd: Run, redis: Client, folder: Path) -> None:
+    with (folder / "qd.toml").open("a") as file:
+        file.write('[qd]\napp = "nowhere:app"\n')
+    done(qd("dispatch", r"App\Jobs\Report@fire", "--queue", "php", "--data", "[1]"))
+    (payload,) = sent(redis, "queues:php")
+    assert (payload["job"], payload["data"]) == (r"App\Jobs\Report@fire", [1])
+
+
+# -- with an app
+
+
+def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects, redis: Client) -> None:
+    shop = project(JOBS)
+    said = shop.qd("dispatch", "mail.welcome", "to=ada")
+    (payload,) = sent(redis, "queues:mail")
+    assert (said.returncode, said.stdout) == (0, f"sent mail.welcome {payload['uuid']} to mail\n")
+    assert {key: payload[key] for key in ("maxTries", "timeout", "backoff", "data")} == {
+        "maxTries": 5, "timeout": 30, "backoff": "1,5", "data": {"to": "ada"},
+    }  # fmt: skip
+    assert shop.qd("dispatch", "mail.welcome", "to=ada", "--count", "1500", "--queue", "q").returncode == 0
+    assert redis.call("LLEN", "queues:q") == 1500
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("mail.welcom", "to=ada"), "did you mean 'mail.welcome'?"),
+        (("mail.welcome", "tp=ada"), "'tp'"),
+        (("mail.welcome",), "'to'"),
+        (("mail.welcome", "to=7"), "expected str, got int"),
+        (("mail.welcome", "--data", "[1]"), ""),
+    ],
+    ids=["name", "parameter", "missing", "type", "shape"],
+)
+def test_what_does_not_fit_the_declaration_is_not_sent(
+    project: Projects, redis: Client, words: tuple[str, ...], said: str
+) -> None:
+    result = project(JOBS).qd("dispatch", *words)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.stderr
+    assert said in result.stderr
+    assert redis.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_module\napp = 1\n", "No module named 'no_such_module' ({root}/jobs.py:1)"),
+        ("app = 1\n", "is no qd.Qd"),
+        ("from qd import Qd\napp = Qd(imports=['gone'])\n", "No module named 'gone'"),
+        ("app = 1 / 0\n", "ZeroDivisionError"),
+        ("raise SystemExit(0)\napp = 1\n", "SystemExit"),
+    ],
+    ids=["import", "not a Qd", "imports", "raises", "leaves"],
+)
+def test_an_app_that_does_not_import_is_one_line_and_78(project: Projects, source: str, said: str) -> None:
+    shop = project(source)
+    result = shop.qd("jobs")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (78, "", 1), result.stderr
+    assert said.format(root=shop.root) in result.stderr
+
+
+def test_without_any_app_there_is_nothing_to_list_or_run(qd: Run) -> None:
+    for words in (("jobs",), ("run", "x")):
+        result = qd(*words)
+        assert result.exit_code == 78
+        assert "--app MODULE:ATTR" in result.stderr or "QD_APP" in result.stderr
+
+
+def test_the_apps_own_url_counts_where_nothing_else_names_one(project: Projects, redis: Client) -> None:
+    shop = project("from qd import Qd\napp = Qd()\n")
+    (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
+    assert shop.qd("pause", "mail").returncode == 78
+    (shop.root / "jobs.py").write_text(f"from qd import Qd\napp = Qd({shop.url!r})\n")
+    assert shop.qd("pause", "mail").returncode == 0
+    assert redis.keys() == ["queues:mail:paused"]
+
+
+# -- run
+
+
+def test_run_runs_here_and_prints_what_it_returns(project: Projects, clean_redis: Client) -> None:
+    shop = project(JOBS)
+    result = shop.qd("run", "mail.welcome", "to=ada", "count=2")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "ada 2\nsent to ada\n", "")
+    assert shop.qd("run", "later").stdout == "[1, 2]\n"
+    assert json.loads(shop.qd("run", "later", "--json").stdout) == {"name": "later", "result": [1, 2]}
+    assert shop.qd("run", "whole", "--data", '[1, "a"]').stdout == "[1, 'a']\n"
+
+
+def test_a_job_that_raises_shows_its_own_traceback(project: Projects) -> None:
+    result = project(JOBS).qd("run", "boom")
+    assert (result.returncode, result.stdout) == (1, "")
+    lines = result.stderr.splitlines()
+    assert lines[-1] == "ValueError: no such thing"
+    assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")] == ["boom", "inner"]
+
+
+def test_a_job_that_fails_itself_is_one_line(project: Projects) -> None:
+    result = project(JOBS).qd("run", "gives.up")
+    assert (result.returncode, result.stderr) == (1, "qd: why not\n")
+
+
+# -- jobs
+
+
+def test_jobs_lists_what_the_app_declares(project: Projects) -> None:
+    shop = project(JOBS)
+    said = shop.qd("jobs")
+    assert said.returncode == 0
+    (row,) = [line.split() for line in said.stdout.splitlines() if line.startswith("mail.welcome")]
+    assert row[:5] == ["mail.welcome", "mail", "tries=5", "timeout=30s", "backoff=1s,5s"]
+    assert row[5].startswith(f"{shop.root}/jobs.py:")
+    found = {job["name"]: job for job in json.loads(shop.qd("jobs", "--json").stdout)["jobs"]}
+    assert sorted(found) == ["boom", "gives.up", "later", "mail.welcome", "whole"]
+    assert (found["later"]["async"], found["boom"]["async"]) == (True, False)
+    assert found["mail.welcome"]["options"] == {"queue": "mail", "tries": 5, "timeout": 30.0, "backoff": [1.0, 5.0]}
+
+
+def test_an_app_without_jobs_says_where_to_look(project: Projects) -> None:
+    result = project().qd("jobs")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "imports" in result.stderr
+
+
+# -- clear
+
+
+def test_clear_deletes_what_waits_and_never_what_runs(qd: Run, clean_redis: Client) -> None:
+    for key in ("queues:mail", "queues:mail:notify"):
+        clean_redis.call("RPUSH", key, "{}", "{}")
+    for key in ("queues:mail:delayed", "queues:mail:reserved"):
+        clean_redis.call("ZADD", key, 2**40, "{}")
+    assert done(qd("clear", "mail")) == "mail: 3 deleted\n"
+    assert clean_redis.keys() == ["queues:mail:reserved"]
+    assert document(qd("clear", "mail", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}
+    clean_redis.call("DEL", "queues:mail:reserved")
+
+
+def test_a_dispatched_job_runs(project: Projects) -> None:
+    shop = project(JOBS)
+    work = shop.work("mail", "-w", "1")
+    work.wait_line("master.ready")
+    shop.qd("dispatch", "mail.welcome", "to=ada")
+    eventually(lambda: work.output == ["ada 1"], 10)
+    work.stop()

@@ -1,0 +1,263 @@
+"""qd restart, pause, resume, down, up: what they leave in Redis, and what the running daemon makes of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli.conftest import Run, document, done, report
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.server import Server
+
+Projects = Callable[..., Project]
+LARAVEL = '[laravel]\ncache_url = "{url}?db=1"\ncache_prefix = "cache:"\n'
+
+
+def now(redis: Client) -> float:
+    seconds, micros = redis.text("TIME")
+    return int(seconds) + int(micros) / 1e6
+
+
+def paused(redis: Client) -> list[str]:
+    return list(filter(lambda key: key.endswith(":paused"), redis.keys()))
+
+
+# -- restart
+
+
+def test_restart_leaves_the_servers_time(qd: Run, redis: Client) -> None:
+    before = now(redis)
+    assert done(qd("restart")) == "asked to restart: no master reports\n"
+    assert before <= float(redis.text("GET", "qd:restart")) <= now(redis)
+    done(qd("restart", "--rolling"))
+    assert redis.text("GET", "qd:restart").endswith(" rolling")
+    assert redis.text("TTL", "qd:restart") == -1
+
+
+def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
+    report(redis)
+    report(redis, "T2", pool="", host="app-2")
+    report(redis, "T3", pool="gone", seen_at=now(redis) - 60)
+    assert done(qd("restart")) == "asked to restart: mail@app-1, app-2\n"
+    found = document(qd("restart", "--rolling", "--json"))
+    assert found["rolling"] is True
+    assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]
+
+
+def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: Server) -> None:
+    """Two of one place need two; one that booted before the stamp, or is of another pool, is nobody's."""
+    report(redis)
+    report(redis, "T2", pid=412)
+    other = server.client()
+
+    def come_back() -> None:
+        eventually(lambda: other.call("EXISTS", "qd:restart"))
+        later = now(other) + 1
+        report(other, "T8", pool="other", booted_at=later)
+        report(other, "T9", pid=500, booted_at=later)
+        report(other, "T10", pid=501, booted_at=later)
+        other.close()
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    said = done(qd("restart", "--wait", "10s"))
+    thread.join()
+    assert [line.partition(": ")[0] for line in said.splitlines()] == ["mail@app-1", "mail@app-1"]
+    assert sorted(line.rpartition("-> ")[2] for line in said.splitlines()) == ["500", "501"]
+
+
+def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
+    report(redis)
+    result = qd("restart", "--wait", "0.2")
+    assert (result.exit_code, result.stdout) == (1, "mail@app-1: not back within 0.2s, pid was 411\n")
+    result = qd("restart", "--wait", "0", "--json")
+    (master,) = json.loads(result.stdout)["masters"]
+    assert result.exit_code == 1
+    assert master == {"host": "app-1", "pool": "mail", "pid": 411, "back": False, "new_pid": None, "after_s": None}
+
+
+def test_wait_with_nobody_there_is_yes(qd: Run) -> None:
+    assert "none to wait for" in done(qd("restart", "--wait", "5"))
+
+
+# -- pause and resume
+
+
+def test_pause_says_who_why_and_until_when(qd: Run, redis: Client) -> None:
+    assert done(qd("pause", "mail", "mail", "--for", "10m", "--reason", "db upgrade")) == "mail: paused for 10m\n"
+    note = json.loads(redis.text("GET", "queues:mail:paused"))
+    assert (note["reason"], "@" in note["by"]) == ("db upgrade", True)
+    assert abs(note["at"] - now(redis)) < 60
+    assert 590_000 < redis.text("PTTL", "queues:mail:paused") <= 600_000
+    done(qd("pause", "mail"))
+    assert redis.text("TTL", "queues:mail:paused") == -1
+
+
+def test_pause_without_a_name_takes_every_queue_that_is_known(
+    qd: Run, redis: Client, configured: Callable[[str], None]
+) -> None:
+    configured('[pools.night]\nqueues = ["reports"]\n')
+    report(redis, queues=["mail", "high"])
+    report(redis, "T2", connection="elsewhere", queues=["other"])
+    done(qd("pause"))
+    assert paused(redis) == [
+        "queues:high:paused",
+        "queues:mail:paused",
+        "queues:reports:paused",
+    ]
+
+
+def test_pause_without_a_name_is_refused_where_no_queue_is_known(qd: Run, redis: Client) -> None:
+    result = qd("pause")
+    assert (result.exit_code, redis.keys()) == (2, [])
+    assert result.stderr == "qd: no queue of redis is known (no master reports, no file names one): name one\n"
+
+
+def test_pause_of_a_queue_nobody_works_on_says_so_and_pauses(qd: Run, redis: Client) -> None:
+    report(redis)
+    result = qd("pause", "mial")
+    assert (result.exit_code, result.stdout) == (0, "mial: paused until `qd resume`\n")
+    assert result.stderr == "nobody is known to work on 'mial' of redis (did you mean 'mail'?)\n"
+
+
+def test_pause_for_no_time_is_wrong_usage(qd: Run, redis: Client) -> None:
+    assert qd("pause", "mail", "--for", "0").exit_code == 2
+    assert qd("pause", "mail", "--for", "soon").exit_code == 2
+    assert redis.keys() == []
+
+
+def test_resume_takes_the_pause_away_and_wakes_who_waits(qd: Run, clean_redis: Client) -> None:
+    done(qd("pause", "mail"))
+    assert done(qd("resume", "mail")) == "mail: resumed\n"
+    assert clean_redis.call("LPOP", "queues:mail:notify") == b"1"
+    assert done(qd("resume", "mail")) == "mail: was not paused\n"
+
+
+def test_resume_without_a_name_resumes_all_that_are_paused(qd: Run, redis: Client) -> None:
+    done(qd("pause", "mail", "a:b"))
+    assert sorted(done(qd("resume")).splitlines()) == ["a:b: resumed", "mail: resumed"]
+    assert paused(redis) == []
+    assert done(qd("resume")) == "nothing was paused\n"
+
+
+def test_pause_and_resume_for_programs(qd: Run) -> None:
+    (paused,) = document(qd("pause", "mail", "--json"))["paused"]
+    assert (paused["queue"], paused["connection"], paused["until"]) == ("mail", "redis", None)
+    assert document(qd("resume", "mail", "--json")) == {
+        "resumed": [{"queue": "mail", "connection": "redis", "was_paused": True}]
+    }
+
+
+# -- maintenance
+
+
+def test_down_and_up(qd: Run, clean_redis: Client) -> None:
+    assert "was not on" in done(qd("up"))
+    done(qd("down", "--reason", "moving"))
+    note = json.loads(clean_redis.text("GET", "qd:down"))
+    assert (note["reason"], "@" in note["by"]) == ("moving", True)
+    assert document(qd("up", "--json"))["was_down"]["reason"] == "moving"
+
+
+# -- prefix, control, Laravel
+
+
+def test_all_keys_stand_under_the_prefix(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+    configured('prefix = "shop:"\n')
+    for words in (("restart",), ("pause", "mail"), ("down",)):
+        done(qd(*words))
+    assert redis.keys() == ["shop:qd:down", "shop:qd:restart", "shop:queues:mail:paused"]
+
+
+def test_stamps_live_on_the_control_connection_and_pauses_beside_their_queue(
+    qd: Run, redis: Client, server: Server, configured: Callable[[str], None]
+) -> None:
+    configured(f'[connections.steer]\nurl = "{server.url}?db=2"\n[qd]\ncontrol = "steer"\ndefault = "redis"\n')
+    for words in (("restart",), ("pause", "mail"), ("down",)):
+        done(qd(*words))
+    assert redis.keys() == ["queues:mail:paused"]
+    redis.call("SELECT", 2)
+    assert redis.keys() == ["qd:down", "qd:restart"]
+
+
+def test_laravels_workers_are_told_too(
+    qd: Run, redis: Client, server: Server, configured: Callable[[str], None]
+) -> None:
+    configured(LARAVEL.format(url=server.url))
+    done(qd("restart"))
+    done(qd("pause", "mail", "--for", "1m"))
+    redis.call("SELECT", 1)
+    first = int(redis.text("GET", "cache:illuminate:queue:restart"))
+    assert abs(first - now(redis)) < 60
+    assert redis.text("GET", "cache:illuminate:queue:paused:redis:mail") == "b:1;"
+    assert 50 < redis.text("TTL", "cache:illuminate:queue:paused:redis:mail") <= 60
+    done(qd("restart"))  # most likely within the same second: PHP workers look for a change
+    assert int(redis.text("GET", "cache:illuminate:queue:restart")) > first
+    assert done(qd("resume", "mail")) == "mail: resumed\n"
+    assert redis.keys() == ["cache:illuminate:queue:restart"]
+
+
+def test_a_pause_of_everything_is_laravels_pause_of_everything(
+    qd: Run, redis: Client, server: Server, configured: Callable[[str], None]
+) -> None:
+    configured(LARAVEL.format(url=server.url))
+    done(qd("pause"))
+    redis.call("SELECT", 1)
+    assert redis.text("GET", "cache:illuminate:queues:paused") == "b:1;"
+    assert qd("resume", "mail").stderr.startswith("Laravel's pause of all queues still holds")
+    done(qd("resume"))
+    assert redis.keys() == []
+
+
+# -- the daemon
+
+
+JOBS = '@app.job("note")\ndef note() -> None:\n    print("ran", flush=True)\n'
+
+
+@pytest.mark.parametrize("end", [("resume", "default"), ("resume",)], ids=["named", "all"])
+def test_a_paused_queue_rests_on_every_worker_until_it_is_resumed(project: Projects, end: tuple[str, ...]) -> None:
+    shop = project(JOBS)
+    work = shop.work("-w", "2")
+    work.wait_line("master.ready")
+    assert shop.qd("pause", "default").returncode == 0
+    assert shop.qd("dispatch", "note").returncode == 0
+    found = json.loads(shop.qd("status", "--json").stdout)
+    assert [queue["ready"] for queue in found["queues"]] == [1]
+    assert shop.qd(*end).returncode == 0
+    eventually(lambda: work.output == ["ran"], 10)
+    work.stop()
+
+
+def test_down_rests_all_and_up_wakes_them(project: Projects) -> None:
+    shop = project(JOBS)
+    work = shop.work("-w", "1")
+    work.wait_line("master.ready")
+    shop.qd("down")
+
+    def state() -> str:
+        masters = json.loads(shop.qd("status", "--json").stdout)["masters"]
+        return str(masters and masters[0]["state"])
+
+    eventually(lambda: state() == "down", 10)
+    shop.qd("dispatch", "note")
+    shop.qd("up")
+    eventually(lambda: work.output == ["ran"], 10)
+    work.stop()
+
+
+def test_restart_drains_a_worker_and_a_rolling_one_comes_back(project: Projects) -> None:
+    shop = project(JOBS)
+    work = shop.work("-w", "1")
+    work.wait_line("master.ready")
+    eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 10)
+    back = shop.qd("restart", "--rolling", "--wait", "20s")
+    assert (back.returncode, back.stderr) == (0, ""), back.stdout
+    assert f"pid {work.pid} -> {work.pid}" in back.stdout
+    assert shop.qd("restart", "--wait", "0").returncode == 1
+    work.ends_clean()
