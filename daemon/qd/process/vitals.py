@@ -200,19 +200,27 @@ def connected_sockets() -> list[str]:
     """The stream sockets above fd 2 that have a named peer, `fd 7: 127.0.0.1:40022 -> 127.0.0.1:6379`. [] = none.
 
     After a fork two processes would write into one such stream. Left out: datagrams (each is whole), pairs without
-    a name (pipes of this process's own), stdin to stderr (systemd's journal is a socket).
+    a name (pipes of this process's own), stdin to stderr and their copies (systemd's journal is a socket).
     """
     try:
         fds = sorted(int(entry) for entry in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"))
     except OSError:
         return []
-    return [line for fd in fds if fd > 2 and (line := _peer(fd))]
+    known = {_socket_of(fd) for fd in (0, 1, 2)}
+    return [line for fd in fds if (found := _socket_of(fd)) and found not in known and (line := _peer(fd))]
+
+
+def _socket_of(fd: int) -> tuple[int, int] | None:
+    """The same for every copy of one socket. None: no socket."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _peer(fd: int) -> str:
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return ""
         blocking, copy = os.get_blocking(fd), os.dup(fd)
     except OSError:
         return ""
