@@ -65,8 +65,10 @@ class Send:
         ids, noise = [], os.urandom(SEED * len(calls))
         sent: dict[str, list[tuple[str, bytes, float | None]]] = {}
         told: list[JobQueued] | None = [] if self._listeners.has(JobQueued) else None
+        before: Plan | None = None
         for number, (plan, data) in enumerate(calls):
-            route = self.route(plan)
+            if plan is not before:  # as a rule all of them are calls of one job
+                before, route = plan, self.route(plan)
             delay = 0.0 if plan.delay is None else due_in(plan.delay)
             id, body = route.payload(data, noise[number * SEED : (number + 1) * SEED], delay)
             ids.append(id)

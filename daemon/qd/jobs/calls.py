@@ -50,10 +50,11 @@ class Unsent:
 class Call(Unsent, Generic[T_co]):
     """A job with its arguments, not sent yet."""
 
-    def __init__(self, sender: Sender, plan: Plan, data: bytes) -> None:
+    def __init__(self, sender: Sender, plan: Plan, data: bytes, origin: tuple[str, int] | None = None) -> None:
         self._sender = sender
         self._plan = plan
         self._data = data
+        self._origin = origin
 
     def _to_send(self) -> tuple[Sender, Plan, bytes]:
         """All that sending needs. From now on it counts as sent."""
@@ -115,9 +116,8 @@ class JobFunction(Unsent, Generic[P, C, T]):
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         """The job with its arguments, to be sent later. Raises ArgumentError."""
         self._origin = None
-        call: Call[T] = Call(self._sender, self._plan, self._plan.declared.encode(args, kwargs))
-        call._origin = caller()
-        return call
+        plan = self._plan
+        return Call(self._sender, plan, plan.declared.encode(args, kwargs), caller())
 
     def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
         """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""

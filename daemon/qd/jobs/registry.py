@@ -24,9 +24,12 @@ class Declared:
         self.options = options
         self.where = where
         self.is_async = inspect.iscoroutinefunction(target)
+        self._needs = any(parameter.required for parameter in signature.parameters)
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The `data` of a call. Raises ArgumentError naming the parameter."""
+        if not (args or kwargs or self._needs):
+            return b"{}"
         return self.signature.encode(self.signature.bind(args, kwargs))
 
     def prepare(self, data: bytes) -> Callable[[], object]:
