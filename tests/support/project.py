@@ -63,8 +63,8 @@ class Project:
         )
 
     def python(self, code: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
-        """A producer: `code` in a process of its own, in the project's folder."""
-        return subprocess.run(
+        """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
+        done = subprocess.run(
             [QD[0], "-c", textwrap.dedent(code)],
             cwd=self.root,
             env=self.env(**env),
@@ -72,8 +72,10 @@ class Project:
             capture_output=True,
             text=True,
             timeout=seconds,
-            check=True,
+            check=False,
         )
+        assert done.returncode == 0, done.stderr
+        return done
 
     def close(self) -> None:
         """End what still runs, take the runtime folder away, and say what should not have been there."""
