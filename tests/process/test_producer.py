@@ -61,7 +61,7 @@ def test_ready_and_delayed_jobs_arrive(app: Qd, redis: Client):
         ["six"],
     ]
     assert ready[-1] == b"seven"
-    assert json.loads(ready[0])["uuid"] == first.id
+    assert json.loads(ready[0])["id"] == first.id
     delayed = redis.call("ZRANGE", "queues:notes:delayed", 0, -1)
     assert [json.loads(payload)["data"]["text"] for payload in delayed] == ["two", "five"]
     assert redis.call("LLEN", "queues:notes:notify") == 5

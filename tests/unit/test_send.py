@@ -52,8 +52,9 @@ def welcome(to: str, subject: str = "Hello") -> str:
 def test_a_payload_has_laravels_keys_in_laravels_order(app: FakeQd):
     handle = app.job("mail.welcome")(welcome).dispatch("a@b.c")
     assert list(app.last) == KEYS
-    assert app.last["uuid"] == handle.id
-    assert UUID.fullmatch(handle.id)
+    assert app.last["id"] == handle.id
+    assert re.fullmatch(r"[0-9A-Za-z]{32}", handle.id)
+    assert UUID.fullmatch(app.last["uuid"])
     assert (app.last["job"], app.last["displayName"]) == ("mail.welcome", "mail.welcome")
     assert app.last["data"] == {"to": "a@b.c"}
     assert (app.last["attempts"], app.last["delay"], app.last["backoff"]) == (0, None, None)
@@ -279,7 +280,7 @@ def test_many_go_in_one_trip_for_each_connection(app: FakeQd):
     assert [sent.read["data"]["to"] for sent in app.sent] == ["a", "b", "d", "c"]
     assert [sent.trip for sent in app.sent] == [1, 1, 1, 1]
     assert [sent.delay for sent in app.sent] == [None, 5.0, None, None]
-    by_name = {sent.read["data"]["to"]: sent.read["uuid"] for sent in app.sent}
+    by_name = {sent.read["data"]["to"]: sent.read["id"] for sent in app.sent}
     assert [handle.id for handle in handles] == [by_name[name] for name in "abcd"]
 
 
@@ -339,7 +340,7 @@ def test_adispatch_sends_in_another_thread(app: FakeQd):
         return [handle.id for handle in handles]
 
     ids = asyncio.run(main())
-    assert {sent.read["uuid"] for sent in app.sent} == set(ids)
+    assert {sent.read["id"] for sent in app.sent} == set(ids)
     assert threading.get_ident() not in {queue.made_by[1] for queue in app.opened}
 
 
@@ -351,7 +352,7 @@ def test_a_php_string_job(app: FakeQd):
     payload = app.last
     assert list(payload) == KEYS
     assert (payload["job"], payload["displayName"]) == (r"App\Jobs\Report@fire", r"App\Jobs\Report")
-    assert (payload["data"], payload["uuid"], app.sent[-1].queue) == ({"month": 7}, handle.id, "reports")
+    assert (payload["data"], payload["id"], app.sent[-1].queue) == ({"month": 7}, handle.id, "reports")
 
 
 def test_a_string_job_without_data_has_laravels_empty_string(app: FakeQd):

@@ -38,10 +38,10 @@ class Route(NamedTuple):
     retry_for: float | None
 
     def payload(self, data: bytes, seed: bytes, delay: float) -> tuple[str, bytes]:
-        """Its uuid and its bytes."""
-        now, uuid = time.time(), new_uuid(seed)
+        """Its id, which current_job().id will be, and its bytes."""
+        now, id = time.time(), new_id(seed)
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
-        return uuid, self.skeleton.filled(data, uuid, new_id(seed), int(now), until)
+        return id, self.skeleton.filled(data, new_uuid(seed), id, int(now), until)
 
 
 class Send:
@@ -92,10 +92,10 @@ class Send:
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
-        uuid = new_uuid(os.urandom(SEED))
-        body = make(job, data, uuid=uuid, created_at=int(time.time()))
-        self.push(self.connection(connection), queue, body, delay, job, uuid)
-        return uuid
+        id = new_id(os.urandom(SEED))
+        body = make(job, data, id=id, created_at=int(time.time()))
+        self.push(self.connection(connection), queue, body, delay, job, id)
+        return id
 
     def connection(self, name: str | None) -> str:
         """The name of a configured connection, None: of the default one. Raises ConfigError."""
@@ -107,7 +107,7 @@ class Send:
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""
         declared = plan.declared
-        job = RunningJob(new_uuid(os.urandom(SEED)), declared.name, plan.options.queue or "", 1)
+        job = RunningJob(new_id(os.urandom(SEED)), declared.name, plan.options.queue or "", 1)
         return run_here(declared, data, job, self._listeners)
 
     def route(self, plan: Plan) -> Route:

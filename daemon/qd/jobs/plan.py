@@ -73,7 +73,7 @@ class Sender(Protocol):
 
 
 class Handle(Generic[T_co]):
-    """A job that was sent."""
+    """A job that was sent. id: what current_job().id is while it runs, and what the log lines name."""
 
     __slots__ = ("id",)
 
