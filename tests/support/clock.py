@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 
-def eventually(predicate: Callable[[], T], seconds: float = 5.0, *, every: float = 0.01, what: str = "") -> T:
+def eventually(
+    predicate: Callable[[], T | Literal[False] | None], seconds: float = 5.0, *, every: float = 0.01, what: str = ""
+) -> T:
     """The first true answer of `predicate`, asked again until then for `seconds` at most.
 
     An AssertionError inside the predicate counts as "not yet" and is told if it stays so.
