@@ -92,9 +92,7 @@ def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
     shop.qd("clear", "default")
 
 
-def test_a_second_term_ends_a_job_that_swallows_the_interruption(
-    project: MakeProject, redis: Client
-) -> None:
+def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakeProject, redis: Client) -> None:
     shop = project(
         jobs="""
         @app.job("deaf")

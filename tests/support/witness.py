@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.clock import eventually
 from tests.support.project import Project
 
-JOBS = '''
+JOBS = """
 def note(*words):
     fd = os.open("witness", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
@@ -28,7 +28,7 @@ def slow(seconds: float, n: int = 0) -> None:
 def boom() -> None:
     note("boom", current_job().attempt)
     raise ValueError("this job never works")
-'''
+"""
 
 
 class Witness:

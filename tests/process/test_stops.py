@@ -1,0 +1,315 @@
+"""Why `qd work` and its children stop, with which exit code: every row of the table, through the real command."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def test_stop_when_empty_works_the_queue_off_and_exits_0(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "quick", "--count", "30")
+    work = shop.work("-w", "2", "--stop-when-empty")
+    work.ends_clean(code=0)
+    assert len(witness.starting("quick")) == 30
+    assert work.matches("master.stopping.*queues are empty")
+    assert work.matches("master.stopped jobs=30 ")
+
+
+def test_stop_when_empty_waits_for_the_worker_that_is_busy(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "slow", "seconds=1")
+    shop.work("-w", "3", "--stop-when-empty").ends_clean(code=0)
+    assert witness.starting("end")
+
+
+def test_stop_when_empty_for_waits_that_long(shop: Project, witness: Witness) -> None:
+    work = shop.work("-w", "1", "--stop-when-empty-for", "1.5s")
+    work.wait_line("master.ready")
+    shop.qd("dispatch", "quick")
+    witness.wait("quick")
+    done = time.monotonic()
+    work.ends_clean(code=0)
+    assert time.monotonic() - done >= 1.0
+    assert work.matches("were empty for 1.5 s")
+
+
+def test_once_runs_one_job_and_exits_0(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "quick", "--count", "3")
+    shop.work("--once").ends_clean(code=0)
+    assert len(witness.starting("quick")) == 1
+    shop.qd("clear", "default")
+
+
+def test_once_on_an_empty_queue_waits_sleep_at_most_and_exits_0(shop: Project) -> None:
+    shop.work("--once", "--sleep", "0.3").ends_clean(code=0, seconds=5)
+
+
+@pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
+def test_once_exits_0_when_the_job_failed(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "boom")
+    shop.work("--once").ends_clean(code=0)
+    shop.work("--once").ends_clean(code=0)
+    assert witness.lines == ["boom 1", "boom 2"]
+
+
+def test_max_jobs_replaces_the_worker_and_goes_on(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "quick", "--count", "7")
+    work = shop.work("-w", "1", "--max-jobs", "3", "--stop-when-empty", "--log-level", "debug")
+    work.ends_clean(code=0)
+    pids = [line.split()[2] for line in witness.starting("quick")]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
+    assert work.matches(r"worker.left .*exit 14 \(limit\)")
+
+
+def test_max_jobs_differs_between_several_workers(project: MakeProject) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    shop.qd("dispatch", "quick", "--count", "1500")
+    shop.work("-w", "2", "--max-jobs", "100", "--stop-when-empty", "--log-level", "warning").ends_clean(seconds=30)
+    pids = [line.split()[2] for line in witness.starting("quick")]
+    counts = [pids.count(pid) for pid in dict.fromkeys(pids)]
+    whole = counts[:-2]
+    assert all(80 <= count <= 120 for count in whole)
+    assert len(set(whole)) > 1
+
+
+def test_max_time_replaces_the_worker(shop: Project) -> None:
+    work = shop.work("-w", "1", "--max-time", "0.5s", "--sleep", "0.1", "--log-level", "debug")
+    work.wait_line(r"worker.left .*exit 14 \(limit\)", count=2)
+    work.stop()
+
+
+LEAK = """
+leaked = []
+
+@app.job("leak")
+def leak() -> None:
+    leaked.append(bytearray(os.urandom(1000) * 40_000))
+    print("leaked", os.getpid(), flush=True)
+"""
+
+
+def test_memory_lets_the_job_finish_and_replaces_the_worker(project: MakeProject) -> None:
+    shop = project(jobs=LEAK)
+    shop.qd("dispatch", "leak", "--count", "4")
+    work = shop.work("-w", "1", "--memory", "64M", "--stop-when-empty", "--log-level", "debug")
+    work.ends_clean(code=0)
+    pids = [line.split()[1] for line in work.output]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2]  # 40 MB, 80 MB: over the ceiling
+    assert work.matches(r"worker.left .*exit 12 \(memory\)")
+
+
+def test_what_the_app_preloads_is_not_counted_as_growth(project: MakeProject) -> None:
+    shop = project(jobs=LEAK + "\nballast = bytearray(os.urandom(1000) * 200_000)\n")
+    shop.qd("dispatch", "leak", "--count", "2")
+    work = shop.work("-w", "1", "--stop-when-empty", "--log-level", "debug")
+    work.ends_clean(code=0)
+    assert len({line.split()[1] for line in work.output}) == 1
+    assert not work.matches("exit 12")
+
+
+@FAILED
+def test_memory_hard_ends_the_job_that_takes_too_much(project: MakeProject) -> None:
+    shop = project(
+        jobs=LEAK
+        + "\n@app.job('hog')\ndef hog() -> None:\n    leaked.append(bytearray(os.urandom(1000) * 400_000)); time.sleep(60)\n"
+    )
+    shop.qd("dispatch", "hog")
+    work = shop.work("-w", "1", "--memory-hard", "200M", "--max-crashes", "1")
+    work.wait_line("job.killed .*reason=memory.*job=hog")
+    work.wait_line("job.requeued .*reason=memory")
+    work.wait_line("job.failed .*job=hog.*over --memory-hard")
+    work.stop()
+
+
+def test_no_respawn_exits_12_after_the_memory_ceiling(project: MakeProject) -> None:
+    shop = project(jobs=LEAK)
+    shop.qd("dispatch", "leak", "--count", "3")
+    shop.work("-w", "1", "--memory", "32M", "--no-respawn").ends_clean(code=12)
+    assert shop.qd("clear", "default").returncode == 0
+
+
+def test_no_respawn_exits_0_after_max_jobs_and_drains_the_rest(shop: Project, witness: Witness) -> None:
+    shop.qd("dispatch", "slow", "seconds=0.3", "--count", "10")
+    work = shop.work("-w", "2", "--max-jobs", "1", "--no-respawn")
+    work.ends_clean(code=0)
+    assert len(witness.starting("start")) == len(witness.starting("end")) in (1, 2)
+    shop.qd("clear", "default")
+
+
+def test_the_deadline_hands_back_what_still_runs(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = shop.work("-w", "1", "--stop-timeout", "1s")
+    work.wait_line("master.ready")
+    shop.qd("dispatch", "slow", "seconds=60")
+    witness.wait("start")
+    work.stop(seconds=5)
+    assert work.matches("master.stopped .*handed_back=1 exit=0")
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
+    assert '"attempts":0' in payload
+    assert not witness.starting("end")
+    again = shop.work("-w", "1", "--timeout", "1")
+    again.wait_line("job.failed .*attempt=1 .*JobTimeout")
+    again.stop()
+    redis.call("DEL", "queues:default:failed", "queues:default:failed_at")
+
+
+def test_stop_timeout_0_waits_for_ever(shop: Project, witness: Witness) -> None:
+    work = shop.work("-w", "1", "--stop-timeout", "0")
+    work.wait_line("master.ready")
+    shop.qd("dispatch", "slow", "seconds=1.5")
+    witness.wait("start")
+    work.stop()
+    assert witness.starting("end")
+
+
+def test_min_uptime_keeps_a_clean_exit_of_its_own_from_coming_too_soon(shop: Project) -> None:
+    began = time.monotonic()
+    shop.work("-w", "1", "--stop-when-empty", "--min-uptime", "2s").ends_clean(code=0)
+    assert time.monotonic() - began >= 2.0
+
+
+@pytest.mark.parametrize("variable", ["SUPERVISOR_ENABLED", "NOTIFY_SOCKET"])
+def test_min_uptime_is_one_and_a_half_seconds_under_a_supervisor(shop: Project, variable: str) -> None:
+    began = time.monotonic()
+    shop.work("-w", "1", "--stop-when-empty", **{variable: "1"}).ends_clean(code=0)
+    assert time.monotonic() - began >= 1.5
+
+
+def test_a_signal_does_not_wait_for_min_uptime(shop: Project) -> None:
+    work = shop.work("-w", "1", "--min-uptime", "60s")
+    work.wait_line("master.ready")
+    work.stop(seconds=5)
+
+
+def test_an_app_that_does_not_import_is_exit_3_with_its_traceback_and_no_fork_loop(project: MakeProject) -> None:
+    shop = project(jobs="import nothing_of_that_name\n")
+    for arguments in ((), ("--no-preload",)):
+        work = shop.work("-w", "2", *arguments)
+        work.ends_clean(code=3)
+        assert len(work.matches("Traceback")) == 1
+        assert work.matches("ModuleNotFoundError.*nothing_of_that_name")
+
+
+def test_five_boot_deaths_with_none_ever_ready_is_exit_3(project: MakeProject) -> None:
+    shop = project(
+        jobs="import qd.worker.boot as boot\nboot.own_stdin = lambda: os._exit(9)  # every worker dies there\n"
+    )
+    work = shop.work("-w", "1")
+    work.ends_clean(code=3, seconds=20)
+    assert len(work.matches("worker.boot_failed")) == 5
+    assert work.matches("no worker could boot")
+
+
+def test_usage_is_exit_2_and_configuration_78(shop: Project) -> None:
+    wrong = shop.qd("work", "--wokers", "2")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--workers" in wrong.stderr
+    unknown = shop.qd("work", "-c", "reddis")
+    assert unknown.returncode == 78
+    assert "did you mean 'redis'" in unknown.stderr
+    assert len(unknown.stderr.strip().splitlines()) == 1
+
+
+def test_redis_away_at_the_start_is_no_reason_to_leave(project: MakeProject) -> None:
+    with Server() as own:
+        shop = project(jobs=JOBS, url=own.url)
+        witness = Witness(shop)
+        own.kill()
+        work = shop.work("-w", "2")
+        work.wait_line("master.ready")
+        work.wait_line("redis.away")
+        own.start()
+        work.wait_line("redis.back")
+        shop.qd("dispatch", "quick")
+        witness.wait("quick")
+        assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1
+        work.stop()
+
+
+@FAILED
+def test_redis_killed_under_load_loses_nothing_and_says_so_once(project: MakeProject) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as own:
+        shop = project(jobs=JOBS, url=own.url)
+        witness = Witness(shop)
+        work = shop.work("-w", "2", "--log-level", "warning")
+        eventually(lambda: len(work.children("waiting")) == 2)
+        shop.qd("dispatch", "slow", "seconds=1.5", "--count", "2")
+        witness.wait("start", 2)
+        own.kill()
+        work.wait_line("redis.away")
+        witness.wait("end", 2)
+        own.start()
+        shop.qd("dispatch", "quick")
+        witness.wait("quick", seconds=15)
+        work.stop()
+        assert len(work.matches("redis.away")) == 1
+        ended = [line.split()[1] for line in witness.starting("end")]
+        assert len(ended) == 2, "a job was doubled or lost by an outage"
+        assert not re.search("lease_lost", "\n".join(work.lines))
+
+
+def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, redis: Client) -> None:
+    import os
+    import subprocess
+
+    from tests.support.procs import QD
+
+    shop = project(jobs=JOBS)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    command = [*QD, "work", "-w", "1"]
+    process = subprocess.Popen(
+        command, cwd=shop.root, env=shop.env(), stdin=subprocess.DEVNULL, stdout=write, stderr=write
+    )
+    os.close(write)
+    try:
+        eventually(lambda: "qd:default:worker:0" in str(redis.call("CLIENT", "LIST")), 10)
+        for _ in range(50):  # each is a line that finds no room
+            process.send_signal(signal.SIGTTIN)
+            process.send_signal(signal.SIGTTOU)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        os.close(read)
+
+
+def test_closed_standard_streams_are_no_reason_to_fail(shop: Project, witness: Witness) -> None:
+    import subprocess
+
+    from tests.support.procs import QD
+
+    shop.qd("dispatch", "quick")
+    command = ["sh", "-c", f"exec {' '.join(QD)} work -w 1 --stop-when-empty 0<&- 1>&- 2>&-"]
+    assert subprocess.run(command, cwd=shop.root, env=shop.env(), timeout=20, check=False).returncode == 0
+    assert len(witness.starting("quick")) == 1
