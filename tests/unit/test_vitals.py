@@ -257,7 +257,7 @@ def test_a_copy_of_a_journals_socket_on_stderr_is_left_out(tmp_path: Path) -> No
         journal.listen()
         stderr.connect(str(tmp_path / "j"))
         done = subprocess.run(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=stderr, check=True, text=True
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=stderr.fileno(), check=True, text=True
         )
     assert done.stdout == "[]\n"
 
