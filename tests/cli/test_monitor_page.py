@@ -1,0 +1,102 @@
+"""docs/monitor.md: what it says MONITOR shows of one job, MONITOR shows; and its table has every key."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.connectors.redis import keys
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.server import Server
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "monitor.md").read_text()
+
+
+class Monitor:
+    """The lines of MONITOR as `client|lua COMMAND first-key`."""
+
+    def __init__(self, server: Server) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.connect(str(server.socket))
+        self._sock.sendall(b"MONITOR\r\n")
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._sock.makefile(errors="replace") as file:
+            for line in file:
+                self.lines.append((line, seen(line)))
+
+    def close(self) -> None:
+        self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._sock.close()
+
+
+def seen(line: str) -> str:
+    """`lua LPOP queues:mail`; the first word that is a key stands for the rest."""
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"', line)
+    who = "lua" if re.search(r"\[\d+ lua\]|^ *\d* *lua ", line) else "client"
+    key = next((word for word in words[1:] if word.startswith(("queues:", "qd:"))), "")
+    return " ".join([who, *words[:1], key]).rstrip()
+
+
+@pytest.fixture
+def monitor(server: Server):
+    one = Monitor(server)
+    yield one
+    one.close()
+
+
+def test_one_job_looks_as_the_page_shows_it(project: Callable[..., Project], monitor: Monitor) -> None:
+    shop = project("@app.job('mail.welcome', queue='mail')\ndef welcome(to: str) -> None:\n    print(to, flush=True)\n")
+    shop.qd("dispatch", "mail.welcome", "to=x", "--queue", "other")  # the first one would show the script's text
+    work = shop.work("mail", "-w", "1", "--sleep", "60")
+    eventually(lambda: "client BLPOP queues:mail:notify" in recorded(monitor), 10)
+    shop.qd("dispatch", "mail.welcome", "to=ada@example.org")
+    eventually(lambda: recorded(monitor).count("client BLPOP queues:mail:notify") == 2, 10)
+    work.stop()
+    found = recorded(monitor)
+    first = found.index("client BLPOP queues:mail:notify")
+    again = found.index("client BLPOP queues:mail:notify", first + 1)
+    block = PAGE.partition("<!-- recorded")[2].partition("| line |")[0]
+    told = [seen(line) for line in block.splitlines() if re.match(r" {4}\d+ ", line)]
+    assert found[first : again + 1] == told
+
+
+def recorded(monitor: Monitor) -> list[str]:
+    """Without the beats of the keeper and what else is not about the job."""
+    kept, beat = list[str](), False
+    for line, said in list(monitor.lines):
+        if said.startswith("client"):
+            beat = not said.startswith(("client EVALSHA queues:", "client BLPOP"))
+        if not beat and re.match(r"\+?\d", line):
+            kept.append(said)
+    return kept
+
+
+def test_the_beat_looks_as_the_page_shows_it(project: Callable[..., Project], monitor: Monitor) -> None:
+    work = project().work("mail", "-w", "1")
+    work.wait_line("master.ready")
+    eventually(lambda: any(said == "lua GET qd:down" for _, said in monitor.lines), 10)
+    work.stop()
+    block = PAGE.partition("## The keeper's beat")[2].partition("| line |")[0]
+    told = [seen(line) for line in block.splitlines() if line.startswith("    ")]
+    found = [said for _, said in monitor.lines]
+    begin = found.index("lua TIME", found.index("client EVALSHA qd:restart")) - 1  # not one that found no script
+    assert found[begin : begin + len(told)] == told
+
+
+def test_the_table_has_every_key_with_its_type() -> None:
+    rows = re.findall(r"^\| (\S+) +\| (\w+) +\| \S", str(keys.__doc__), re.MULTILINE)
+    assert len(rows) > 10
+    for key, kind in rows:
+        assert key == "key" or f"\n| `{key}` | {kind} | " in PAGE, key
+    assert len(re.findall(r"^\| `(?:queues|qd):", PAGE, re.MULTILINE)) == len([1 for key, _ in rows if key != "key"])
