@@ -81,7 +81,7 @@ def test_without_an_app_a_job_is_sent_as_it_is(qd: Run, redis: Client) -> None:
     said = done(qd("dispatch", "mail.welcome", "to=ada", "count=2"))
     (payload,) = sent(redis, "queues:default")
     assert (payload["job"], payload["data"], payload["attempts"]) == ("mail.welcome", {"to": "ada", "count": 2}, 0)
-    assert said == f"sent mail.welcome {payload['uuid']} to default\n"
+    assert said == f"sent mail.welcome {payload['id']} to default\n"
     assert redis.call("LLEN", "queues:default:notify") == 1
 
 
@@ -108,7 +108,7 @@ def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects
     shop = project(JOBS)
     said = shop.qd("dispatch", "mail.welcome", "to=ada")
     (payload,) = sent(redis, "queues:mail")
-    assert (said.returncode, said.stdout) == (0, f"sent mail.welcome {payload['uuid']} to mail\n")
+    assert (said.returncode, said.stdout) == (0, f"sent mail.welcome {payload['id']} to mail\n")
     assert {key: payload[key] for key in ("maxTries", "timeout", "backoff", "data")} == {
         "maxTries": 5, "timeout": 30, "backoff": "1,5", "data": {"to": "ada"},
     }  # fmt: skip
