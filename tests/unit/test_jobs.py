@@ -320,6 +320,9 @@ def test_failed_is_called_on_a_fresh_instance(app: FakeQd):
     error = ValueError("no money")
     declared(app, "charge").on_failed(b'{"order_id":7}', error)
     assert told == [(7, error)]
+    for unreadable in (b'{"order_id":"x"}', b"{}", b"{"):
+        declared(app, "charge").on_failed(unreadable, error)
+    assert told == [(7, error)]
 
 
 def test_a_job_without_failed_is_told_nothing_and_its_data_not_read(app: FakeQd):

@@ -246,7 +246,7 @@ def test_an_error_goes_through_after_failed_and_the_events(app: FakeQd, heard: l
     with pytest.raises(ValueError, match="no money"):
         charging.call.run()
     assert charging.told == [error]
-    assert kinds(heard) == [JobProcessing, JobExceptionOccurred, JobFailed]
+    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred]
 
 
 def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
@@ -254,7 +254,7 @@ def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
     with pytest.raises(JobFailure, match="no such order"):
         charging.call.run()
     assert [str(error) for error in charging.told] == ["no such order"]
-    assert kinds(heard) == [JobProcessing, JobFailed]
+    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred]
 
 
 def test_release_cannot_be_kept_and_says_so(app: FakeQd, heard: list[Event]):
@@ -285,7 +285,7 @@ def test_a_failure_of_an_inner_job_is_an_error_of_the_outer(app: FakeQd, heard: 
 
     with pytest.raises(JobFailure, match="inside"):
         outer.run()
-    assert kinds(heard) == [JobProcessing, JobProcessing, JobFailed, JobExceptionOccurred, JobFailed]
+    assert kinds(heard) == [JobProcessing, JobProcessing, *[JobFailed, JobExceptionOccurred] * 2]
 
 
 def test_a_listener_that_raises_harms_nothing_and_is_logged(app: FakeQd, caplog):

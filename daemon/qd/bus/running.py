@@ -90,7 +90,6 @@ def attempt_here(
         result = finished(call())
     except (Exception, Settled) as error:
         if job.outcome is None:
-            listeners.emit(events.JobExceptionOccurred(job, error))
             tell_of_failure(declared, data, error, job, listeners)
             raise
     if isinstance(job.outcome, Release):
@@ -111,6 +110,7 @@ def tell_of_failure(
         declared.on_failed(data, error)
     finally:
         listeners.emit(events.JobFailed(job, error))
+        listeners.emit(events.JobExceptionOccurred(job, error))
 
 
 def finished(result: object) -> object:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from qd.arguments import Signature, decode_value, encode_value
-from qd.errors import DeclarationError
+from qd.errors import DeclarationError, UnknownParameters, WrongType
 from qd.options import JobOptions
 
 
@@ -54,9 +54,17 @@ class DeclaredClass(Declared):
         return partial(handled, self.target, self.signature.decode(data))
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
-        """Call failed(error) of a fresh instance, when the class defines it. Raises what it raises, and WrongType."""
-        if self._hears_of_failure:
-            self.target(**self.signature.decode(data)).failed(error)
+        """Call failed(error) of a fresh instance, when the class defines it. Raises what that raises.
+
+        Data that does not convert, which may be the very failure, makes no instance: then nobody is told.
+        """
+        if not self._hears_of_failure:
+            return
+        try:
+            fields = self.signature.decode(data)
+        except (UnknownParameters, WrongType):
+            return
+        self.target(**fields).failed(error)
 
 
 def handled(job: Callable[..., Any], fields: Mapping[str, Any]) -> object:

@@ -1,0 +1,48 @@
+"""The Python of each page of docs/ is one program: it runs from top to bottom against a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(page.read_text())]
+
+
+def program(text: str) -> str:
+    """The samples, each on the line where it stands in the page; everything else is an empty line."""
+    lines, at = [""] * text.count("\n"), 0
+    for sample in SAMPLE.finditer(text):
+        at = text.count("\n", 0, sample.start(1))
+        code = sample[1].splitlines()
+        lines[at : at + len(code)] = code
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
+    (tmp_path / "page.py").write_text(program(page.read_text()))
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import page"],
+        cwd=tmp_path,
+        env={**ours, "PYTHONPATH": str(ROOT / "daemon"), "QD_REDIS_URL": server.url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.replace(str(tmp_path / "page.py"), str(page))
+    assert done.stderr == ""
+
+
+def test_there_are_samples():
+    assert "jobs.md" in [page.name for page in PAGES]
