@@ -98,11 +98,11 @@ def test_a_pid_beyond_all_limits_is_unknown() -> None:
 
 def test_own_memory_grows_with_what_is_allocated() -> None:
     before = vitals.own_anon_bytes()
-    block = bytearray(os.urandom(1)) * 20_000_000
+    block = bytearray(os.urandom(1)) * 64_000_000  # over 32 MB malloc asks the kernel, whatever is free on its heap
     grown = vitals.own_anon_bytes() - before
     assert before > 1_000_000
-    assert grown > 15_000_000
-    assert len(block) == 20_000_000
+    assert grown > 60_000_000
+    assert len(block) == 64_000_000
 
 
 @linux_only
