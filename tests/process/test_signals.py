@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -41,6 +42,12 @@ def waiting(work: Procs, count: int = 1) -> list[psutil.Process]:
         lambda: len(work.children("waiting on")) == count and work.children("waiting on"), what="idle workers"
     )
     return found
+
+
+def send_all(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # replaced in between
+            process.send_signal(number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
@@ -255,15 +262,12 @@ def test_the_whole_group_at_once(shop: Project, witness: Witness) -> None:
     everyone = [psutil.Process(work.pid), *work.children()]
     assert len(everyone) == 5  # master, template, keeper, two workers
     for number in (signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
-        for process in everyone:
-            if process.is_running():
-                process.send_signal(number)
+        send_all(everyone, number)
     work.wait_line("master.reloaded")
     shop.qd("dispatch", "slow", "seconds=0.7")
     witness.wait("start")
     for number in (signal.SIGTERM, signal.SIGCONT):
-        for process in [psutil.Process(work.pid), *work.children()]:
-            process.send_signal(number)
+        send_all([psutil.Process(work.pid), *work.children()], number)
     work.ends_clean(code=0)
     assert witness.starting("end")
 

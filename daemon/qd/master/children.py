@@ -45,6 +45,11 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)  # ours and not reaped: the pid cannot be another's
 
+    def drain(self) -> None:
+        """Finish the job in hand, take no other, leave."""
+        self.draining = True
+        self.send(signal.SIGTERM)
+
 
 @dataclass(frozen=True, slots=True)
 class Death:
@@ -150,7 +155,18 @@ class Children:
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == State.IDLE and (code == Exit.OK or code in RECYCLED)
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
-        death = Death(worker, status, verdict, slot.job, slot.queue, took, slot[W.JOBS], slot[W.HANDED_BACK], peak, self.stack(worker))
+        death = Death(
+            worker,
+            status,
+            verdict,
+            slot.job,
+            slot.queue,
+            took,
+            slot[W.JOBS],
+            slot[W.HANDED_BACK],
+            peak,
+            self.stack(worker),
+        )
         del self.workers[slot.number]
         if worker.stack_fd is not None:
             os.close(worker.stack_fd)

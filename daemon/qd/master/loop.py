@@ -17,16 +17,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qd.errors import ConfigError
-from qd.log import Log, to_stderr
+from qd.log import Log
 from qd.master.children import Children, Death, Worker
-from qd.master.code import PATIENCE, Code, Codes, by_name, enter
+from qd.master.code import Code, Codes
+from qd.master.forking import Forking
 from qd.master.keeping import Keeping
-from qd.master.plan import Hands, Plan, Seat
+from qd.master.plan import Plan, Seat
+from qd.master.rolling import Rolling
 from qd.master.stopping import Stopping
+from qd.master.telling import Face, dump, tell_death
 from qd.process import child, signals, systemd, vitals
 from qd.process.exits import Exit, told
-from qd.process.scoreboard import H, Scoreboard, State, Verdict, W, Why
-from qd.process.talk import Ear, Message, Orders
+from qd.process.scoreboard import H, Scoreboard, Verdict, Why
+from qd.process.talk import Ear, Message
 
 WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
@@ -62,7 +65,7 @@ class Master:
         """title: sets the process title. replan: reads the configuration again, may raise ConfigError.
         announce: told what the app's first import reported, to say the first line."""
         self.plan, self.token, self.log, self.notifier = plan, token, log, notifier
-        self._title, self._replan, self._announce = title, replan, announce
+        self._replan, self._announce = replan, announce
         self.board = Scoreboard()
         self.children = Children(self.board)
         self.codes = Codes()
@@ -73,11 +76,12 @@ class Master:
         self.paused = False
         self.stopping: Stopping | None = None
         self.handed_back = self.jobs = 0
-        self._boot_deaths, self._ever_ready, self._announced_ready = 0, False, False
+        self.forking = Forking(token, self.board, self.ear, self.mailbox, self.codes, self.keeping, log)
+        self.rolling = Rolling(self.codes, self.children, self.board, self.forking, notifier, log, os.environ)
+        self._face = Face(title, notifier)
+        self._boot_deaths, self._ever_ready = 0, False
         self._retry_at = 0.0
         self._empty_since: float | None = None
-        self._folder = by_name(os.environ)
-        self._said = ""
 
     # -- the loop
 
@@ -87,7 +91,7 @@ class Master:
         vitals.set_subreaper()
         self.mailbox.open(SIGNALS)
         try:
-            self._new_code()
+            self.rolling.begin(self.plan, self._spawn)
             while self.stopping is None or not self.stopping.over:
                 # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
                 for number in sorted(self.mailbox.wait(self._pause(), self.ear.fileno())):
@@ -101,14 +105,15 @@ class Master:
         self._hear()
         self._reap()
         self.children.end_late(self.plan.memory_hard)
-        self._look_after_code()
         if self.stopping is None:
+            if self.rolling.look_after(self.wanted, self._spawn, Worker.drain):
+                self.keeping.renew_settings()
             self._keep_number()
             self._look_for_empty()
         else:
             self._go_on_stopping(self.stopping)
-        self.keeping.watch(self._fork_keeper)
-        self._tell()
+        self.keeping.watch(lambda orders, settings: self.forking.keeper(self.plan, orders, settings))
+        self._show()
 
     def _pause(self) -> float:
         waits = [WATCH]
@@ -151,7 +156,7 @@ class Master:
         elif number == signal.SIGTTOU:
             self._resize(self.wanted - 1)
         elif number == signal.SIGUSR1:
-            self._dump()
+            dump(self.log, self.children, self.wanted, self.paused)
 
     def _asked_to_stop(self, name: str) -> None:
         if self.stopping is None:
@@ -171,15 +176,6 @@ class Master:
         self.wanted = max(1, number)
         self.log.info("master.resized", workers=self.wanted)
 
-    def _dump(self) -> None:
-        for worker in self.children.workers.values():
-            slot = worker.slot
-            state = State(slot[W.STATE]).name.lower() if slot[W.STATE] in list(State) else "?"
-            job = {"job": slot.job, "queue": slot.queue} if worker.busy else {}
-            self.log.info("worker.state", slot=slot.number, pid=worker.pid, state=state, jobs=slot[W.JOBS], **job)
-            worker.send(signal.SIGUSR1)
-        self.log.info("master.state", workers=len(self.children), wanted=self.wanted, paused=self.paused)
-
     # -- news
 
     def _hear(self) -> None:
@@ -192,17 +188,14 @@ class Master:
         code = self.codes.by_number(message["code"])
         if code is None or code.imported:
             return
-        code.imported, code.took = True, time.monotonic() - code.forked_at
         if not message["preload"] and self.plan.preload:
             self.plan = replace(self.plan, preload=False)
             code.end()
         for line in message.get("warnings", ()):
             self.log.warning("app.imported", warning=line)
         self.keeping.settings = message["settings"]
-        if self.codes.serving is None:
-            self.codes.patience = max(PATIENCE, 5 * code.took)
+        if self.rolling.imported(code):
             self._announce(message)
-            self._promote()
 
     def _on_born(self, message: Message, fd: int | None) -> None:
         self.children.born(message["slot"], message["generation"], message["pid"])
@@ -268,7 +261,7 @@ class Master:
         self.jobs += death.jobs
         self.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
         if death.verdict is not None:
-            self._tell_death(death)
+            tell_death(self.log, death, death.verdict)
             self.keeping.tell_dead(death)
         elif death.at_boot and not worker.draining and self.stopping is None:
             self._died_at_boot(death)
@@ -277,24 +270,6 @@ class Master:
         if self.stopping is None and not worker.draining and not death.at_boot:
             self._judge_leave(death)
 
-    def _tell_death(self, death: Death) -> None:
-        told_as = {
-            Verdict.CRASH: ("error", "worker.died"),
-            Verdict.HAND_BACK: ("warning", "worker.ended"),
-            Verdict.TIMEOUT: ("error", "job.killed"),
-            Verdict.MEMORY: ("error", "job.killed"),
-        }
-        level, event = told_as[death.verdict or Verdict.CRASH]
-        why = {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory", Verdict.HAND_BACK: "stop deadline"}
-        killed = os.WIFSIGNALED(death.status) and os.WTERMSIG(death.status) == signal.SIGKILL
-        reason = why.get(death.verdict or Verdict.CRASH, "out of memory?" if killed else None)
-        fields = {"job": death.job or None, "queue": death.queue or None, "took": death.took or None}
-        peak = f"{death.peak // 1_000_000}M"
-        how = told(death.status)
-        pid, slot = death.worker.pid, death.worker.slot.number
-        told_fields = {"slot": slot, "pid": pid, "how": how, "reason": reason, "peak": peak, **fields}
-        self.log.line(level, event, {**told_fields, "trace": death.stack or None})
-
     def _died_at_boot(self, death: Death) -> None:
         self._boot_deaths += 1
         delay = min(30.0, 0.1 * 2 ** (self._boot_deaths - 1))
@@ -302,7 +277,7 @@ class Master:
         self.log.error("worker.boot_failed", how=told(death.status), deaths=self._boot_deaths, retry_in=delay)
         coming = self.codes.coming
         if coming is not None and self.codes.serving is not None and death.worker.code == coming.number:
-            self._refuse_code("its workers do not boot")
+            self.rolling.refuse("its workers do not boot")
         elif not self._ever_ready and (self._boot_deaths >= BOOT_DEATHS or death.code in (Exit.IMPORT, Exit.CONFIG)):
             code = Exit(death.code) if death.code in (Exit.IMPORT, Exit.CONFIG) else Exit.IMPORT
             self.stop("no worker could boot", code, by_signal=True)
@@ -328,85 +303,21 @@ class Master:
             return
         self.log.info("master.reloading", why=why)
         self.notifier.reloading()
-        if self.codes.coming is not None:
-            self._undo_coming()
         self.plan, self.wanted = plan, plan.workers
-        self._new_code()
-
-    def _new_code(self) -> None:
-        enter(self._folder)
-        code = self.codes.make()
-        if self.codes.serving is None:
-            self.board.set_header(H.FORKED_AT, code.forked_ns)
-        if self.plan.preload:
-            self._fork_template(code)
-        else:
-            code.imported = self.codes.serving is not None  # the first worker's import reports
-            if self.codes.serving is None:
-                self._spawn(code)
-
-    def _fork_template(self, code: Code) -> None:
-        orders, plan, number = Orders(), self.plan, code.number
-
-        def body() -> int:
-            signals.deaf(signal.SIGTERM)
-            return plan.template(self._hands("template"), (orders.child_end, number))
-
-        code.pid = child.fork(self._in_child(body))
-        orders.child_end.close()
-        code.orders = orders
-
-    def _promote(self) -> None:
-        self.codes.promote()
-        assert self.codes.serving is not None
-        self.board.set_header(H.FORKED_AT, self.codes.serving.forked_ns)
+        self.rolling.begin(plan, self._spawn)
 
     def _template_died(self, code: Code, status: int) -> None:
         code.pid = 0
         exit_code = os.waitstatus_to_exitcode(status)
         if code is self.codes.coming and self.codes.serving is not None:
-            self._refuse_code(f"its import ended with {told(status)}")
+            self.rolling.refuse(f"its import ended with {told(status)}")
         elif self.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
-            self.stop(
-                f"the app's import ended with {told(status)}", Exit(exit_code) if known else Exit.IMPORT, by_signal=True
-            )
+            code_of_exit = Exit(exit_code) if known else Exit.IMPORT
+            self.stop(f"the app's import ended with {told(status)}", code_of_exit, by_signal=True)
         elif self.stopping is None:
             self.log.error("template.died", how=told(status))
             self.reload("the template died")
-
-    def _refuse_code(self, why: str) -> None:
-        self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code goes on")
-        self._undo_coming()
-        self.notifier.ready("")
-
-    def _undo_coming(self) -> None:
-        if self.codes.coming is not None:
-            for worker in self.children.serving(self.codes.coming.number):
-                self._drain(worker)
-        self.codes.give_up()
-
-    def _look_after_code(self) -> None:
-        if self.codes.hangs():
-            self._refuse_code(f"its import takes longer than {self.codes.patience:.0f} s")
-        coming, serving = self.codes.coming, self.codes.serving
-        if coming is None or serving is None or not coming.imported or self.stopping is not None:
-            return
-        new, old = self.children.serving(coming.number), self.children.serving(serving.number)
-        if not all(worker.ready for worker in new):
-            return
-        if len(new) >= self.wanted and old:
-            for worker in old:
-                self._drain(worker)
-        elif len(new) < self.wanted and len(new) + len(old) > self.wanted:
-            self._drain(old[0])
-        elif len(new) < self.wanted:
-            self._spawn(coming)
-        else:
-            self._promote()
-            self.keeping.renew_settings()
-            self.log.info("master.reloaded", workers=len(new))
-            self.notifier.ready("")
 
     # -- workers
 
@@ -418,7 +329,7 @@ class Master:
             return
         serving = self.children.serving()
         for worker in serving[self.wanted :]:
-            self._drain(worker)
+            worker.drain()
         if time.monotonic() >= self._retry_at:
             for _ in range(self.wanted - len(serving)):
                 self._spawn(code)
@@ -433,9 +344,8 @@ class Master:
             if code.orders is None or not code.orders.give(slot=number, generation=seat.generation, paused=seat.paused):
                 self.children.forget(worker)
             return
-        plan = self.plan
         try:
-            pid = child.fork(self._in_child(lambda: plan.worker(self._hands("worker", code.number), seat)))
+            pid = self.forking.worker(self.plan, code, seat)
         except OSError as error:
             self.children.forget(worker)
             self._retry_at = time.monotonic() + 1.0
@@ -443,47 +353,17 @@ class Master:
             return
         self.children.born(number, worker.generation, pid)
 
-    def _drain(self, worker: Worker) -> None:
-        worker.draining = True
-        worker.send(signal.SIGTERM)
-
-    def _fork_keeper(self, orders: Orders, settings: str) -> int:
-        plan = self.plan
-
-        def body() -> int:
-            signals.deaf(signal.SIGTERM)
-            return plan.keeper(self._hands("keeper"), orders.child_end, settings)
-
-        return child.fork(self._in_child(body))
-
-    def _hands(self, role: str, code: int = 0) -> Hands:
-        return Hands(self.board, self.ear.voice, self.token, os.getppid(), self.log.of(role, to_stderr), code)
-
-    def _in_child(self, body: Callable[[], int]) -> Callable[[], int]:
-        """What a child of the master forgets before its own work: the master's ends of every line, systemd's variables."""
-
-        def run() -> int:
-            systemd.strip(os.environ)
-            self.ear.sock.close()
-            for orders in (self.keeping.orders, *(c.orders for c in (self.codes.serving, self.codes.coming) if c)):
-                if orders is not None:
-                    orders.close()
-            self.mailbox.forget()
-            return body()
-
-        return run
-
     # -- the end
 
     def stop(self, reason: str, code: Exit, *, by_signal: bool = False) -> None:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
-        self.log.info("master.stopping", reason=reason, running=sum(w.busy for w in self.children.workers.values()))
+        self.log.info("master.stopping", reason=reason, running=self.busy)
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime
         self.stopping = Stopping(code, self.plan.stop_timeout, linger)
         self.notifier.stopping()
         self.codes.give_up()
         for worker in self.children.workers.values():
-            self._drain(worker)
+            worker.drain()
 
     def _go_on_stopping(self, stopping: Stopping) -> None:
         self.board.set_header(H.STOP_AT, stopping.deadline_ns)
@@ -493,7 +373,7 @@ class Master:
             elif stopping.interrupts() and worker.busy and not worker.interrupted:
                 worker.interrupted = True
                 self.children.alarm(worker, Why.INTERRUPT)
-        if any(worker.busy for worker in self.children.workers.values()) and stopping.extend_due():
+        if self.busy and stopping.extend_due():
             self.notifier.extend(10.0)
         self.children.never_born(time.monotonic() + 1e9 if stopping.ends_now() else time.monotonic())
         if not self.children.workers:
@@ -531,25 +411,18 @@ class Master:
         elif at - self._empty_since >= self.plan.stop_when_empty_for:
             self.stop(f"the queues were empty for {self.plan.stop_when_empty_for:g} s", Exit.OK)
 
-    # -- telling
-
-    def _tell(self) -> None:
-        workers = self.children.workers.values()
-        busy = sum(worker.busy for worker in workers)
+    def _show(self) -> None:
+        workers, busy = self.children.workers.values(), self.busy
         state = (
             "stopping" if self.stopping else "paused" if self.paused else "down" if self.board.header(H.DOWN) else ""
         )
-        text = f"{len(workers)} workers, {busy} busy" + (f", {state}" if state else "")
-        if text != self._said:
-            self._said = text
-            self._title(text)
-            self.notifier.status(text)
-        self.notifier.watchdog()
-        serving = self.children.serving()
-        if not self._announced_ready and len(serving) >= self.wanted and all(w.ready for w in serving):
-            self._announced_ready = True
-            self.notifier.ready(text)
-            self.log.info("master.ready", workers=len(serving))
+        self._face.show(len(workers), busy, state)
+        if self._face.ready(self.children.serving(), self.wanted):
+            self.log.info("master.ready", workers=len(workers))
+
+    @property
+    def busy(self) -> int:
+        return sum(worker.busy for worker in self.children.workers.values())
 
 
 def has_terminal() -> bool:

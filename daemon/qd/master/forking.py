@@ -1,0 +1,75 @@
+"""How the master's children come to be: template, keeper, and, without preload, workers. One fork each, nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from qd.log import Log, to_stderr
+from qd.master.code import Code, Codes
+from qd.master.keeping import Keeping
+from qd.master.plan import Hands, Plan, Seat
+from qd.process import child, signals, systemd
+from qd.process.scoreboard import Scoreboard
+from qd.process.talk import Ear, Orders
+
+
+class Forking:
+    """What a child is given, and what it must forget of its master."""
+
+    def __init__(
+        self,
+        token: str,
+        board: Scoreboard,
+        ear: Ear,
+        mailbox: signals.Mailbox,
+        codes: Codes,
+        keeping: Keeping,
+        log: Log,
+    ) -> None:
+        self._token, self._board, self._ear, self._mailbox = token, board, ear, mailbox
+        self._codes, self._keeping, self._log = codes, keeping, log
+
+    def template(self, plan: Plan, code: Code) -> None:
+        """Fork the process that imports the app as `code`. Raises OSError."""
+        orders = Orders()
+
+        def body() -> int:
+            signals.deaf(signal.SIGTERM)
+            return plan.template(self._hands("template"), (orders.child_end, code.number))
+
+        code.pid = child.fork(self._forgetting(body))
+        orders.child_end.close()
+        code.orders = orders
+
+    def worker(self, plan: Plan, code: Code, seat: Seat) -> int:
+        """Fork a worker that imports the app by itself. Returns its pid. Raises OSError."""
+        return child.fork(self._forgetting(lambda: plan.worker(self._hands("worker", code.number), seat)))
+
+    def keeper(self, plan: Plan, orders: Orders, settings: str) -> int:
+        """Returns its pid. Raises OSError."""
+
+        def body() -> int:
+            signals.deaf(signal.SIGTERM)
+            return plan.keeper(self._hands("keeper"), orders.child_end, settings)
+
+        return child.fork(self._forgetting(body))
+
+    def _hands(self, role: str, code: int = 0) -> Hands:
+        return Hands(self._board, self._ear.voice, self._token, os.getppid(), self._log.of(role, to_stderr), code)
+
+    def _forgetting(self, body: Callable[[], int]) -> Callable[[], int]:
+        """First close the master's ends of every line and drop systemd's variables."""
+
+        def run() -> int:
+            systemd.strip(os.environ)
+            self._ear.sock.close()
+            codes = (self._codes.serving, self._codes.coming)
+            for orders in (self._keeping.orders, *(code.orders for code in codes if code is not None)):
+                if orders is not None:
+                    orders.close()
+            self._mailbox.forget()
+            return body()
+
+        return run

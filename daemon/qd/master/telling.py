@@ -1,0 +1,78 @@
+"""What the master says: of the dead, of the living, and of itself to `ps` and systemd."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from qd.log import Log
+from qd.master.children import Children, Death, Worker
+from qd.process import systemd
+from qd.process.exits import told
+from qd.process.scoreboard import State, Verdict, W
+
+EVENTS = {
+    Verdict.CRASH: ("error", "worker.died"),
+    Verdict.HAND_BACK: ("warning", "worker.ended"),
+    Verdict.TIMEOUT: ("error", "job.killed"),
+    Verdict.MEMORY: ("error", "job.killed"),
+}
+REASONS = {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory", Verdict.HAND_BACK: "stop deadline"}
+
+
+def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
+    """One line, and under it the stack where the worker's fault handler took one."""
+    level, event = EVENTS[verdict]
+    killed = os.WIFSIGNALED(death.status) and os.WTERMSIG(death.status) == signal.SIGKILL
+    fields = {
+        "slot": death.worker.slot.number,
+        "pid": death.worker.pid,
+        "how": told(death.status),
+        "reason": REASONS.get(verdict, "out of memory?" if killed else None),
+        "peak": f"{death.peak // 1_000_000}M",
+        "job": death.job or None,
+        "queue": death.queue or None,
+        "took": death.took or None,
+        "trace": death.stack or None,
+    }
+    log.line(level, event, fields)
+
+
+def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:
+    """USR1: a line for each worker, and each worker's own stacks."""
+    for worker in children.workers.values():
+        slot = worker.slot
+        job = {"job": slot.job, "queue": slot.queue} if worker.busy else {}
+        log.info("worker.state", slot=slot.number, pid=worker.pid, state=state_of(worker), jobs=slot[W.JOBS], **job)
+        worker.send(signal.SIGUSR1)
+    log.info("master.state", workers=len(children), wanted=wanted, paused=paused)
+
+
+def state_of(worker: Worker) -> str:
+    state = worker.slot[W.STATE]
+    return State(state).name.lower() if state in list(State) else "?"
+
+
+class Face:
+    """Process title and systemd's status, set when they change; READY once, the watchdog at each look."""
+
+    def __init__(self, title: Callable[[str], None], notifier: systemd.Notifier) -> None:
+        self._title, self._notifier = title, notifier
+        self._said, self._ready = "", False
+
+    def show(self, workers: int, busy: int, state: str) -> None:
+        text = f"{workers} workers, {busy} busy" + (f", {state}" if state else "")
+        if text != self._said:
+            self._said = text
+            self._title(text)
+            self._notifier.status(text)
+        self._notifier.watchdog()
+
+    def ready(self, children: list[Worker], wanted: int) -> bool:
+        """True once: the first round of workers has booted."""
+        if self._ready or len(children) < wanted or not all(worker.ready for worker in children):
+            return False
+        self._ready = True
+        self._notifier.ready(self._said)
+        return True
