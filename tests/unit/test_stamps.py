@@ -1,0 +1,60 @@
+"""What is read back of stamps, pauses and reports, whoever wrote it: pure."""
+
+import json
+
+import pytest
+
+from qd.store import hosts, stamps
+
+REPORT = {"token": "T", "host": "h", "pid": 1, "booted_at": 1.0, "seen_at": 5000.0, "queues": ["a", "b"], "new": [1]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "stamp"),
+    [
+        (None, None), (b"", None), (b"soon", None), (b"nan", None), (b"inf", None), (b"-5", None), (b"\xff", None),
+        (b"1795267168.618500", stamps.Restart(1795267168.6185)),
+        (b"1795267168.618500 rolling", stamps.Restart(1795267168.6185, True)),
+        (b"1795267168", stamps.Restart(1795267168.0)),
+    ],
+)  # fmt: skip
+def test_what_is_no_stamp_is_no_restart(raw, stamp):
+    assert stamps.read_restart(raw) == stamp
+
+
+@pytest.mark.parametrize(
+    "raw", [b"1", b"{", b"[]", b"", b"\xff", b"[" * 100_000, b'{"by": 7, "at": "x", "until": true}']
+)
+def test_a_note_that_cannot_be_read_still_holds(raw):
+    assert stamps.read_pause(raw) == stamps.Pause()
+    assert stamps.read_down(raw) == stamps.Down()
+
+
+def test_a_pause_reads_as_it_was_written():
+    raw = b'{"by": "ana@app-1", "reason": "upgrade", "at": 10.5, "until": 20}'
+    assert stamps.read_pause(raw) == stamps.Pause("ana@app-1", "upgrade", 10.5, 20.0)
+
+
+def test_a_report_of_a_newer_version_is_read():
+    master = hosts.read_master(json.dumps(REPORT).encode())
+    assert master is not None
+    assert (master.place, master.queues, master.workers) == (("h", ""), ["a", "b"], [])
+    assert (master.silent(5009), master.silent(5011)) == (False, True)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"token": 1}'])
+def test_what_is_no_report_is_none(raw):
+    assert hosts.read_master(raw) is None
+
+
+def test_old_and_unreadable_reports_are_forgotten():
+    fields = {"T": json.dumps(REPORT).encode(), "x": b"{"}
+    assert hosts.forgotten(fields, 5000.0 + hosts.FORGOTTEN - 1) == ["x"]
+    assert hosts.forgotten(fields, 5000.0 + hosts.FORGOTTEN + 1) == ["T", "x"]
+
+
+def test_queues_of_masters_each_once():
+    one = hosts.Master("T", "h", 1, 1.0, 1.0, connection="redis", queues=["a", "b"])
+    two = hosts.Master("U", "h", 2, 1.0, 1.0, connection="redis", queues=["b", "c"])
+    other = hosts.Master("V", "h", 3, 1.0, 1.0, connection="sqs", queues=["a"])
+    assert hosts.queues_of([one, two, other]) == {"redis": ["a", "b", "c"], "sqs": ["a"]}
