@@ -55,6 +55,12 @@ def enter(job: RunningJob) -> None:
     _in_hand = job
 
 
+def tell_stopping() -> None:
+    """The worker was asked to stop: the job in hand can see it. Called from a signal handler."""
+    if _in_hand is not None:
+        _in_hand.stopping = True
+
+
 def leave() -> None:
     global _in_hand
     _in_hand = None

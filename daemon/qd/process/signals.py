@@ -11,7 +11,7 @@ import faulthandler
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
@@ -23,6 +23,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.arrived = False  # a cheap look for hot loops; `read` empties it
+        self.heard: Callable[[int], None] | None = None  # told at once; it may set a flag, and nothing else
         self._read = self._write = -1
         self._old: dict[int, object] = {}
 
@@ -39,6 +40,8 @@ class Mailbox:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.arrived = True
+        if self.heard is not None:
+            self.heard(number)
 
     def read(self) -> list[int]:
         """The signals since the last read, in their order. Never blocks."""

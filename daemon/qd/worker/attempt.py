@@ -225,9 +225,11 @@ class Attempts:
         self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, error: BaseException
     ) -> Failed:
         def hooks() -> None:
-            declared.on_failed(bytes(payload.data), error)
-            self._emit(events.JobFailed, job, error)
-            self._emit(events.JobExceptionOccurred, job, error)
+            try:
+                declared.on_failed(bytes(payload.data), error)
+            finally:
+                self._emit(events.JobFailed, job, error)
+                self._emit(events.JobExceptionOccurred, job, error)
 
         self._hooks(limits, hooks)
         return Failed(error, payload.attempts)

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from qd import events
 from qd.app import Qd
+from qd.bus import running
 from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.errors import ConnectionLost, ServerRefused
@@ -85,6 +86,7 @@ class Worker:
             self._close()
 
     def _open(self) -> None:
+        self.mailbox.heard = tell_job
         self.mailbox.open(HEARD)
         self.alarm.open()
         jitter = random.uniform(1 - JITTER, 1 + JITTER) if self.work.workers > 1 else 1.0
@@ -295,6 +297,11 @@ class Worker:
     def _emit(self, event: events.Event) -> None:
         if self.app.listeners.has(type(event)):
             self.app.listeners.emit(event)
+
+
+def tell_job(number: int) -> None:
+    if number == signal.SIGTERM:
+        running.tell_stopping()
 
 
 def install_quiet() -> None:
