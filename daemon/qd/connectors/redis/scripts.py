@@ -15,7 +15,7 @@ from typing import Any
 from qd.connectors.redis.wire import Arg, Wire, packed
 from qd.errors import ServerRefused
 
-PARTS = {"turn": ("unit.lua", "turn.lua")}  # every other script is its own file
+PARTS = {"turn": ("unit.lua", "pick.lua", "turn.lua")}  # every other script is its own file
 
 
 class Script:

@@ -11,13 +11,12 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local buried = 0
 
-local function bury(p, ready, notify, failed, failed_at)
+local function bury(p, head, ready, notify, failed, failed_at)
   local id = base .. '.m' .. buried
   local record = string.format('{"id":"%s","error":"Malformed","reason":"not a JSON object with a count of attempts","failed_at":%.3f}', id, now)
   redis.call('HSET', failed, id, record .. '\n' .. p)
   redis.call('ZADD', failed_at, now, id)
-  redis.call('LPOP', ready)
-  redis.call('LPOP', notify)
+  take(ready, notify, p, head)
   buried = buried + 1
 end
 
@@ -34,10 +33,10 @@ end
 local function reserve(i)
   local ready, reserved, delayed, notify, owners = KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], KEYS[i + 4]
   for _ = 1, 100 do
-    local p = redis.call('LINDEX', ready, 0)
+    local p, head = pick(ready)
     if not p then
       migrate(ready, delayed, notify, tonumber(ARGV[3]))
-      p = redis.call('LINDEX', ready, 0)
+      p, head = pick(ready)
       if not p then return nil end
     end
     local text, mark, start, length, before
@@ -47,11 +46,10 @@ local function reserve(i)
     if text then
       redis.call('ZADD', reserved, string.format('%.3f', now + lease), text)
       redis.call('HSET', owners, owner, text)
-      redis.call('LPOP', ready)
-      redis.call('LPOP', notify)
+      take(ready, notify, p, head)
       return {text, mark, start, length, before}
     end
-    bury(p, ready, notify, KEYS[i + 6], KEYS[i + 7])
+    bury(p, head, ready, notify, KEYS[i + 6], KEYS[i + 7])
   end
 end
 
