@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from qd import embedded
 from tests.support.procs import QD, Procs
 
 SOURCE = Path(__file__).resolve().parents[2] / "daemon"
@@ -80,6 +81,8 @@ class Project:
     def close(self) -> None:
         """End what still runs, take the runtime folder away, and say what should not have been there."""
         running = [title for procs in self.started for title in procs.sweep()]
+        if self.url.startswith("embedded:"):
+            embedded.stop(self.root)
         left = sorted(str(p.relative_to(self.run)) for p in self.run.rglob("*") if not p.is_dir())
         strange = sorted(p.name for p in self.root.iterdir() if p.name not in self.allowed)
         shutil.rmtree(self.run, ignore_errors=True)
