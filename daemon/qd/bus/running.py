@@ -128,8 +128,10 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:
     import asyncio  # only who declares an async job pays for it
 
     try:
-        asyncio.get_running_loop()
+        running = asyncio.get_running_loop()
     except RuntimeError:
+        running = None
+    if running is None:
         return asyncio.run(coroutine)
     coroutine.close()
     raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")

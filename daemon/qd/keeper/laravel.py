@@ -1,17 +1,21 @@
 """Laravel's own restart and pause keys, obeyed when [laravel] names their cache.
 
 The restart key is a foreign clock's whole second: any change since the first look means restart. A queue that Laravel 13
-has paused is mirrored into qd's own pause for a few seconds, again and again, so that the reserve script sees it.
+has paused is mirrored into qd's own pause for a few seconds, again and again, so that the reserve script sees it. The
+cache may be another server than the queue's: that it is away harms nothing.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.log import Log
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -20,36 +24,53 @@ RESTART = "illuminate:queue:restart"
 ALL_PAUSED = "illuminate:queues:paused"
 PAUSED = "illuminate:queue:paused:{connection}:{queue}"
 MIRROR = 4000  # ms a mirrored pause lives; refreshed each second
+AGAIN = 10.0  # seconds until a cache that was away is tried again: the beat must not wait for it each time
 UNSEEN = object()
 
 
 class LaravelKeys:
-    def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: RedisQueue) -> None:
-        self.wire, self.queue, self.queues = wire, queue, settings.work.queues
+    def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: RedisQueue, log: Log) -> None:
+        self.wire, self.queue, self.queues, self.log = wire, queue, settings.work.queues, log
         connection = settings.work.connection
         names = [RESTART, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
         self._names = [prefix + name for name in names]
-        self._first: object = UNSEEN
+        self._last: object = UNSEEN
+        self._away_until: float | None = None
 
     @classmethod
-    def of(cls, settings: Settings, queue: RedisQueue) -> LaravelKeys | None:
+    def of(cls, settings: Settings, queue: RedisQueue, log: Log) -> LaravelKeys | None:
         laravel = settings.laravel
         if laravel is None:
             return None
         wire = Wire(laravel.cache_url, name="qd:laravel", connect_timeout=1.0, timeout=1.0)
-        return cls(wire, laravel.cache_prefix, settings, queue)
+        return cls(wire, laravel.cache_prefix, settings, queue, log)
 
-    def restart_asked(self) -> bool:
-        """Look once at all keys; mirror the pauses. True: the restart key is not what it was at the first look."""
-        stamp, all_paused, *paused = self.wire.call("MGET", *self._names)
+    def restart_changed(self) -> bool:
+        """Look once at all keys; mirror the pauses. True: the restart key is not what it was at the last look."""
+        if self._away_until is not None and time.monotonic() < self._away_until:
+            return False
+        try:
+            stamp, all_paused, *paused = self.wire.call("MGET", *self._names)
+        except (ConnectionLost, ServerRefused) as error:
+            return self._lost(error)
+        self._back()
         for queue, value in zip(self.queues, paused, strict=True):
             if truthy(value) or truthy(all_paused):
                 self._mirror(queue)
-        if self._first is UNSEEN:
-            self._first = stamp
-        asked: bool = stamp != self._first
-        self._first = stamp
-        return asked
+        changed = self._last is not UNSEEN and stamp != self._last
+        self._last = stamp
+        return changed
+
+    def _lost(self, error: QdError) -> bool:
+        if self._away_until is None:
+            self.log.warning("laravel.away", error=str(error), unseen="Laravel's restart and pause keys")
+        self._away_until = time.monotonic() + AGAIN
+        return False
+
+    def _back(self) -> None:
+        if self._away_until is not None:
+            self._away_until = None
+            self.log.info("laravel.back")
 
     def _mirror(self, queue: str) -> None:
         """qd's own pause, unless somebody has paused it with qd: his word and reason stay."""

@@ -34,11 +34,15 @@ from qd.master.plan import Hands
 from qd.process import vitals
 from qd.process.scoreboard import H, Scoreboard, Slot, State, W, now
 from qd.process.talk import Inbox
+from qd.store import hosts
+from qd.store.hosts import Master
+from qd.store.stamps import Restart, read_restart
 
 MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
 TOKENS = 64  # missing tokens a beat adds for each queue
 SOON = 0.01
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
+OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's restart key is ours too
 LEAVING = 2.0  # seconds it tries to settle the last dead workers
 ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
 
@@ -67,13 +71,15 @@ class Keeper:
         self.hands, self.log = hands, log
         self.lease = queue.settings.retry_after
         self.settle = Settle(queue, settings.work.queues, hands, log)
-        self.laravel = LaravelKeys.of(settings, queue)
+        self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._renewed_at = 0.0
         self._away_since: float | None = None
         self._delay = 0.0
-        self._restart_told = ""
+        self._restart_told: Restart | None = None
+        self._laravel_asks = False
         self._forked_redis: tuple[int, float] = (0, 0.0)
+        self._redis_now = 0.0
 
     def run(self, inbox: Inbox) -> int:
         poll = select.poll()
@@ -93,7 +99,7 @@ class Keeper:
             self.settle.dead_workers()
             wait = self._beat()
             self._back()
-            self.settle.dead_masters(self._masters)
+            self.settle.dead_masters(self._masters, self._forget)
             return wait
         except (ConnectionLost, ServerRefused) as error:
             return self._lost(error)
@@ -104,20 +110,22 @@ class Keeper:
         at = time.monotonic()
         queues = self.settings.work.queues
         control = self.control is self.queue.wire
+        # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
+        if self.laravel is not None and self.laravel.restart_changed():
+            self._laravel_asks = True
         reply = self._call(queues, self._report() if control else "", self._renews(at))
         stamp, restart, down, due, more, reclaimed = (int(x) if isinstance(x, int) else x.decode() for x in reply[:6])
         if not control:
             _, restart, down = (x.decode() for x in self._call((), self._report(), False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
-        redis_now = float(stamp)
+        redis_now = self._redis_now = float(stamp)
         first = not self._forked_redis[0]
         self._forked_at(redis_now)
-        self._obey(restart, down, redis_now)
+        self._obey(read_restart(restart.encode()), redis_now)
+        self.board.set_header(H.DOWN, int(bool(down)))
         self._tell_lost([item.decode() for item in reply[6:]])
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
-        if self.laravel is not None and self.laravel.restart_asked():
-            self.hands.voice.tell("restart", rolling=False)
         return SOON if first else self._until_next(redis_now, due, more)  # the second report knows when it was forked
 
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
@@ -143,13 +151,15 @@ class Keeper:
         wait = min(1.0 - redis_now % 1.0 + 0.001, max(0.1, self.lease / 3))
         return min(wait, max(0.001, int(str(due)) / 1000)) if int(str(due)) >= 0 else wait
 
-    def _obey(self, restart: str, down: str, redis_now: float) -> None:
-        self.board.set_header(H.DOWN, int(bool(down)))
-        if restart and restart != self._restart_told:
-            stamp, _, how = restart.partition(" ")
-            if float(stamp) > self._forked_at(redis_now):
-                self.hands.voice.tell("restart", rolling=how == "rolling")
-            self._restart_told = restart
+    def _obey(self, asked: Restart | None, redis_now: float) -> None:
+        if asked is not None and asked != self._restart_told:
+            self._restart_told = asked
+            if asked.at > self._forked_at(redis_now):
+                self.hands.voice.tell("restart", rolling=asked.rolling)
+        if self._laravel_asks:
+            self._laravel_asks = False
+            if asked is None or redis_now - asked.at > OURS:  # else `qd restart` wrote it, and its stamp is obeyed
+                self.hands.voice.tell("restart", rolling=False)
 
     def _forked_at(self, redis_now: float) -> float:
         """The moment the serving code was imported, by Redis's clock; reckoned once for each import."""
@@ -205,9 +215,16 @@ class Keeper:
             "grown": slot[W.GROWN],
         }
 
-    def _masters(self) -> dict[str, dict[str, object]]:
+    def _masters(self) -> list[Master]:
+        """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
         flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
-        return {flat[i].decode(): json.loads(flat[i + 1]) for i in range(0, len(flat), 2)}
+        fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
+        for token in hosts.forgotten(fields, self._redis_now):
+            self._forget(token)
+        return hosts.read_masters(fields)
+
+    def _forget(self, token: str) -> None:
+        self.control.call("HDEL", self.control_prefix + keys.MASTERS, token)
 
     # -- away and back
 
@@ -234,7 +251,7 @@ class Keeper:
             try:
                 self.settle.dead_workers()
                 if not self.settle.unsettled():
-                    self.control.call("HDEL", self.control_prefix + keys.MASTERS, self.hands.token)
+                    self._forget(self.hands.token)
                 return
             except (ConnectionLost, ServerRefused):
                 if self._away_since is not None:

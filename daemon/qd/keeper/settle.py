@@ -10,12 +10,10 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
 from qd.log import Log
@@ -25,8 +23,7 @@ from qd.process import vitals
 from qd.process.exits import told
 from qd.process.scoreboard import Slot, State, Verdict, W
 from qd.process.talk import Message
-
-Masters = Mapping[str, Mapping[str, Any]]
+from qd.store.hosts import Master
 
 
 class Settle:
@@ -90,40 +87,39 @@ class Settle:
 
     # -- masters that died on this host
 
-    def dead_masters(self, masters: Callable[[], Masters]) -> None:
+    def dead_masters(self, reports: Callable[[], list[Master]], forget: Callable[[str], None]) -> None:
         """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease."""
         if self._looked_for_masters:
             return
-        again = False
-        for token, report in masters().items():
-            if token != self.hands.token and died_here(report):
-                again = not self._give_back_all(token, report) or again
-        self._looked_for_masters = not again
+        dead = [m for m in reports() if m.token != self.hands.token and died_here(m)]
+        gone = [master for master in dead if self._give_back_all(master)]
+        for master in gone:
+            forget(master.token)
+        self._looked_for_masters = len(gone) == len(dead)
 
-    def _give_back_all(self, token: str, report: Mapping[str, Any]) -> bool:
+    def _give_back_all(self, master: Master) -> bool:
         """False: one of its processes is still dying."""
-        end_subprocesses(token)
-        states = {w["slot"]: vitals.alive(w["pid"], w["start"]) for w in report["workers"] if w["pid"]}
+        end_subprocesses(master.token)
+        states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
         if any(states.values()):
             return False
-        for queue in {*self.queues, *report["queues"]}:
+        for queue in {*self.queues, *(master.queues if master.connection == self.queue.settings.name else ())}:
             for owner in self.queue.owners(queue):
-                master, _, slot = owner.partition("/")
-                if master != token or states.get(int(slot), False) is None:
+                token, _, slot = owner.partition("/")
+                if token != master.token or states.get(slot, False) is None:
                     continue
                 member = self.queue.owned(queue, owner)
                 if member is not None and self.queue.give_back(queue, owner, member, member, 0):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
-        self.queue.wire.call("HDEL", self.queue.settings.prefix + keys.MASTERS, token)
         return True
 
 
-def died_here(report: Mapping[str, Any]) -> bool:
+def died_here(master: Master) -> bool:
     """A master of this host, boot and pid namespace that is dead for certain."""
     here = (socket.gethostname(), vitals.boot_id(), vitals.pid_namespace())
-    if (report.get("host"), report.get("boot"), report.get("ns")) != here:
+    if (master.host, master.boot, master.ns) != here:
         return False
-    return vitals.alive(report["pid"], report["start"]) is False
+    return vitals.alive(master.pid, master.start) is False
 
 
 def end_subprocesses(token: str) -> None:

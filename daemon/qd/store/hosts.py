@@ -27,6 +27,7 @@ class Worker(msgspec.Struct):
     since: float | None = None
     done: int = 0
     queue: str | None = None
+    start: int | None = None  # clock ticks after boot at which the process started
 
 
 class Master(msgspec.Struct):
@@ -43,6 +44,9 @@ class Master(msgspec.Struct):
     version: str = ""
     state: str = "running"
     workers: list[Worker] = []
+    boot: str = ""  # boot id of its host, pid namespace, start of the process: who compares them knows a dead one
+    ns: str = ""
+    start: int | None = None
 
     @property
     def place(self) -> tuple[str, str]:
