@@ -98,7 +98,7 @@ class Laravel:
         }
 
     @property
-    def qd_env(self) -> dict[str, str]:
+    def qd_env(self) -> dict[str, Any]:
         """What a project's jobs need to bear witness."""
         return {**self.settings, "PYTHONPATH": os.pathsep.join([str(ROOT / "daemon"), str(ROOT)])}
 
@@ -128,7 +128,7 @@ class Laravel:
 
     def ran(self, name: str = "") -> list[Ran]:
         """What ran so far, in either language, in the order of its end."""
-        lines = self.witness.read_text().splitlines() if self.witness.exists() else []
+        lines = self.witness.read_text().split("\n")[:-1] if self.witness.exists() else []
         found = [_ran(*line.split(" ", 4)) for line in lines]
         return [ran for ran in found if name in ("", ran.name)]
 

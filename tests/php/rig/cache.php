@@ -3,6 +3,7 @@
 /**
  * What operators do through Laravel's cache, as JSON on the command line:
  *   {"restart": true}              queue:restart, with the real command
+ *   {"put": "NAME", "value": 1}    NAME = 1
  *   {"forever": "NAME"}            NAME = true for ever: how newer releases pause queues
  *   {"forget": "NAME"}             and how they resume them
  *   {"get": "NAME"}                prints the value as JSON
@@ -25,6 +26,9 @@ if (isset($given['restart'])) {
     $command = new RestartCommand($cache);
     $command->setLaravel($app);
     $command->run(new ArrayInput([]), new NullOutput);
+}
+if (isset($given['put'])) {
+    $cache->forever($given['put'], $given['value']);
 }
 if (isset($given['forever'])) {
     $cache->forever($given['forever'], true);

@@ -1,0 +1,99 @@
+"""Laravel's restart and pause keys, which live in its cache: qd obeys what PHP writes, and writes what PHP obeys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.php.laravel import JOBS, RESTART, Laravel
+from tests.support.project import Project
+from tests.support.server import Server
+
+Projects = Callable[..., Project]
+ALL = "illuminate:queues:paused"
+ONE = "illuminate:queue:paused:redis:q"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first-ever", "again"])
+def test_queue_restart_drains_qd(laravel: Laravel, project: Projects, before: bool) -> None:
+    if before:  # whole seconds: the key of just now would be the same value
+        laravel.cache(put=RESTART, value=1_700_000_000)
+    shop = project(JOBS, laravel.qd_config)
+    laravel.push({"name": "shared.note", "queue": "q"})
+    work = shop.work("q", "-w", "2", **laravel.qd_env)
+    laravel.wait_ran(1)
+    laravel.cache(restart=True)
+    work.ends_clean()
+
+
+def test_qd_restart_writes_the_key_that_php_workers_obey(laravel: Laravel, project: Projects) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    php = laravel.worker("q")
+    done = shop.qd("restart")
+    assert (done.returncode, done.stderr) == (0, "")
+    php.ends_clean()
+    assert int(json.loads(laravel.cache(get=RESTART))) > 1_700_000_000
+
+
+def test_a_rolling_restart_tells_laravel_and_leaves_the_masters_of_qd(laravel: Laravel, project: Projects) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    first = work.child("qd: worker")
+    php = laravel.worker("q")
+    assert shop.qd("restart", "--rolling").returncode == 0
+    php.ends_clean()
+    work.wait_line("master.reloaded")
+    laravel.push({"name": "shared.note", "queue": "q"}, {"name": "shared.note", "queue": "q", "delay": 3})
+    ran = laravel.wait_ran(2)  # two beats of the keeper later
+    assert first.pid not in {r.pid for r in ran}
+    work.stop()
+
+
+@pytest.mark.parametrize("key", [ALL, ONE], ids=["all", "one"])
+def test_qd_leaves_a_queue_that_laravel_paused_until_it_is_resumed(
+    laravel: Laravel, project: Projects, key: str
+) -> None:
+    laravel.cache(forever=key)
+    shop = project(JOBS, laravel.qd_config)
+    laravel.push({"name": "shared.note", "data": {"at": "paused"}, "queue": "q"})
+    laravel.push({"name": "shared.note", "data": {"at": "other"}, "queue": "other"})
+    work = shop.work("q", "other", "-w", "1", **laravel.qd_env)
+    if key == ONE:
+        laravel.wait_ran(1)
+        assert [r.data["at"] for r in laravel.ran()] == ["other"]
+    else:
+        work.child("waiting on")  # it has looked
+        assert laravel.ran() == []
+    laravel.cache(forget=key)
+    laravel.wait_ran(2)
+    work.stop()
+    assert sorted(r.data["at"] for r in laravel.ran()) == ["other", "paused"]
+
+
+@pytest.mark.parametrize(("words", "key"), [((), ALL), (("q",), ONE)], ids=["all", "one"])
+def test_qd_pause_and_resume_write_the_keys_that_php_workers_obey(
+    laravel: Laravel, project: Projects, words: tuple[str, ...], key: str
+) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    assert laravel.cache(get=key) == "null"
+    assert shop.qd("pause", *words).returncode == 0
+    assert laravel.cache(get=key) == "true"
+    assert shop.qd("resume", *words).returncode == 0
+    assert laravel.cache(get=key) == "null"
+
+
+def test_a_cache_that_is_away_harms_nothing(laravel: Laravel, project: Projects) -> None:
+    with Server() as cache:
+        config = laravel.qd_config.replace(str(laravel.server.socket), str(cache.socket))
+        shop = project(JOBS, config)
+        work = shop.work("q", "-w", "1", **laravel.qd_env)
+        work.child("qd: worker")
+        cache.kill()
+        work.wait_line("laravel.away")
+        ids = laravel.push({"name": "shared.note", "queue": "q", "delay": 1}, {"name": "shared.note", "queue": "q"})
+        laravel.wait_ran(2)
+        work.stop()
+    assert {r.id for r in laravel.ran()} == set(ids)
+    assert not work.matches("redis.away")

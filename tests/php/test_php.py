@@ -1,0 +1,182 @@
+"""Jobs from Laravel to qd and back: payload bytes, retries on both sides, the shapes of old releases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.php.laravel import JOBS, PREFIX, Laravel, data_of
+from tests.support.project import Project
+from tests.support.resp import Client
+
+Projects = Callable[..., Project]
+
+RICH = {
+    "user": 7,
+    "note": 'é/ü "q" \\ \u2028 \u0001 🙂',
+    "empty": [],
+    "nested": {"deep": [[], [1, 2.5], {"none": None}], "yes": True},
+    "price": 0.1,
+    "micros": 1795224705123456,
+}
+
+RICH_JOBS = (
+    JOBS
+    + """
+@app.job("podcasts.transcode")
+def transcode(user: int, note: str, empty: list[int], nested: dict[str, object], price: float, micros: int) -> None:
+    seen()
+    witness({"user": user, "note": note, "empty": empty, "nested": nested, "price": price, "micros": micros})
+
+
+@app.job("podcasts.sweep")
+def sweep() -> None:
+    seen()
+    witness(None)
+"""
+)
+
+AGAIN_JOBS = (
+    JOBS
+    + """
+@app.job("shared.again", tries=0)
+def again(items: list[object] = [], empty: list[int] = [], whole: int = 0) -> None:
+    seen()
+    witness({"items": items, "empty": empty, "whole": whole})
+    if current_job().attempt < 5:
+        current_job().release()
+"""
+)
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_what_php_pushes_runs_with_the_data_that_was_pushed(laravel: Laravel, project: Projects, redis: Client) -> None:
+    laravel.push({"name": "podcasts.transcode", "data": RICH, "queue": "q"})
+    laravel.push({"name": "podcasts.transcode", "data": RICH, "queue": "q", "delay": 1})
+    (pushed,) = redis("LRANGE", f"{PREFIX}queues:q", 0, -1)
+    shop = project(RICH_JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "2", **laravel.qd_env)
+    ran = laravel.wait_ran(2)
+    work.stop()
+    assert [r.data for r in ran] == [RICH, RICH]
+    members = laravel.members.read_bytes().splitlines()
+    assert {sha(data_of(member)) for member in members} == {sha(data_of(pushed))}
+    assert len(laravel.ran()) == 2
+
+
+@pytest.mark.parametrize("data", ["", [], None])
+def test_what_php_pushes_without_data_runs_without_arguments(laravel: Laravel, project: Projects, data: object) -> None:
+    laravel.push({"name": "podcasts.sweep", "data": data, "queue": "q"})
+    shop = project(RICH_JOBS, laravel.qd_config)
+    shop.work("q", "--once", **laravel.qd_env).ends_clean()
+    assert [(r.name, r.attempt) for r in laravel.ran()] == [("podcasts.sweep", 1)]
+
+
+def test_php_runs_the_string_jobs_that_python_pushes(laravel: Laravel, project: Projects, redis: Client) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    shop.python(
+        r"""
+        from jobs import app
+        data = {"month": 7, "note": "é/ü 🙂", "empty": [], "price": 2.5}
+        app.queue("q").push(r"App\Jobs\Report@fire", data)
+        app.queue("q").push(r"App\Jobs\Report@fire", data, delay=1)
+        """,
+        **laravel.qd_env,
+    )
+    worker = laravel.worker("q")
+    ran = laravel.wait_ran(2)
+    worker.stop()
+    assert [r.name for r in ran] == [r"App\Jobs\Report@fire"] * 2
+    assert ran[0].data == {"month": 7, "note": "é/ü 🙂", "empty": [], "price": 2.5}
+    assert {r.pid for r in ran} == {worker.pid}
+    assert redis.text("KEYS", "*queues:q*") in ([], [f"{PREFIX}queues:q:notify"])
+
+
+def retried(laravel: Laravel, shop: Project, redis: Client, data: object) -> tuple[bytes, list[bytes]]:
+    """Attempts 1, 2 and 4, 5 by qd, 3 by Laravel's worker, which re-encodes. The data as pushed, and as qd had it."""
+    laravel.push({"name": "shared.again", "data": data, "queue": "q"})
+    pushed = data_of(redis("LINDEX", f"{PREFIX}queues:q", 0))
+    for _ in range(2):
+        shop.work("q", "--once", **laravel.qd_env).ends_clean()
+    laravel.worker("q", max_jobs=1, tries=0).ends_clean()
+    for _ in range(2):
+        shop.work("q", "--once", **laravel.qd_env).ends_clean()
+    assert [r.attempt for r in laravel.ran()] == [1, 2, 3, 4, 5]
+    assert redis("LLEN", f"{PREFIX}queues:q") == redis("ZCARD", f"{PREFIX}queues:q:reserved") == 0
+    return pushed, [data_of(member) for member in laravel.members.read_bytes().splitlines()]
+
+
+def test_retries_in_both_languages_keep_the_data_bytes(laravel: Laravel, project: Projects, redis: Client) -> None:
+    shop = project(AGAIN_JOBS, laravel.qd_config)
+    # One key an object, no empty array, no long number: what the pop script of PHP does not change.
+    pushed, had = retried(laravel, shop, redis, {"items": ["é/ü", [1, 2.5], {"none": None}]})
+    assert [sha(data) for data in had] == [sha(pushed)] * 4
+
+
+def test_data_that_php_re_encoded_is_kept_as_php_wrote_it_and_converted_to_the_declared_types(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    shop = project(AGAIN_JOBS, laravel.qd_config)
+    pushed, had = retried(laravel, shop, redis, {"empty": [], "whole": 100_000_000_000_000})
+    assert had[0] == had[1] == pushed
+    assert had[2] == had[3] != pushed
+    assert b'"empty":{}' in had[2]
+    assert b'"whole":1e+14' in had[2]
+    ours = [r.data for r in laravel.ran() if r.attempt != 3]
+    assert ours == [{"items": [], "empty": [], "whole": 100_000_000_000_000}] * 4
+
+
+# What string jobs look like as pushed by the releases before 8, which had no `backoff` and `retryUntil` yet.
+SHAPES: dict[str, dict[str, object]] = {
+    "5.5": {"displayName": "N", "job": "shared.note", "maxTries": None, "timeout": None},
+    "5.8": {"displayName": "N", "job": "shared.note", "maxTries": 2, "delay": None, "timeout": 30},
+    "6": {"displayName": "N", "job": "shared.note", "maxTries": None, "delay": 1, "timeout": None, "timeoutAt": None},
+    "7": {
+        "uuid": "7b3a1f9e-1111-4222-8333-444455556666",
+        "displayName": "N",
+        "job": "shared.note",
+        "maxTries": None,
+        "maxExceptions": None,
+        "delay": None,
+        "timeout": None,
+        "timeoutAt": 4_000_000_000,
+    },
+}
+
+
+def old_payload(release: str, job_id: str, **more: object) -> str:
+    tail = {"data": {"release": release, "empty": []}, "id": job_id, "attempts": 0}
+    return json.dumps({**SHAPES[release], **more, **tail}, separators=(",", ":"))
+
+
+def test_payloads_of_laravel_5_to_7_run(laravel: Laravel, project: Projects, redis: Client) -> None:
+    for number, release in enumerate(SHAPES):
+        redis("RPUSH", f"{PREFIX}queues:q", old_payload(release, f"id{number}"))
+    shop = project(JOBS, laravel.qd_config)
+    shop.work("q", "-w", "1", "--stop-when-empty", **laravel.qd_env).ends_clean()
+    assert [(r.id, r.data) for r in laravel.ran()] == [
+        (f"id{number}", {"release": release, "empty": []}) for number, release in enumerate(SHAPES)
+    ]
+
+
+def test_the_old_names_of_backoff_and_deadline_hold(laravel: Laravel, project: Projects, redis: Client) -> None:
+    past, future = int(time.time()) - 60, int(time.time()) + 3600
+    redis("RPUSH", f"{PREFIX}queues:q", old_payload("7", "late", timeoutAt=past))
+    redis("RPUSH", f"{PREFIX}queues:q", old_payload("6", "fails", job="shared.fails", delay=1000, timeoutAt=future))
+    source = JOBS + '\n@app.job("shared.fails")\ndef fails(**data):\n    witness(data)\n    raise ValueError("no")\n'
+    shop = project(source, laravel.qd_config)
+    shop.work("q", "-w", "1", "--stop-when-empty", **laravel.qd_env).ends_clean()
+    assert [r.id for r in laravel.ran()] == ["fails"]
+    (record,) = redis("HVALS", f"{PREFIX}queues:q:failed")
+    assert b'"id":"late"' in record
+    member, due_at = redis.text("ZRANGE", f"{PREFIX}queues:q:delayed", 0, -1, "WITHSCORES")
+    assert re.search('"id":"fails"', member)
+    assert 900 < float(due_at) - time.time() <= 1000

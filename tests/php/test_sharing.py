@@ -1,0 +1,158 @@
+"""One queue for PHP and Python: who runs what, and that signals in the middle of it lose and double nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from tests.php.laravel import JOBS, PREFIX, Laravel, Ran
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.resp import Client
+
+Projects = Callable[..., Project]
+SIGNALS = ("TERM", "USR2", "CONT", "HUP")
+
+
+def assert_each_ran_once(ran: list[Ran], ids: list[str]) -> None:
+    counts = Counter(r.id for r in ran)
+    twice = {job_id: count for job_id, count in counts.items() if count > 1}
+    missing = set(ids) - set(counts)
+    assert not twice, f"ran more than once: {twice}"
+    assert not missing, f"{len(missing)} never ran: {sorted(missing)[:5]}"
+
+
+def assert_no_job_left(redis: Client) -> None:
+    kinds = ("", ":delayed", ":reserved", ":failed", ":owners")
+    left = [key for kind in kinds if redis("EXISTS", key := f"{PREFIX}queues:q{kind}")]
+    assert not left, f"jobs left in {left}"
+
+
+def test_php_and_qd_pull_one_queue_and_php_runs_all_object_jobs(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    shop = project(JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "2", "--sleep", "0.2", **laravel.qd_env)
+    laravel.push({"name": "shared.note", "data": {"first": True}, "queue": "q"})
+    laravel.wait_ran(1)
+    php = laravel.worker("q")
+    both = [{"name": "shared.note", "queue": "q", "count": 40, "number": "n"}, {"queue": "q", "count": 40}]
+    ids = laravel.push(*both * 25)
+    ran = laravel.wait_ran(2001, 60)[1:]
+    work.stop()
+    php.stop()
+    assert_each_ran_once(ran, ids)
+    objects = [r for r in ran if r.name == r"App\Jobs\Invoice"]
+    assert len(objects) == 1000
+    assert {r.pid for r in objects} == {php.pid}
+    assert len({r.pid for r in ran if r.name == "shared.note"}) > 1  # both languages had a share
+    assert {r.attempt for r in ran} == {1}
+    assert_no_job_left(redis)
+
+
+def test_object_jobs_stay_where_they_are_until_php_looks(laravel: Laravel, project: Projects, redis: Client) -> None:
+    """However fast qd is and however seldom a PHP worker looks: it finds them at the head, in their order."""
+    shop = project(JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "2", **laravel.qd_env)
+    objects = laravel.push({"queue": "q", "count": 90})
+    laravel.push({"name": "shared.note", "queue": "q"})
+    laravel.wait_ran(1, name="shared.note")  # qd has gone past the object jobs
+    assert [json.loads(p)["id"] for p in redis("LRANGE", f"{PREFIX}queues:q", 0, -1)] == objects
+    php = laravel.worker("q", stop_when_empty=True)
+    php.ends_clean()
+    work.stop()
+    ran = laravel.ran(r"App\Jobs\Invoice")
+    assert [r.id for r in ran] == objects
+    assert {(r.pid, r.attempt) for r in ran} == {(php.pid, 1)}
+    assert_no_job_left(redis)
+
+
+def test_more_object_jobs_than_qd_looks_past_are_handed_back_and_cost_nothing(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    objects = laravel.push({"queue": "q", "count": 150})
+    laravel.push({"name": "shared.note", "queue": "q"})
+    shop = project(JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    laravel.wait_ran(1, name="shared.note")
+    work.stop()
+    php = laravel.worker("q")
+    ran = laravel.wait_ran(150, name=r"App\Jobs\Invoice")
+    php.stop()
+    assert_each_ran_once(ran, objects)
+    assert {r.attempt for r in ran} == {1}
+    assert_no_job_left(redis)
+
+
+def test_a_job_of_pythons_whose_data_look_like_an_object_job_is_run(laravel: Laravel, project: Projects) -> None:
+    data = {"list": [], "job": "Illuminate\\Queue\\CallQueuedHandler@call", "more": {"a": 1}}
+    laravel.push({"name": "shared.note", "data": data, "queue": "q"})
+    shop = project(JOBS, laravel.qd_config)
+    shop.work("q", "-w", "1", "--stop-when-empty", **laravel.qd_env).ends_clean()
+    assert [r.data for r in laravel.ran()] == [data]
+
+
+def test_a_string_job_that_only_php_knows_is_handed_back_at_no_cost(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    (job_id,) = laravel.push({"name": r"App\Jobs\Report@fire", "data": {"month": 7}, "queue": "q"})
+    shop = project(JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    work.wait_line("job.released .*Report@fire")
+    work.stop()
+    php = laravel.worker("q")
+    (ran,) = laravel.wait_ran(1)
+    php.stop()
+    assert (ran.id, ran.attempt, ran.pid, ran.data) == (job_id, 1, php.pid, {"month": 7})
+    assert_no_job_left(redis)
+
+
+class Storm:
+    """Ten signals to a working qd, at moments drawn from the seed: each after so many jobs have run."""
+
+    def __init__(self, start: Callable[[], Procs], laravel: Laravel, seed: int) -> None:
+        self.start, self.laravel, self.paused = start, laravel, False
+        drawn = random.Random(seed)
+        self.plan = sorted((drawn.randrange(200, 9000), drawn.choice(SIGNALS)) for _ in range(10))
+        self.work = start()
+
+    def run(self) -> Procs:
+        for after, name in self.plan:
+            if not self.paused:
+                self.laravel.wait_ran(after, 60)
+            self.send(name)
+        self.work.signal(signal.SIGCONT)
+        return self.work
+
+    def send(self, name: str) -> None:
+        if name == "TERM":
+            self.work.stop()
+            self.work, self.paused = self.start(), False
+            self.work.child("qd: worker")
+            return
+        self.work.signal(signal.Signals[f"SIG{name}"])
+        if name in ("USR2", "CONT"):
+            self.paused = name == "USR2"
+
+
+def test_ten_signals_while_ten_thousand_jobs_arrive_lose_none_and_double_none(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    ids: list[str] = []
+    entry = {"name": "shared.note", "queue": "q", "count": 10_000, "number": "n"}
+    pushing = threading.Thread(target=lambda: ids.extend(laravel.push(entry)))
+    shop = project(JOBS, laravel.qd_config)
+    storm = Storm(lambda: shop.work("q", "-w", "4", "--log-level", "warning", **laravel.qd_env), laravel, seed=20)
+    pushing.start()
+    work = storm.run()
+    ran = laravel.wait_ran(10_000, 60)
+    pushing.join(10)
+    work.stop()
+    assert len(ids) == 10_000
+    assert_each_ran_once(ran, ids)
+    assert len(laravel.ran()) == 10_000
+    assert_no_job_left(redis)
