@@ -67,7 +67,7 @@ def report(redis: Client, token: str = "T1", **said: Any) -> dict[str, Any]:
         "pid": 411,
         "start": 5,
         "boot": "b",
-        "ns": 7,
+        "ns": "7",
         "pool": "mail",
         "version": "1",
     }
