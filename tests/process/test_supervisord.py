@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ Start = Callable[..., Supervisord]
 
 @pytest.fixture
 def shop(tmp_path: Path, server: Server) -> Deployed:
-    return Deployed(tmp_path / "shop", server.url, f'{sys.executable} -m qd "$@"')
+    return Deployed(tmp_path / "shop", server.url, sys.executable)
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def start(shop: Deployed, tmp_path: Path) -> Iterator[Start]:
 
     def begin(*options: str, **keys: str) -> Supervisord:
         replace = [("/srv/shop", str(shop.root)), ("user=shop", f"user={getpass.getuser()}")]
-        replace += [("/var/log/supervisor", str(tmp_path)), ("qd.toml\n", " ".join(["qd.toml", *options]) + "\n")]
+        replace += [("/var/log/supervisor", str(shop.root)), ("qd.toml\n", " ".join(["qd.toml", *options]) + "\n")]
         replace += [(f"\n{key}=", f"\n{key}={value} ;") for key, value in keys.items()]
         env = {key: value for key, value in os.environ.items() if not key.startswith(("QD_", "SUPERVISOR", "NOTIFY"))}
         env |= {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(runtime)}
@@ -46,7 +47,7 @@ def start(shop: Deployed, tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for supervisord in running:
-        print((tmp_path / "qd.log").read_text(errors="replace"), file=sys.stderr)
+        print(shop.log(), file=sys.stderr)
         supervisord.__exit__()
 
 
@@ -62,6 +63,8 @@ def test_file_as_shipped_runs_jobs_and_stops_clean(start: Start, shop: Deployed,
     assert supervisord.ctl("stop", "qd").returncode == 0
     assert "stopped: qd (exit status 0)" in supervisord.log
     assert supervisord.troubles() == []
+    log = shop.log()
+    assert all(word in log for word in ("master.started", "job.done", "master.stopped"))
 
 
 def test_qd_restart_brings_new_code_by_a_respawn(start: Start, shop: Deployed, redis: Client) -> None:
@@ -95,6 +98,40 @@ def test_reload_runs_the_new_release_in_the_same_program(start: Start, shop: Dep
     eventually(new_code, 15, every=0.2, what="a job run by the new release")
     assert len(supervisord.starts()) == 1
     assert supervisord.troubles() == []
+
+
+def test_jobs_run_in_the_folder_of_the_release_also_after_a_reload(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()  # its own PWD, which qd inherits, is another folder
+    supervisord.started()
+    push(redis, "where", {})
+    said(shop, f"where {shop.root}/releases/1")
+    shop.release("2")
+    assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
+
+    def moved() -> bool:
+        push(redis, "where", {})
+        return f"where {shop.root}/releases/2" in ran(shop.root)
+
+    eventually(moved, 15, every=0.2, what="a job run in the folder of the new release")
+
+
+def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
+    start: Start, shop: Deployed, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAVE_A_THREAD", "1")
+    supervisord = start()
+    supervisord.started()
+    shop.release("2")
+    assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
+
+    def new_code() -> bool:
+        push(redis, "note", {"text": "b"})
+        return "note b 2" in ran(shop.root)
+
+    eventually(new_code, 15, every=0.2, what="a job run by the new release")
+    log = shop.log()
+    assert "left-behind" in log
+    assert " ERROR " not in log
 
 
 def test_stop_when_empty_on_an_empty_queue_starts_again_and_again(start: Start) -> None:
@@ -137,7 +174,7 @@ def test_killed_master_leaves_no_orphan_and_its_job_runs_again(start: Start, sho
     (shop.root / "go-a").touch()
     said(shop, "end a 1")
     assert ran(shop.root).count("end a 1") == 1
-    assert supervisord.troubles() == []
+    assert len(supervisord.starts()) == 2
 
 
 def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Client) -> None:
@@ -183,6 +220,34 @@ def test_stop_hands_an_unfinished_job_back_before_supervisord_kills(
     assert supervisord.troubles() == []
     assert redis.call("LLEN", "queues:default") == 1
     assert b'"attempts":0' in redis.call("LINDEX", "queues:default", 0)
+
+
+def test_one_term_while_qd_stops_by_itself_lets_the_job_finish(start: Start, shop: Deployed, redis: Client) -> None:
+    supervisord = start()
+    supervisord.started()
+    push(redis, "wait", {"text": "a"})
+    said(shop, "begin a 1")
+    assert shop.qd("restart").returncode == 0
+    eventually(lambda: "master.stopping" in shop.log(), 10, what="a master that drains")
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 1.2)  # signals within a second are one, so let it pass
+    stop = supervisord.begin("stop", "qd")
+    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 10, what="STOPPING")
+    with pytest.raises(subprocess.TimeoutExpired):
+        stop.wait(3)  # more than a job has after the second TERM
+    (shop.root / "go-a").touch()
+    assert stop.wait(20) == 0
+    assert ran(shop.root) == ["begin a 1", "end a 1"]
+    assert "stopped: qd (exit status 0)" in supervisord.log
+
+
+def test_term_ends_the_wait_for_the_least_uptime(start: Start, shop: Deployed) -> None:
+    supervisord = start("--stop-when-empty", "--min-uptime", "600")
+    supervisord.started()
+    eventually(lambda: "master.stopping" in shop.log(), 10, what="an empty queue")
+    assert supervisord.ctl("stop", "qd").returncode == 0
+    assert "stopped: qd (exit status 0)" in supervisord.log
+    assert supervisord.troubles() == []
 
 
 def test_redis_away_at_the_start_is_waited_for(start: Start, shop: Deployed) -> None:

@@ -65,7 +65,7 @@ class Pool:
 @pytest.fixture(scope="module")
 def shop(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = tmp_path_factory.mktemp("srv")
-    made = Deployed(folder / "shop", shared_server.tcp_url, f'{systemd.python()[0]} -m qd "$@"', CONFIG)
+    made = Deployed(folder / "shop", shared_server.tcp_url, systemd.python()[0], CONFIG)
     folder.chmod(0o755)
     return made
 

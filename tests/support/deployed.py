@@ -21,11 +21,13 @@ from tests.support.resp import Client
 ROOT = Path(__file__).resolve().parents[2]
 
 JOBS = """
-import os, time
+import os, threading, time
 from pathlib import Path
 from qd import Qd
 
 app = Qd()
+if os.environ.get("LEAVE_A_THREAD"):
+    threading.Thread(target=time.sleep, args=(1000,), name="left-behind", daemon=True).start()
 HERE = Path(os.environ.get("STATE_DIRECTORY") or os.environ["HOME"])
 RELEASE = Path(__file__).resolve().parent.name
 kept = []
@@ -37,6 +39,10 @@ def say(*words):
 @app.job("note")
 def note(text: str) -> None:
     say("note", text, RELEASE)
+
+@app.job("where")
+def where() -> None:
+    say("where", os.getcwd())
 
 @app.job("wait")
 def wait(text: str) -> None:
@@ -53,10 +59,10 @@ def grow(megabytes: int) -> None:
 
 
 class Deployed:
-    """`command` is what `.venv/bin/qd` starts, in a shell's words; `config` is added to qd.toml."""
+    """`python` is the interpreter of `.venv/bin/qd`, as words for env(1); `config` is added to qd.toml."""
 
-    def __init__(self, root: Path, url: str, command: str, config: str = "") -> None:
-        self.root, self.url, self.command, self.config = root, url, command, config
+    def __init__(self, root: Path, url: str, python: str, config: str = "") -> None:
+        self.root, self.url, self.python, self.config = root, url, python, config
         root.mkdir(mode=0o755, parents=True)
         self.release("1")
 
@@ -67,7 +73,8 @@ class Deployed:
         (folder / "jobs.py").write_text(JOBS)
         self._configure(folder / "qd.toml", self.url)
         qd = folder / ".venv" / "bin" / "qd"
-        qd.write_text(f"#!/bin/sh\nexec {self.command}\n")
+        # As pip writes it: no shell, which would set PWD right.
+        qd.write_text(f"#!/usr/bin/env -S {self.python}\nfrom qd.cli.main import main\n\nmain()\n")
         qd.chmod(qd.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         self.back_to(name)
 
@@ -91,6 +98,11 @@ class Deployed:
         env |= {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [*QD, *arguments, "--config", str(current / "qd.toml")]
         return subprocess.run(command, cwd=current, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+    def log(self) -> str:
+        """What qd has written, as supervisord keeps it."""
+        path = self.root / "qd.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def _configure(self, file: Path, url: str) -> None:
         file.write_text(f'[qd]\napp = "jobs:app"\n\n[connections.redis]\nurl = "{url}"\n\n{self.config}')

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -54,14 +57,17 @@ class Supervisord:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Asks qd to stop and ends supervisord by force: it looks for dead children once a second only."""
         assert self.procs is not None
-        if self.procs.process.poll() is None:
-            self.procs.process.terminate()
-            try:
-                self.procs.process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.procs.process.kill()
-        left = self.procs.sweep()
+        procs = self.procs
+        if procs.process.poll() is None:
+            procs.kill()
+            for pid in self.starts()[-1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        with suppress(AssertionError):
+            eventually(lambda: not procs.session(), 10)
+        left = procs.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not left, f"supervisord left {left}"
 

@@ -33,16 +33,19 @@ def required() -> None:
 
 
 def python() -> tuple[str, list[str]]:
-    """This Python as it is found inside, with the packages of this environment and qd itself, and the folders for that.
+    """This Python as it is found inside, as words for env(1), and the folders for that: with this environment's packages
+    and qd itself.
 
     A Python below /usr is there already; another one appears in /opt/python (it finds its library by its own place).
     """
     folders = [f"{SOURCE}:/opt/qd:ro", f"{sysconfig.get_path('purelib')}:/opt/packages:ro"]
+    library = ""
     base, executable = Path(sys.base_prefix), Path(os.path.realpath(sys.executable))
     if not base.is_relative_to("/usr"):
         folders.append(f"{base}:/opt/python:ro")
         executable = Path("/opt/python") / executable.relative_to(base.resolve())
-    return f"env PYTHONPATH=/opt/qd:/opt/packages PYTHONDONTWRITEBYTECODE=1 {executable}", folders
+        library = "LD_LIBRARY_PATH=/opt/python/lib "  # a shared libpython was linked with the name of its old place
+    return f"{library}PYTHONPATH=/opt/qd:/opt/packages PYTHONDONTWRITEBYTECODE=1 {executable}", folders
 
 
 class Rig:
