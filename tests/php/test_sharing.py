@@ -111,6 +111,53 @@ def test_a_string_job_that_only_php_knows_is_handed_back_at_no_cost(
     assert_no_job_left(redis)
 
 
+STUCK_JOBS = (
+    JOBS
+    + """
+@app.job("stuck.in.php")
+def fine(**data):
+    witness(data)
+
+
+@app.job("stuck.in.python")
+def stuck(**data):
+    witness(data)
+    time.sleep(60)
+"""
+)
+
+
+def test_qd_runs_the_job_of_a_php_worker_that_was_killed(laravel: Laravel, project: Projects, redis: Client) -> None:
+    laravel.settings["RIG_RETRY_AFTER"] = "1"
+    (job_id,) = laravel.push({"name": "stuck.in.php", "data": {"n": 1}, "queue": "q"})
+    php = laravel.worker("q")
+    laravel.wait_ran(1)
+    php.kill()
+    shop = project(STUCK_JOBS, 'retry_after = "1s"\n' + laravel.qd_config)
+    work = shop.work("q", "-w", "1", "--tries", "2", **laravel.qd_env)
+    ran = laravel.wait_ran(2)
+    work.stop()
+    assert [(r.id, r.attempt, r.data) for r in ran] == [(job_id, 1, {"n": 1}), (job_id, 2, {"n": 1})]
+    assert_no_job_left(redis)
+
+
+def test_php_runs_the_job_of_a_qd_worker_that_was_killed(laravel: Laravel, project: Projects, redis: Client) -> None:
+    (job_id,) = laravel.push({"name": "stuck.in.python", "data": {"n": 1}, "queue": "q"})
+    shop = project(STUCK_JOBS, laravel.qd_config)
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    laravel.wait_ran(1)
+    work.signal(signal.SIGUSR2)  # so that qd does not take it again itself
+    work.wait_line("master.paused")
+    work.child("stuck.in.python").kill()
+    php = laravel.worker("q", tries=0)
+    ran = laravel.wait_ran(2)
+    php.stop()
+    work.stop()
+    assert [(r.id, r.attempt, r.data) for r in ran] == [(job_id, 1, {"n": 1}), (job_id, 2, {"n": 1})]
+    assert ran[1].pid == php.pid
+    assert_no_job_left(redis)
+
+
 class Storm:
     """Ten signals to a working qd, at moments drawn from the seed: each after so many jobs have run."""
 

@@ -9,6 +9,7 @@ declare(strict_types=1);
 
 use App\Jobs\Again;
 use App\Jobs\Report;
+use App\Jobs\Stuck;
 use Illuminate\Bus\Dispatcher as BusDispatcher;
 use Illuminate\Cache\RedisStore;
 use Illuminate\Cache\Repository;
@@ -118,6 +119,8 @@ function application(): Container
     // String jobs whose name is not a class: what a service provider of the application would bind.
     $app->bind('shared.note', Report::class);
     $app->bind('shared.again', Again::class);
+    $app->bind('stuck.in.php', Stuck::class);
+    $app->bind('stuck.in.python', Report::class);
 
     return $app;
 }

@@ -48,6 +48,18 @@ final class Again
     }
 }
 
+/** Never comes to its end, for tests that end its worker. */
+final class Stuck
+{
+    public function fire(Job $job, $data): void
+    {
+        witness($job->getName(), $job, $data);
+        while (true) {
+            sleep(60);
+        }
+    }
+}
+
 /** An object job: serialized PHP in the payload, which only PHP can run. */
 final class Invoice implements ShouldQueue
 {
