@@ -16,15 +16,20 @@ ALL = "illuminate:queues:paused"
 ONE = "illuminate:queue:paused:redis:q"
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["first-ever", "again"])
-def test_queue_restart_drains_qd(laravel: Laravel, project: Projects, before: bool) -> None:
-    if before:  # whole seconds: the key of just now would be the same value
-        laravel.cache(put=RESTART, value=1_700_000_000)
+APPEARS, CHANGES, VANISHES = (None, {"restart": True}), (1_700_000_000, {"restart": True}), (1, {"forget": RESTART})
+
+
+@pytest.mark.parametrize(("before", "command"), [APPEARS, CHANGES, VANISHES], ids=["appears", "changes", "vanishes"])
+def test_a_change_of_laravels_restart_key_drains_qd(
+    laravel: Laravel, project: Projects, before: int | None, command: dict[str, object]
+) -> None:
+    if before is not None:
+        laravel.cache(put=RESTART, value=before)
     shop = project(JOBS, laravel.qd_config)
     laravel.push({"name": "shared.note", "queue": "q"})
     work = shop.work("q", "-w", "2", **laravel.qd_env)
     laravel.wait_ran(1)
-    laravel.cache(restart=True)
+    laravel.cache(**command)
     work.ends_clean()
 
 
