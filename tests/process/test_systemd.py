@@ -161,6 +161,8 @@ def test_reload_runs_the_new_release_and_the_unit_stays_up(pool: Pool, shop: Dep
 
         eventually(new_code, 15, every=0.2, what="a job run by the new release")
         eventually(lambda: pool.state() == "active", 15, what="the end of the reload")
+        push(redis, "where", {}, "plain")
+        pool.said("where /srv/shop/releases/2")
         assert (pool.show("MainPID"), pool.show("NRestarts"), pool.show("Result")) == (master, "0", "success")
     finally:
         shop.back_to("1")
