@@ -132,7 +132,8 @@ def _cell(medians: dict[tuple[str, str], float], row: Row, peer: str) -> str:
 
 
 def _ratio(ratio: float) -> str:
-    return f"{ratio:.{0 if abs(ratio) >= 10 else 1 if abs(ratio) >= 1 else 2}f} x"
+    size = abs(ratio)
+    return f"{ratio:.{0 if size >= 10 else 1 if size >= 1 else 2 if size >= 0.1 else 4}f} x"
 
 
 def _goals(medians: dict[tuple[str, str], float]) -> str:

@@ -45,6 +45,8 @@ def main() -> int:
     print(text)
     if asked.write or (whole(asked, list(everyone)) and len(peers) == len(everyone) and not broken):
         (lineup.BENCH / "RESULTS.md").write_text(text)
+    else:
+        say("RESULTS.md is left as it was: this was not the whole run, or not all of it worked (--write writes it)")
     return 1 if broken else 0
 
 
