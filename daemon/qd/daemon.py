@@ -68,10 +68,10 @@ def plan_of(settings: Settings, load: Load) -> Plan:
 
         return template.run_alone(hands, seat, settings, complete)
 
-    def keeper(hands: Hands, line: Any, resolved: str) -> int:
+    def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
 
-        return loop.run(hands, line, config.from_json(resolved.encode()))
+        return loop.run(hands, line, config.from_json(resolved.encode()), also)
 
     return Plan(
         pool=work.pool,

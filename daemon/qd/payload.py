@@ -67,6 +67,20 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.job == OBJECT_JOB
 
     @property
+    def says_limits(self) -> bool:
+        """Whether the payload itself says anything of tries, times or retries."""
+        return (
+            self.maxTries is not None
+            or self.timeout is not None
+            or self.backoff is not None
+            or self.delay is not None
+            or self.maxExceptions is not None
+            or bool(self.failOnTimeout)
+            or bool(self.retryUntil)
+            or bool(self.timeoutAt)
+        )
+
+    @property
     def backoffs(self) -> tuple[float, ...] | None:
         """Seconds to wait after the first, second, ... attempt; None: the payload does not say.
 

@@ -41,14 +41,16 @@ from qd.store.stamps import Restart, read_restart
 MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
 TOKENS = 64  # missing tokens a beat adds for each queue
 SOON = 0.01
+REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
 OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's restart key is ours too
 LEAVING = 2.0  # seconds it tries to settle the last dead workers
 ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
 
 
-def run(hands: Hands, line: socket.socket, settings: Settings) -> int:
-    """The keeper's process, a child of the master: everything it opens, it opens itself."""
+def run(hands: Hands, line: socket.socket, settings: Settings, also: tuple[str, ...] = ()) -> int:
+    """The keeper's process, a child of the master: everything it opens, it opens itself. `also`: queues that the settings
+    no longer name, and that a worker may still have a job of."""
     log = hands.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     worked = located(settings.connection(settings.work.connection), settings)
@@ -59,18 +61,21 @@ def run(hands: Hands, line: socket.socket, settings: Settings) -> int:
     if settings.control != settings.work.connection:
         at = located(settings.connection(settings.control), settings)
         control = Wire(at.url or "", name=title, connect_timeout=PATIENCE[0], timeout=PATIENCE[1])
-    return Keeper(settings, queue, control, hands, log).run(Inbox(line))
+    return Keeper(settings, queue, control, hands, log, also).run(Inbox(line))
 
 
 class Keeper:
-    def __init__(self, settings: Settings, queue: RedisQueue, control: Wire, hands: Hands, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, queue: RedisQueue, control: Wire, hands: Hands, log: Log, also: tuple[str, ...] = ()
+    ) -> None:
         """queue: the worked connection; control: where stamps and reports live, the queue's own wire when it is there."""
         self.settings, self.queue, self.control = settings, queue, control
         self.control_prefix = settings.connection(settings.control).prefix
         self.board: Scoreboard = hands.board
         self.hands, self.log = hands, log
         self.lease = queue.settings.retry_after
-        self.settle = Settle(queue, settings.work.queues, hands, log)
+        self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
+        self.settle = Settle(queue, self.queues, hands, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._renewed_at = 0.0
@@ -79,54 +84,57 @@ class Keeper:
         self._restart_told: Restart | None = None
         self._laravel_asks = False
         self._forked_redis: tuple[int, float] = (0, 0.0)
-        self._redis_now = 0.0
+        self._redis_now = self._reported_at = 0.0
 
     def run(self, inbox: Inbox) -> int:
-        poll = select.poll()
-        poll.register(inbox.fileno(), select.POLLIN)
-        wait = 0.0
+        deadline = 0.0
         while not inbox.ended:
-            if poll.poll(int(wait * 1000 + 0.999)):
+            wait = max(0.0, deadline - time.monotonic())
+            if select.select([inbox], [], [], wait)[0]:  # to the microsecond: a due moment is waited for here
                 self.settle.hear(inbox.read())
             self.board.set_header(H.KEEPER_ALIVE, now())
-            wait = self._turn()
+            deadline = self._turn()
         self._leave()
         return 0
 
     def _turn(self) -> float:
-        """One beat, or one try to reach Redis. Returns seconds until the next."""
+        """One beat, or one try to reach Redis. Returns the monotonic moment of the next."""
         try:
             self.settle.dead_workers()
-            wait = self._beat()
+            deadline = self._beat()
             self._back()
             self.settle.dead_masters(self._masters, self._forget)
-            return wait
+            return deadline
         except (ConnectionLost, ServerRefused) as error:
-            return self._lost(error)
+            return time.monotonic() + self._lost(error)
 
     # -- the beat
 
     def _beat(self) -> float:
         at = time.monotonic()
-        queues = self.settings.work.queues
+        queues = self.queues
         control = self.control is self.queue.wire
         # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
         if self.laravel is not None and self.laravel.restart_changed():
             self._laravel_asks = True
-        reply = self._call(queues, self._report() if control else "", self._renews(at))
+        report = self._report() if at - self._reported_at > REPORT else ""
+        reply = self._call(queues, report if control else "", self._renews(at))
+        received = time.monotonic()
         stamp, restart, down, due, more, reclaimed = (int(x) if isinstance(x, int) else x.decode() for x in reply[:6])
         if not control:
-            _, restart, down = (x.decode() for x in self._call((), self._report(), False, self.control)[:3])
+            _, restart, down = (x.decode() for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
         redis_now = self._redis_now = float(stamp)
         first = not self._forked_redis[0]
+        if report and not first:  # the second one knows when the code was imported
+            self._reported_at = at
         self._forked_at(redis_now)
         self._obey(read_restart(restart.encode()), redis_now)
         self.board.set_header(H.DOWN, int(bool(down)))
         self._tell_lost([item.decode() for item in reply[6:]])
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
-        return SOON if first else self._until_next(redis_now, due, more)  # the second report knows when it was forked
+        return received + (SOON if first else self._until_next(redis_now, due, more))
 
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix

@@ -1,8 +1,8 @@
 """The code that serves: templates, each one import of the app, and the rolling change from one to the next.
 
 A new template is forked beside the old one, which goes on. When the new one has imported the app, workers are replaced one
-by one, new before old; when it fails or hangs, it is killed, and nothing has happened. Without preload there are no
-templates: the number of the code still counts, and workers of the new number import by themselves.
+by one, new before old; when it fails or hangs, it is killed, and nothing has happened. Without preload a template only
+tries whether the new code imports: the workers of the new number import it by themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from qd.master.plan import Plan
 from qd.process import child
 from qd.process.talk import Orders
 
@@ -21,9 +22,13 @@ PATIENCE = 10.0  # seconds a reload's import may take at least; five times the f
 
 @dataclass(slots=True)
 class Code:
-    """One import of the app. pid 0: workers import by themselves, or the template has died."""
+    """One import of the app, under one configuration. pid 0: no template, because workers import by themselves or because
+    it has died."""
 
     number: int
+    plan: Plan
+    preload: bool  # workers are forked from its template
+    settings: str | None = None  # what the import has resolved; None until it is told
     pid: int = 0
     orders: Orders | None = None
     imported: bool = False
@@ -49,9 +54,9 @@ class Codes:
         self.patience = PATIENCE
         self.leaving: dict[int, Code] = {}  # templates that were told to go, by pid
 
-    def make(self) -> Code:
+    def make(self, plan: Plan) -> Code:
         self.count += 1
-        self.coming = Code(self.count)
+        self.coming = Code(self.count, plan, plan.preload)
         return self.coming
 
     def by_number(self, number: int) -> Code | None:
@@ -77,6 +82,11 @@ class Codes:
         if self.serving is not None:
             self._dismiss(self.serving)
         self.serving, self.coming = self.coming, None
+
+    def without_template(self, code: Code) -> None:
+        """It imports; from here on its workers do so by themselves."""
+        self._dismiss(code)
+        code.preload, code.pid = False, 0
 
     def _dismiss(self, code: Code) -> None:
         if code.pid:

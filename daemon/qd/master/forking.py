@@ -31,28 +31,30 @@ class Forking:
         self._token, self._board, self._ear, self._mailbox = token, board, ear, mailbox
         self._codes, self._keeping, self._log = codes, keeping, log
 
-    def template(self, plan: Plan, code: Code) -> None:
+    def template(self, code: Code) -> None:
         """Fork the process that imports the app as `code`. Raises OSError."""
-        orders = Orders()
+        orders, plan = Orders(), code.plan
 
         def body() -> int:
             signals.deaf(signal.SIGTERM)
             return plan.template(self._hands("template"), (orders.child_end, code.number))
 
-        code.pid = child.fork(self._forgetting(body))
-        orders.child_end.close()
-        code.orders = orders
+        try:
+            code.pid = child.fork(self._forgetting(body))
+            code.orders = orders
+        finally:
+            orders.child_end.close()
 
-    def worker(self, plan: Plan, code: Code, seat: Seat) -> int:
+    def worker(self, code: Code, seat: Seat) -> int:
         """Fork a worker that imports the app by itself. Returns its pid. Raises OSError."""
-        return child.fork(self._forgetting(lambda: plan.worker(self._hands("worker", code.number), seat)))
+        return child.fork(self._forgetting(lambda: code.plan.worker(self._hands("worker", code.number), seat)))
 
-    def keeper(self, plan: Plan, orders: Orders, settings: str) -> int:
-        """Returns its pid. Raises OSError."""
+    def keeper(self, plan: Plan, orders: Orders, settings: str, also: tuple[str, ...]) -> int:
+        """`also`: queues of earlier settings. Returns its pid. Raises OSError."""
 
         def body() -> int:
             signals.deaf(signal.SIGTERM)
-            return plan.keeper(self._hands("keeper"), orders.child_end, settings)
+            return plan.keeper(self._hands("keeper"), orders.child_end, settings, also)
 
         return child.fork(self._forgetting(body))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 from qd.log import Log
 from qd.master.children import Death
@@ -21,14 +22,29 @@ class Keeping:
     def __init__(self, board: Scoreboard, log: Log) -> None:
         self.board, self.log = board, log
         self.settings: str | None = None
+        self.also: tuple[str, ...] = ()  # queues of earlier settings: a worker may still have a job of theirs in hand
         self.pid = 0
         self.orders: Orders | None = None
         self._running: str | None = None  # the settings it was started with
         self._started = 0
         self._retry_at, self._delay = 0.0, 0.0
-        self._leaving = False
+        self._leaving = self._replaced = False
 
-    def watch(self, fork: Callable[[Orders, str], int]) -> None:
+    def want(self, settings: str | None) -> None:
+        """The settings that count now. A keeper that runs with others is replaced."""
+        if settings is None or settings == self.settings:
+            return
+        if self.settings is not None and place_of(settings) == place_of(self.settings):
+            self.also = tuple(dict.fromkeys((*self.also, *json.loads(self.settings)["work"]["queues"])))
+        else:
+            self.also = ()
+        self.settings = settings
+        if self.pid:
+            self.log.info("keeper.replaced", reason="the configuration changed")
+            self._replaced = True
+            child.kill_group(self.pid)
+
+    def watch(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         """Start it when it is missing, kill it when it is silent. The next look replaces a killed one."""
         if self._leaving or self.settings is None:
             return
@@ -41,20 +57,15 @@ class Keeping:
 
     def _patience(self) -> float:
         """max(3 s, a third of the lease): the lease must outlive a stuck keeper and the start of the next."""
-        try:
-            settings = json.loads(self._running or "{}")
-            lease = float(settings["connections"][settings["work"]["connection"]]["retry_after"])
-        except (KeyError, TypeError, ValueError):
-            lease = 0.0
-        return max(SILENT, lease / 3)
+        return max(SILENT, float(connection_of(self._running)["retry_after"]) / 3 if self._running else 0.0)
 
-    def _start(self, fork: Callable[[Orders, str], int]) -> None:
+    def _start(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         assert self.settings is not None
         orders = Orders()
         self.orders = orders
         self._started, self._running = now(), self.settings
         try:
-            self.pid = fork(orders, self.settings)
+            self.pid = fork(orders, self.settings, self.also)
         except OSError as error:
             self.log.error("keeper.fork_failed", error=str(error), retry_in=1.0)
             self._retry_at = time.monotonic() + 1.0
@@ -65,7 +76,8 @@ class Keeping:
         if self.orders is not None:
             self.orders.close()
             self.orders = None
-        if expected:
+        replaced, self._replaced = self._replaced, False
+        if expected or replaced:
             return
         quick = (now() - self._started) / 1e9 < 1.0
         self._delay = min(5.0, max(0.1, self._delay * 2)) if quick else 0.0
@@ -83,12 +95,6 @@ class Keeping:
                 took=round(death.took, 3),
             )
 
-    def renew_settings(self) -> None:
-        """After a reload: a keeper of other queues or another server is replaced."""
-        if self.pid and self.settings != self._running and self.orders is not None:
-            self.log.info("keeper.replaced", reason="the configuration changed")
-            child.kill_group(self.pid)
-
     def leave(self) -> None:
         self._leaving = True
         if self.orders is not None:
@@ -99,3 +105,15 @@ class Keeping:
             child.kill_group(self.pid)
             child.reap(self.pid)
             self.pid = 0
+
+
+def connection_of(settings: str) -> dict[str, Any]:
+    """The worked connection in resolved settings."""
+    read = json.loads(settings)
+    found: dict[str, Any] = read["connections"][read["work"]["connection"]]
+    return found
+
+
+def place_of(settings: str) -> tuple[object, ...]:
+    """Which keys on which server: leases are renewed there, and nowhere else."""
+    return tuple(connection_of(settings)[key] for key in ("driver", "url", "prefix"))

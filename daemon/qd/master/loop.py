@@ -14,17 +14,17 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from qd.errors import ConfigError
 from qd.log import Log
-from qd.master.children import Children, Death, Worker
+from qd.master.boots import Boots
+from qd.master.children import Children, Death
 from qd.master.code import Code, Codes
 from qd.master.forking import Forking
 from qd.master.keeping import Keeping
 from qd.master.plan import Plan, Seat
 from qd.master.rolling import Rolling
-from qd.master.stopping import Stopping
+from qd.master.stopping import Emptiness, Stopping
 from qd.master.telling import Face, dump, tell_death
 from qd.process import child, signals, systemd, vitals
 from qd.process.exits import Exit, told
@@ -33,7 +33,7 @@ from qd.process.talk import Ear, Message
 
 WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
-BOOT_DEATHS = 5
+REVIVE = (1.0, 60.0)  # seconds between two tries to replace a template that died, while the code is bad
 SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -79,9 +79,8 @@ class Master:
         self.forking = Forking(token, self.board, self.ear, self.mailbox, self.codes, self.keeping, log)
         self.rolling = Rolling(self.codes, self.children, self.board, self.forking, notifier, log, os.environ)
         self._face = Face(title, notifier)
-        self._boot_deaths, self._ever_ready = 0, False
-        self._retry_at = 0.0
-        self._empty_since: float | None = None
+        self.boots, self.emptiness = Boots(), Emptiness()
+        self._revive_at, self._revive_in = 0.0, REVIVE[0]
 
     # -- the loop
 
@@ -106,13 +105,18 @@ class Master:
         self._reap()
         self.children.end_late(self.plan.memory_hard)
         if self.stopping is None:
-            if self.rolling.look_after(self.wanted, self._spawn, Worker.drain):
-                self.keeping.renew_settings()
+            if self.rolling.look_after(self._spawn):
+                self._take_over()
+            self._look_after_template()
             self._keep_number()
-            self._look_for_empty()
+            empty = self.children.all_found_nothing()
+            reason = self.emptiness.reason(empty, self.plan.stop_when_empty, self.plan.stop_when_empty_for)
+            if reason is not None:
+                self.stop(reason, Exit.OK)
         else:
             self._go_on_stopping(self.stopping)
-        self.keeping.watch(lambda orders, settings: self.forking.keeper(self.plan, orders, settings))
+        self.keeping.want(self.rolling.settings())
+        self.keeping.watch(lambda *what: self.forking.keeper(self.plan, *what))
         self._show()
 
     def _pause(self) -> float:
@@ -188,18 +192,20 @@ class Master:
         code = self.codes.by_number(message["code"])
         if code is None or code.imported:
             return
-        if not message["preload"] and self.plan.preload:
-            self.plan = replace(self.plan, preload=False)
-            code.end()
-        for line in message.get("warnings", ()):
+        code.settings = message["settings"]
+        if not (code.preload and message["preload"]):
+            self.codes.without_template(code)
+        for line in message["warnings"]:
             self.log.warning("app.imported", warning=line)
-        self.keeping.settings = message["settings"]
         if self.rolling.imported(code):
             self._announce(message)
 
     def _on_born(self, message: Message, fd: int | None) -> None:
         self.children.born(message["slot"], message["generation"], message["pid"])
-        if self.stopping is not None and (worker := self.children.found(message["slot"], message["generation"])):
+        worker = self.children.found(message["slot"], message["generation"])
+        if worker is None:  # given up before it was born
+            child.kill_group(message["pid"])
+        elif worker.draining or self.stopping is not None:
             worker.send(signal.SIGTERM)
 
     def _on_ready(self, message: Message, fd: int | None) -> None:
@@ -209,7 +215,7 @@ class Master:
                 os.close(fd)
             return
         worker.ready, worker.stack_fd = True, fd
-        self._boot_deaths, self._retry_at, self._ever_ready = 0, 0.0, True
+        self.boots.ready()
         if worker.draining or self.stopping is not None:
             worker.send(signal.SIGTERM)
         elif self.paused:
@@ -227,7 +233,9 @@ class Master:
             self.children.alarm(worker, Why.LEASE, message["turn"])
 
     def _on_changed(self, message: Message, fd: int | None) -> None:
-        if self.codes.coming is None:
+        coming = self.codes.coming
+        code = coming if coming is not None and coming.imported else self.codes.serving
+        if code is not None and code.number == message["code"]:
             self.reload(f"changed: {message['file']}")
 
     # -- the dead
@@ -271,15 +279,12 @@ class Master:
             self._judge_leave(death)
 
     def _died_at_boot(self, death: Death) -> None:
-        self._boot_deaths += 1
-        delay = min(30.0, 0.1 * 2 ** (self._boot_deaths - 1))
-        self._retry_at = time.monotonic() + delay
-        self.log.error("worker.boot_failed", how=told(death.status), deaths=self._boot_deaths, retry_in=delay)
+        delay = self.boots.died()
+        self.log.error("worker.boot_failed", how=told(death.status), deaths=self.boots.deaths, retry_in=delay)
         coming = self.codes.coming
         if coming is not None and self.codes.serving is not None and death.worker.code == coming.number:
             self.rolling.refuse("its workers do not boot")
-        elif not self._ever_ready and (self._boot_deaths >= BOOT_DEATHS or death.code in (Exit.IMPORT, Exit.CONFIG)):
-            code = Exit(death.code) if death.code in (Exit.IMPORT, Exit.CONFIG) else Exit.IMPORT
+        elif (code := self.boots.hopeless(death.code)) is not None:
             self.stop("no worker could boot", code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
@@ -296,6 +301,7 @@ class Master:
         """New code, new before old. The configuration is read again; a bad one changes nothing."""
         if self.stopping is not None:
             return
+        self.rolling.enter()
         try:
             plan = self._replan()
         except ConfigError as error:
@@ -303,8 +309,21 @@ class Master:
             return
         self.log.info("master.reloading", why=why)
         self.notifier.reloading()
-        self.plan, self.wanted = plan, plan.workers
         self.rolling.begin(plan, self._spawn)
+
+    def _take_over(self) -> None:
+        """The new code serves: its configuration is ours."""
+        assert self.codes.serving is not None
+        self.plan = self.codes.serving.plan
+        self.wanted, self._revive_in = self.plan.workers, REVIVE[0]
+
+    def _look_after_template(self) -> None:
+        """One that died is replaced, with new workers: theirs is gone. While the code is bad: tried ever more slowly."""
+        code, at = self.codes.serving, time.monotonic()
+        if code is None or not code.preload or code.pid or self.codes.coming is not None or at < self._revive_at:
+            return
+        self._revive_at, self._revive_in = at + self._revive_in, min(REVIVE[1], self._revive_in * 2)
+        self.reload("the template died")
 
     def _template_died(self, code: Code, status: int) -> None:
         code.pid = 0
@@ -317,22 +336,20 @@ class Master:
             self.stop(f"the app's import ended with {told(status)}", code_of_exit, by_signal=True)
         elif self.stopping is None:
             self.log.error("template.died", how=told(status))
-            self.reload("the template died")
 
     # -- workers
 
     def _keep_number(self) -> None:
         for worker in self.children.never_born(time.monotonic()):
             self.log.error("worker.never_born", slot=worker.slot.number)
-        code = self.codes.serving
-        if code is None or self.codes.coming is not None or self.stopping is not None:
+        code, coming = self.codes.serving, self.codes.coming
+        if code is None or (coming is not None and coming.imported) or self.stopping is not None:
             return
         serving = self.children.serving()
         for worker in serving[self.wanted :]:
             worker.drain()
-        if time.monotonic() >= self._retry_at:
-            for _ in range(self.wanted - len(serving)):
-                self._spawn(code)
+        for _ in range(self.wanted - len(serving) if self.boots.may_spawn else 0):
+            self._spawn(code)
 
     def _spawn(self, code: Code) -> None:
         number = self.children.free_slot()
@@ -340,15 +357,15 @@ class Master:
             return
         worker = self.children.take(number, code.number, time.monotonic())
         seat = Seat(number, worker.generation, self.paused)
-        if self.plan.preload:
+        if code.preload:
             if code.orders is None or not code.orders.give(slot=number, generation=seat.generation, paused=seat.paused):
                 self.children.forget(worker)
             return
         try:
-            pid = self.forking.worker(self.plan, code, seat)
+            pid = self.forking.worker(code, seat)
         except OSError as error:
             self.children.forget(worker)
-            self._retry_at = time.monotonic() + 1.0
+            self.boots.wait(1.0)
             self.log.error("worker.fork_failed", error=str(error), retry_in=1.0)
             return
         self.children.born(number, worker.generation, pid)
@@ -359,9 +376,10 @@ class Master:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
         self.log.info("master.stopping", reason=reason, running=self.busy)
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime
-        self.stopping = Stopping(code, self.plan.stop_timeout, linger)
+        self.stopping = Stopping(code, self.plan.stop_timeout, linger, by_signal)
         self.notifier.stopping()
-        self.codes.give_up()
+        if self.codes.coming is not None and not self.codes.coming.imported:
+            self.codes.give_up()
         for worker in self.children.workers.values():
             worker.drain()
 
@@ -395,21 +413,6 @@ class Master:
     @property
     def jobs_done(self) -> int:
         return self.jobs + self.children.jobs_done
-
-    def _look_for_empty(self) -> None:
-        if not self.plan.stop_when_empty and not self.plan.stop_when_empty_for:
-            return
-        at = time.monotonic()
-        if not self.children.all_found_nothing():
-            self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = at
-        if self._empty_since is None:
-            return
-        if self.plan.stop_when_empty:
-            self.stop("the queues are empty", Exit.OK)
-        elif at - self._empty_since >= self.plan.stop_when_empty_for:
-            self.stop(f"the queues were empty for {self.plan.stop_when_empty_for:g} s", Exit.OK)
 
     def _show(self) -> None:
         workers, busy = self.children.workers.values(), self.busy

@@ -49,4 +49,6 @@ class Plan:
     reload: bool
     template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
     worker: Callable[[Hands, Seat], int]  # without preload
-    keeper: Callable[[Hands, Any, str], int]  # hands, the stream, the settings that the app's import has resolved
+    keeper: Callable[
+        [Hands, Any, str, tuple[str, ...]], int
+    ]  # hands, stream, what the app's import has resolved, queues

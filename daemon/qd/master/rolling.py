@@ -1,6 +1,6 @@
 """HUP, `qd restart --rolling`, --reload: from the code that serves to the code that comes, new workers before old.
 
-begin -> template (or first worker) imports -> look_after: spawn one, wait until it is ready, drain one, ... -> promoted
+begin -> a template imports -> look_after: spawn one, wait until it is ready, drain one, ... -> promoted
                                             -> refused: it fails, hangs, or its workers do not boot; the old goes on
 """
 
@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from qd.log import Log
-from qd.master.children import Children, Worker
+from qd.master.children import Children
 from qd.master.code import PATIENCE, Code, Codes, by_name, enter
 from qd.master.forking import Forking
+from qd.master.keeping import place_of
 from qd.master.plan import Plan
 from qd.process import systemd
 from qd.process.scoreboard import H, Scoreboard
@@ -33,24 +34,26 @@ class Rolling:
         self.notifier, self.log = notifier, log
         self._folder = by_name(environ)
 
+    def enter(self) -> None:
+        """Where `current` points now: before the configuration is read again."""
+        enter(self._folder)
+
     def begin(self, plan: Plan, spawn: Callable[[Code], None]) -> None:
         """Import the code that stands in the start folder now. The first time it is the one to serve."""
-        enter(self._folder)
         if self.codes.coming is not None:
             self._undo()
         first = self.codes.serving is None
-        code = self.codes.make()
+        code = self.codes.make(plan)
         if first:
             self.board.set_header(H.FORKED_AT, code.forked_ns)
-        if plan.preload:
-            try:
-                self.forking.template(plan, code)
-            except OSError as error:
-                self.refuse(f"no process for its import: {error}")
-        elif first:
-            spawn(code)
-        else:
-            code.imported = True  # its first worker imports, and refuses or serves
+        if first and not plan.preload:
+            return spawn(code)
+        try:
+            self.forking.template(code)
+        except OSError as error:
+            if first:
+                raise
+            self.refuse(f"no process for its import: {error}")
 
     def imported(self, code: Code) -> bool:
         """An import has succeeded. True: it is the first one, and serves from now on."""
@@ -61,7 +64,23 @@ class Rolling:
         self._promote()
         return True
 
-    def look_after(self, wanted: int, spawn: Callable[[Code], None], drain: Callable[[Worker], None]) -> bool:
+    def settings(self) -> str | None:
+        """What the keeper has to serve now: the coming code's, before its first worker takes a job."""
+        coming, serving = self.codes.coming, self.codes.serving
+        if coming is not None and coming.settings is not None and not self._waits(coming):
+            return coming.settings
+        return serving.settings if serving is not None else None
+
+    def _waits(self, coming: Code) -> bool:
+        """It works on another server, and nobody would renew there what the old workers still run: they leave first."""
+        serving = self.codes.serving
+        if serving is None or serving.settings is None or coming.settings is None:
+            return False
+        if place_of(serving.settings) == place_of(coming.settings):
+            return False
+        return any(w.code != coming.number for w in self.children.workers.values()) or self.children.unsettled()
+
+    def look_after(self, spawn: Callable[[Code], None]) -> bool:
         """One step of the change. True: it is complete."""
         if self.codes.hangs():
             self.refuse(f"its import takes longer than {self.codes.patience:.0f} s")
@@ -69,13 +88,20 @@ class Rolling:
         if coming is None or serving is None or not coming.imported:
             return False
         new, old = self.children.serving(coming.number), self.children.serving(serving.number)
-        if not all(worker.ready for worker in new):
+        if any(not worker.ready and time.monotonic() - worker.asked_at > self.codes.patience for worker in new):
+            self.refuse(f"its workers take longer than {self.codes.patience:.0f} s to boot")
             return False
-        if len(new) < wanted and len(new) + len(old) <= wanted:
+        wanted = coming.plan.workers
+        if self._waits(coming):
+            for worker in old:
+                worker.drain()
+        elif not all(worker.ready for worker in new):
+            return False
+        elif len(new) < wanted and len(new) + len(old) <= wanted:
             spawn(coming)
         elif old:
             for worker in old if len(new) >= wanted else old[:1]:
-                drain(worker)
+                worker.drain()
         else:
             self._promote()
             self.log.info("master.reloaded", workers=len(new))

@@ -13,11 +13,29 @@ KEEPER = 2.5  # seconds the keeper has to move the jobs of the dead
 EXTEND = 2.0  # seconds between two requests to systemd for more time
 
 
+class Emptiness:
+    """--stop-when-empty and its sister: since when every worker has found nothing."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def reason(self, empty: bool, at_once: bool, seconds: float) -> str | None:
+        """Why to stop now, or None. `empty`: all workers found nothing at this moment."""
+        now = time.monotonic()
+        self._since = (self._since or now) if empty else None
+        if self._since is None or not (at_once or seconds):
+            return None
+        if at_once:
+            return "the queues are empty"
+        return f"the queues were empty for {seconds:g} s" if now - self._since >= seconds else None
+
+
 @dataclass(slots=True)
 class Stopping:
     code: Exit
     timeout: float  # seconds, 0 for ever
     linger: float  # monotonic moment before which the program does not leave by itself
+    signalled: bool  # a signal asked for it
     began: float = field(default_factory=time.monotonic)
     keeper_told: bool = False
     over: bool = False
@@ -30,13 +48,16 @@ class Stopping:
         self._deadline = self.began + self.timeout if self.timeout else 0.0
 
     def again(self) -> bool:
-        """A further signal. True: it means "at once"."""
+        """A further signal. True: it means "at once". The first one after a stop of its own only ends the lingering."""
         now = time.monotonic()
+        self.linger = 0.0
+        if not self.signalled:
+            self.signalled, self.began = True, now
+            return False
         if now - self.began < AGAIN or self._hurried:
             return False
         self._hurried = True
         self._deadline = min(self._deadline or now + HURRY, now + HURRY)
-        self.linger = 0.0
         return True
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Iterator
 from enum import IntEnum
 
 SLOTS = 256
@@ -103,26 +104,11 @@ class Scoreboard:
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
 
-    def __iter__(self) -> SlotIterator:
-        return SlotIterator(self)
-
-
-class SlotIterator:
-    """All slots that are in use, in order."""
-
-    def __init__(self, board: Scoreboard) -> None:
-        self._board, self._next = board, 0
-
-    def __iter__(self) -> SlotIterator:
-        return self
-
-    def __next__(self) -> Slot:
-        while self._next < SLOTS:
-            slot = Slot(self._board, self._next)
-            self._next += 1
-            if slot[W.STATE] != State.FREE:
-                return slot
-        raise StopIteration
+    def __iter__(self) -> Iterator[Slot]:
+        """All slots that are in use, in order."""
+        stride = SLOT_BYTES // 8
+        states = self.words[stride + W.STATE :: stride].tolist()
+        return iter([Slot(self, number) for number, state in enumerate(states) if state != State.FREE])
 
 
 class Slot:

@@ -86,6 +86,7 @@ class Attempts:
     def __init__(self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines) -> None:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._pid = os.getpid()
+        self._declared_limits: dict[str, Limits] = {}
 
     def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], str]) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
@@ -100,7 +101,7 @@ class Attempts:
         declared = self.app.registry.get(payload.job)
         if declared is None:
             return self._unroutable(payload, now, UnknownJob(self._unknown(payload.job)))
-        limits = limits_of(payload, declared.options, self.work)
+        limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = RunningJob(payload.id or payload.uuid or reserved.mark, payload.job, reserved.queue, payload.attempts)
         running.enter(job)
@@ -117,6 +118,15 @@ class Attempts:
             return self._fire(declared, payload, limits, job, call)
         finally:
             running.leave()
+
+    def _limits_of(self, payload: Payload, declared: Declared) -> Limits:
+        """Limits of a job that says nothing itself are those of its declaration: worked out once."""
+        if payload.says_limits or declared.options.retry_for is not None:
+            return limits_of(payload, declared.options, self.work)
+        found = self._declared_limits.get(declared.name)
+        if found is None:
+            found = self._declared_limits[declared.name] = limits_of(payload, declared.options, self.work)
+        return found
 
     # -- what cannot be run here and now
 

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from qd.app import Qd
 from qd.bus import running
@@ -27,8 +27,11 @@ from qd.worker.loop import Worker, install_quiet
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
 
 
-def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat) -> int:
-    """Become worker `seat` and work until there is a reason to leave. Returns the exit code."""
+def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:
+    """Become worker `seat` and work until there is a reason to leave. Returns the exit code.
+
+    between: called between two looks for jobs, see Worker.
+    """
     own_stdin()
     random.seed()
     vitals.oom_score_adj(OOM_SCORE)
@@ -39,9 +42,8 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat) -> int:
     log_job_records(hands.log)
     title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
     queue = open_queue(settings, settings.work.connection, token=hands.token, slot=seat.slot, title=title)
-    worker = Worker(app, settings, queue, hands, seat)
-    hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
-    return worker.run()
+    worker = Worker(app, settings, queue, hands, seat, between)
+    return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
 
 
 def own_stdin() -> None:

@@ -40,11 +40,21 @@ T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
 AGAIN = 1.0  # most seconds between two tries to reach the server
+MEASURE_NS = 5_000_000
 JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
 
 
 class Worker:
-    def __init__(self, app: Qd, settings: Settings, queue: Queue, hands: Hands, seat: Seat) -> None:
+    def __init__(
+        self,
+        app: Qd,
+        settings: Settings,
+        queue: Queue,
+        hands: Hands,
+        seat: Seat,
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        """between: called after each wait for a job, which then lasts IDLE seconds at most."""
         self.app, self.work, self.queue, self.hands = app, settings.work, queue, hands
         self.board, self.slot = hands.board, hands.board.slot(seat.slot)
         self.log = hands.log
@@ -56,18 +66,21 @@ class Worker:
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.done: Reserved | None = None  # finished, not acked yet
+        self.between = between
         self.paused = seat.paused
         self.asked_to_stop = False
         self.jobs = 0
+        self._measured_at = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
         self._away_since = 0.0
 
     # -- the loop
 
-    def run(self) -> int:
-        """Until there is a reason to leave. Returns the exit code."""
+    def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        """Until there is a reason to leave. `ready` is called once it hears signals. Returns the exit code."""
         self._open()
+        ready()
         try:
             while (why := self._reason_to_stop()) is None:
                 if not self._may_look():
@@ -108,7 +121,7 @@ class Worker:
             return StopReason.SIGNAL
         if self.alarm.raised:
             return StopReason.RAISED
-        if self.work.memory and self._grown() > self.work.memory:
+        if self.work.memory and self._over_memory():
             return StopReason.MEMORY
         if self.work.once and self.jobs:
             return StopReason.ONCE
@@ -130,10 +143,13 @@ class Worker:
             self.paused = paused
             self._emit(events.WorkerPausing() if paused else events.WorkerResuming())
 
-    def _grown(self) -> int:
-        grown = max(0, vitals.own_anon_bytes() - self._anon)
-        self.slot[W.GROWN] = grown
-        return grown
+    def _over_memory(self) -> bool:
+        """Asked after every job, looked up every 5 ms: what very short jobs leak in between is little."""
+        at = now()
+        if at - self._measured_at > MEASURE_NS:
+            self._measured_at = at
+            self.slot[W.GROWN] = max(0, vitals.own_anon_bytes() - self._anon)
+        return self.slot[W.GROWN] > self.work.memory
 
     # -- may I
 
@@ -268,7 +284,8 @@ class Worker:
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
-        seconds = self.work.sleep if self._next_due is None else min(self.work.sleep, self._next_due)
+        longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
+        seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.STATE], self.slot[W.BEAT] = State.WAITING, now()
         self.titles.idle("waiting on " + ",".join(self.work.queues))
         try:
@@ -282,9 +299,11 @@ class Worker:
         self._after_wait()
 
     def _wait_once(self) -> None:
-        """--once waits for its one job --sleep at most."""
-        self._wait()
-        job = self._take()
+        """--once waits for its one job --sleep at most; a token without a job is not the end of it."""
+        until, job = time.monotonic() + self.work.sleep, None
+        while job is None and not self.asked_to_stop and time.monotonic() < until:
+            self._wait()
+            job = self._take()
         if job is not None:
             self._do(job)
         self.jobs = self.jobs or -1
@@ -293,6 +312,8 @@ class Worker:
         if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
             os._exit(1)
         self._hear()
+        if self.between is not None:
+            self.between()
 
     def _emit(self, event: events.Event) -> None:
         if self.app.listeners.has(type(event)):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
+from functools import partial
+from importlib import import_module, invalidate_caches
 from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
@@ -31,6 +33,7 @@ from qd.worker import boot
 if TYPE_CHECKING:
     from qd.worker.reload import Watch
 
+LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
 
 
@@ -39,6 +42,7 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     sock, code = line
     boot.own_stdin()
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
+    began = time.time_ns()
     app = imported(settings, complete)
     if isinstance(app, Exit):
         return int(app)
@@ -47,12 +51,7 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     if hindrances:
         return wait_for_end(Inbox(sock))
     boot.freeze()
-    watch = None
-    if settings.work.reload:
-        from qd.worker.reload import Watch  # development only
-
-        watch = Watch()
-    return obey(hands, Inbox(sock), app, watch)
+    return obey(replace(hands, code=code), Inbox(sock), app, watch_of(app, began))
 
 
 def imported(settings: Settings, complete: Complete) -> Qd | Exit:
@@ -80,6 +79,7 @@ def load_app(settings: Settings) -> Qd:
     if not settings.app:
         raise ConfigError('no app is named: write app = "module:attribute" into qd.toml, or set QD_APP, or use --app')
     module_name, _, attribute = settings.app.partition(":")
+    invalidate_caches()  # what the master has seen of the start folder may be of another release
     if str(settings.root) not in sys.path:
         sys.path.insert(0, str(settings.root))
     module = import_module(module_name)
@@ -109,6 +109,19 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
     )
 
 
+def watch_of(app: Qd, began: int) -> Watch | None:
+    if not app.settings.work.reload:
+        return None
+    from qd.worker.reload import Watch  # development only
+
+    return Watch(began, app.settings.file)
+
+
+def tell_change(hands: Hands, watch: Watch) -> None:
+    if changed := watch.changed():
+        hands.voice.tell("changed", file=changed, code=hands.code)
+
+
 def wait_for_end(inbox: Inbox) -> int:
     while not inbox.ended:
         inbox.read()
@@ -119,11 +132,11 @@ def obey(hands: Hands, inbox: Inbox, app: Qd, watch: Watch | None) -> int:
     poll = select.poll()
     poll.register(inbox.fileno(), select.POLLIN)
     while not inbox.ended:
-        if poll.poll(500 if watch else None):
+        if poll.poll(LOOK if watch else None):
             for order in inbox.read():
                 fork_worker(hands, inbox, app, Seat(order["slot"], order["generation"], order["paused"]))
-        if watch is not None and (changed := watch.changed()):
-            hands.voice.tell("changed", file=changed)
+        if watch is not None:
+            tell_change(hands, watch)
     return 0
 
 
@@ -144,8 +157,10 @@ def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat) -> None:
 def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) -> int:
     """A worker without a template: imports the app by itself."""
     boot.own_stdin()
+    began = time.time_ns()
     app = imported(settings, complete)
     if isinstance(app, Exit):
         return int(app)
     report(hands, app, hands.code, [])
-    return boot.serve(app, app.settings, hands, seat)
+    watch = watch_of(app, began)
+    return boot.serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)

@@ -12,7 +12,7 @@ from qd.process.scoreboard import Slot, W
 class Titles:
     def __init__(self, number: int, pool: str) -> None:
         self._head = f"qd: worker {number}" + (f" [{pool}]" if pool else "")
-        self._said = ""
+        self._said = self._queue = ""
         self._second, self._clock = 0, ""
         self._names: dict[str, bytes] = {}
 
@@ -23,6 +23,9 @@ class Titles:
 
     def job(self, slot: Slot, name: str, queue: str) -> None:
         second = int(time.time())
+        if second == self._second and name == self._said and queue == self._queue:
+            return  # as it stands
+        self._queue = queue
         if second != self._second:
             self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
         slot[W.JOB_UNIX] = second

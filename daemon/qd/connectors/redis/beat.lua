@@ -9,6 +9,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local stamp = string.format('%.6f', now)
 local more, reclaimed, due, lost = 0, 0, nil, {}
+redis.call('HDEL', KEYS[3], '') -- the first write takes something away: see turn.lua
 
 local function to_ready(i, payloads)
   local tokens = {}
@@ -26,9 +27,21 @@ local function renew(i)
       if redis.call('ZSCORE', KEYS[i + 1], payload) then
         redis.call('ZADD', KEYS[i + 1], 'XX', string.format('%.3f', now + lease), payload)
       else
-        lost[#lost + 1] = ARGV[k + 7] .. ':' .. (string.match(payload, '"rsv":"%w+%.%d+%.(%d+)%.') or '0')
+        local mark = string.format('"rsv":"%s%%.%s%%.(%%d+)%%.', token, ARGV[k + 7])
+        lost[#lost + 1] = ARGV[k + 7] .. ':' .. (string.match(payload, mark) or '0')
       end
     end
+  end
+end
+
+-- Whoever held it does so no longer. Marks of others may stand in its arguments: the hash tells which one is right.
+local function disown(owners, payload)
+  local looked = 0
+  for master, slot in string.gmatch(payload, '"rsv":"(%w+)%.(%d+)%.%d+%.%d+"') do
+    local owner = master .. '/' .. slot
+    looked = looked + 1
+    if looked > 16 then return end
+    if redis.call('HGET', owners, owner) == payload then return redis.call('HDEL', owners, owner) end
   end
 end
 
@@ -39,11 +52,10 @@ local function reclaim(i)
   to_ready(i, expired)
   for _, payload in ipairs(expired) do
     redis.call('ZREM', KEYS[i + 1], payload)
-    local master, slot = string.match(payload, '"rsv":"(%w+)%.(%d+)%.')
-    local owner = master and master .. '/' .. slot
-    if owner and redis.call('HGET', KEYS[i + 4], owner) == payload then redis.call('HDEL', KEYS[i + 4], owner) end
+    disown(KEYS[i + 4], payload)
   end
   reclaimed = reclaimed + #expired
+  if #expired == 100 then more = 1 end
 end
 
 local function migrate(i)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from qd.connectors.base import Reserved, Sizes, Turn
 from qd.connectors.redis import keys
 from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
+from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
@@ -104,7 +104,7 @@ class RedisQueue:
             kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed)
             names = [kind(queue) for queue in queues for kind in (*kinds, keys.failed_at)]
             fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *self._keys(*names)]
-            fixed += [self.owner, self.settings.retry_after, MOVE]
+            fixed += [self.owner, self.settings.retry_after, MOVE, *self.keep]
             body = packed_items(fixed)
             self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 3) + body, queues)
         return self._heads[queues]
@@ -113,14 +113,11 @@ class RedisQueue:
         """One BLPOP. Left early by a signal, the connection is given up with it, and a token that came is put back."""
         names = self._keys(*[keys.notify(queue) for queue in queues])
         self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
-        if self.wire.readable(seconds + self.wire.timeout, wake):
-            self.wire.receive()
-        elif self.wire.readable(0, -1):
-            token = self.wire.receive()
-            if token:
-                self.wire.call("RPUSH", token[0], "1")
-        else:
-            self.wire.close()
+        if not self.wire.readable(seconds + self.wire.timeout, wake):
+            return self.wire.close()
+        token = self.wire.receive()
+        if token and ready_of([wake], 0):
+            self.wire.call("RPUSH", token[0], "1")
 
     def ack(self, done: Reserved) -> bool:
         names = self._keys(keys.reserved(done.queue), keys.owners(done.queue))
@@ -148,7 +145,7 @@ class RedisQueue:
         for queue in queues:
             member = self.owned(queue, self.owner)
             if member is not None:
-                return reserved_of(queue, member)
+                return reserved_of(queue, member, self.base)
         return None
 
     # -- the dead, for keepers and for the next worker of their job
@@ -200,12 +197,14 @@ class RedisQueue:
         self.wire.close()
 
 
-def reserved_of(queue: str, member: bytes) -> Reserved:
-    """A reservation read back from its payload. What stood there before the reserve is told as the attempt before."""
+def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
+    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known (the
+    arguments of a job may hold units too). What stood there before the reserve is told as the attempt before.
+    """
     units = list(UNIT.finditer(member))
     if not units:
         return Reserved(queue, member, "", 0, 0, b"")
-    found = units[-1]
+    found = next((unit for unit in reversed(units) if unit[2].startswith(base.encode())), units[-1])
     before = b'"attempts":%d' % max(0, int(found[1]) - 1)
     return Reserved(queue, member, found[2].decode(), found.start(), found.end() - found.start(), before)
 

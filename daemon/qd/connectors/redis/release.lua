@@ -2,6 +2,7 @@
 -- KEYS ready, reserved, delayed, notify, owners
 -- ARGV owner, payload as reserved, payload as it goes back, delay in seconds, 1 for the head of ready
 -- Returns 1, or 0 when the lease was lost: then nothing is added.
+redis.call('HDEL', KEYS[5], '') -- the first write takes something away: see turn.lua
 local owner, member, text, delay = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local mine = redis.call('HGET', KEYS[5], owner) == member
 if not redis.call('ZSCORE', KEYS[2], member) then

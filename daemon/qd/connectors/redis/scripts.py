@@ -1,7 +1,7 @@
 """The .lua files beside this one, read once a process, and how they are called.
 
 A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run anything,
-so it is loaded and sent again; that is the only repetition in this folder.
+so it is sent again with its text, which the server then keeps; that is the only repetition in this folder.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qd.connectors.redis.wire import Arg, Wire, packed
+from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
 from qd.errors import ServerRefused
 
-PARTS = {"turn": ("unit.lua", "pick.lua", "turn.lua")}  # every other script is its own file
+PARTS = {  # every other script is its own file
+    "turn": ("unit.lua", "pick.lua", "failed.lua", "turn.lua"),
+    "bury": ("failed.lua", "bury.lua"),
+}
 
 
 class Script:
@@ -24,19 +27,21 @@ class Script:
         self.text = "\n".join((folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",)))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
+        self.by_hash = packed_items(("EVALSHA", self.sha))
+        self.by_text = packed_items(("EVAL", self.text))
+
     def call(self, wire: Wire, keys: Sequence[str], *args: Arg) -> Any:
         return self.send(wire, packed(("EVALSHA", self.sha, len(keys), *keys, *args)))
 
     def send(self, wire: Wire, command: bytes) -> Any:
-        """Send a packed EVALSHA of this script, loading the script when the server does not have it."""
+        """Send a packed EVALSHA of this script, with its text when the server does not have it."""
         wire.send(command)
         try:
             return wire.receive()
         except ServerRefused as error:
             if not str(error).startswith("NOSCRIPT"):
                 raise
-        wire.call("SCRIPT", "LOAD", self.text)
-        wire.send(command)
+        wire.send(command.replace(self.by_hash, self.by_text, 1))
         return wire.receive()
 
 

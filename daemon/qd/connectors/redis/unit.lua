@@ -1,119 +1,195 @@
 -- The reserve's own text inside a payload, put in front of turn.lua. cjson is not used: it would turn [] into {} and cut
 -- numbers at 14 digits. The unit stands where Laravel's top-level "attempts" stands:
---   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T][,"rsv":"TOKEN.SLOT.TURN.N"]
--- In JSON the text "attempts": with its quote not behind a backslash can only be a key; only its depth is in question.
+--   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
+-- fresh_text and other_text return the new payload, its mark, where the reserve wrote (from 0), how long that is, and
+-- what stood there: put back, the pushed bytes are whole again. nil: no object, or attempts that are no count.
 
-local OURS = {['"crashes"'] = 1, ['"exceptions"'] = 1, ['"held"'] = 1, ['"rsv"'] = 1}
-
--- The last "attempts" of the tail, if everything behind it is flat up to the closing brace: then its depth is one.
-local function in_tail(p)
-  local shift = math.max(0, #p - 512)
-  local tail = shift > 0 and string.sub(p, shift + 1) or p
-  local from, at = nil, 0
-  repeat
-    from, at = (at > 0 and at or from), string.find(tail, '"attempts":', at + 1, true)
-  until not at
-  if not from or string.byte(p, shift + from - 1) == 92 then return nil end
-  if not string.find(tail, '^[^{}%[%]]*}%s*$', from) then return nil end
-  return shift + from
+-- The usual payload, as Laravel 8, 13 and qd push it: attempts 0 at the end, never reserved before.
+local function fresh_text(p, base)
+  local at = string.find(p, ',"attempts":0', -27, true)
+  local rest = at and string.sub(p, at + 13)
+  if rest ~= ',"delay":null}' and rest ~= '}' then return nil end
+  if string.byte(p) ~= 123 or string.find(p, 'rsv"', 1, true) then return nil end
+  local mark = base .. '.1'
+  local text = '"attempts":1,"rsv":"' .. mark .. '"'
+  return string.sub(p, 1, at) .. text .. rest, mark, at, #text, '"attempts":0'
 end
 
--- The same for any payload: walk over strings and brackets. Also tells where keys of ours stand on the top level.
-local function by_scan(p)
-  local depth, i, at, ours = 0, 1, nil, {}
-  while true do
-    local s = string.find(p, '["{}%[%]]', i)
-    if not s then return at, ours end
-    local c = string.byte(p, s)
-    i = s + 1
-    if c == 34 then
-      local e = s
+-- Any other: tried before, written again by another program, or not even JSON. Its steps are functions inside, so that
+-- they are made only when it is called. In JSON the text "attempts" before a colon can only be a key when its quote is
+-- not behind a backslash; only its depth is in question.
+local function other_text(p, base)
+  local pushed, format = p, string.format
+  local COUNTS, MARK, MOST = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%d-]+)"', 8
+
+  -- An integer from 0 to 2^53, nil for what is none. Compared as text: as numbers 2^53 and 2^53 + 1 are the same.
+  local function count(digits)
+    if #digits > 16 or #digits == 16 and digits > '9007199254740992' then return nil end
+    if #digits > 1 and string.byte(digits) == 48 then return nil end
+    return tonumber(digits)
+  end
+
+  local function string_end(s)
+    local e = s
+    repeat
+      e = string.find(p, '"', e + 1, true)
+      if not e then return nil end
+      local k = e - 1
+      while string.byte(p, k) == 92 do k = k - 1 end
+    until (e - k) % 2 == 1
+    return e
+  end
+
+  -- How many brackets are opened, less those that are closed, from i to before j; strings are passed over.
+  local function opened(i, j)
+    local depth = 0
+    while true do
+      local s = string.find(p, '["{}%[%]]', i)
+      if not s or s >= j then return depth end
+      local c = string.byte(p, s)
+      if c == 34 then s = string_end(s)
+      elseif c == 123 or c == 91 then depth = depth + 1
+      else depth = depth - 1 end
+      if not s then return depth end
+      i = s + 1
+    end
+  end
+
+  -- Where the keys called `names` stand in p.
+  local function keys_at(names)
+    local places = {}
+    for _, name in ipairs(names) do
+      local s = 0
       repeat
-        e = string.find(p, '["\\]', e + 1)
-        local escaped = e and string.byte(p, e) == 92
-        if escaped then e = e + 1 end
-      until not escaped
-      if not e then return at, ours end
-      if depth == 1 and e - s < 13 then
-        local key = string.sub(p, s, e)
-        if key == '"attempts"' and string.find(p, '^%s*:', e + 1) then at = s end
-        if OURS[key] and string.find(p, '^:', e + 1) then ours[#ours + 1] = s end
-      end
-      i = e + 1
-    elseif c == 123 or c == 91 then depth = depth + 1
-    else depth = depth - 1 end
+        s = string.find(p, '"' .. name .. '"', s + 1, true)
+        if s and string.byte(p, s - 1) ~= 92 and string.find(p, '^%s*:', s + #name + 2) then places[#places + 1] = s end
+      until not s
+    end
+    table.sort(places)
+    return places
   end
-end
 
--- The unit that begins at `at`. nil when attempts is not an integer from 0 to 2^53.
-local function unit_at(p, at)
-  local _, e, digits = string.find(p, '^"attempts"%s*:%s*(%d+)', at)
-  if not e or not string.find(p, '^%s*[,}]', e + 1) then return nil end
-  if #digits > 16 or tonumber(digits) > 9007199254740992 or (#digits > 1 and string.byte(digits) == 48) then return nil end
-  local unit = {from = at, to = e, attempts = tonumber(digits), crashes = 0, exceptions = 0, held = 0}
-  for _, key in ipairs({'crashes', 'exceptions', 'held'}) do
-    local _, stop, value = string.find(p, '^,"' .. key .. '":(%d+)', unit.to + 1)
-    if stop then unit.to, unit[key] = stop, tonumber(value) end
+  -- Where the last "attempts" of the top level stands, and where the other keys of ours do. The depth of each is told from
+  -- the nearer end of the payload, so that large arguments are not walked through as long as no such key is in them.
+  local function top_level()
+    local places, on_top, middle = keys_at({'attempts', 'rsv', unpack(COUNTS)}), {}, #p / 2
+    local k, i, depth = 1, 1, 0
+    while places[k] and places[k] <= middle do
+      depth, i = depth + opened(i, places[k]), places[k]
+      on_top[i], k = depth == 1, k + 1
+    end
+    i, depth = #p + 1, 0
+    for m = #places, k, -1 do
+      depth, i = depth - opened(places[m], i), places[m]
+      on_top[i] = depth == 1
+    end
+    local at, ours = nil, {}
+    for _, s in ipairs(places) do
+      if on_top[s] and string.byte(p, s + 1) == 97 then at = s elseif on_top[s] then ours[#ours + 1] = s end
+    end
+    return at, ours
   end
-  local _, stop, mark = string.find(p, '^,"rsv":"([^"]*)"', unit.to + 1)
-  if stop then unit.to, unit.rsv = stop, mark end
-  return unit
-end
 
--- A payload that another program has written again: keys of ours were scattered. Take them out, keep what they said.
-local function gathered(p, places)
-  local found = {}
-  for k = #places, 1, -1 do
-    local s = places[k]
-    local _, e, key, value = string.find(p, '^"(%w+)":"?([%w%.%-]*)"?', s)
-    found[key] = value
-    if string.byte(p, s - 1) == 44 then s = s - 1 elseif string.byte(p, e + 1) == 44 then e = e + 1 end
+  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level.
+  local function in_tail()
+    local at, from = nil, math.max(0, #p - 512)
+    repeat
+      from = string.find(p, '"attempts"', from + 1, true)
+      at = from or at
+    until not from
+    return at and string.byte(p, at - 1) ~= 92 and string.find(p, '^[^{}%[%]]*}%s*$', at)
+  end
+
+  -- The unit that begins at `at`. nil when attempts is no count.
+  local function unit_at(at)
+    local _, to, digits = string.find(p, '^"attempts"%s*:%s*(%d+)%f[%s,}]', at)
+    local unit = {from = at, to = to, attempts = digits and count(digits)}
+    if not unit.attempts then return nil end
+    for _, key in ipairs(COUNTS) do
+      local _, stop, value = string.find(p, '^,"' .. key .. '":(%d+)%f[,}]', unit.to + 1)
+      local number = stop and count(value)
+      if number then unit.to, unit[key] = stop, number end
+    end
+    local _, stop, mark = string.find(p, '^,"rsv":' .. MARK, unit.to + 1)
+    if stop then unit.to, unit.rsv = stop, mark end
+    return unit
+  end
+
+  -- The key of ours at s, where it ends and what it says. nil: not what we write there.
+  local function said(s)
+    local _, colon, key = string.find(p, '^"(%w+)"%s*:%s*', s)
+    local _, e, value = string.find(p, '^' .. (key == 'rsv' and MARK or '(%d+)'), colon + 1)
+    if key ~= 'rsv' and e then value = count(value) end
+    if not value or not string.find(p, '^%s*[,}]', e + 1) then return nil end
+    return key, e, value
+  end
+
+  -- Take the key from s to e out of p with one comma. Returns where the hole is.
+  local function cut(s, e)
+    local _, comma = string.find(p, '^%s*,', e + 1)
+    local k = s - 1
+    while string.find(p, '^%s', k) do k = k - 1 end
+    if string.byte(p, k) == 44 then s = k else e = comma or e end
     p = string.sub(p, 1, s - 1) .. string.sub(p, e + 1)
+    return s
   end
-  return p, found
-end
 
-local function adopt(unit, found)
-  for _, key in ipairs({'crashes', 'exceptions', 'held'}) do unit[key] = tonumber(found[key] or 0) or 0 end
-  unit.rsv = found.rsv
-end
-
--- The payload's unit, and the payload as it is to be read. Third: true when attempts is there and is no count.
-local function read_unit(p)
-  local at, places, found = in_tail(p), nil, nil
-  local unit = at and unit_at(p, at)
-  if unit and (unit.rsv or not string.find(p, '"rsv":"', 1, true)) then return unit, p end
-  at, places = by_scan(p)
-  unit = at and unit_at(p, at)
-  if at and not unit then return nil, p, true end
-  if #places > 0 and not (unit and unit.rsv) then
-    p, found = gathered(p, places)
-    at = by_scan(p)
-    unit = at and unit_at(p, at)
+  -- Another program has written the payload again and scattered our keys: gather them, the last one first. What does not
+  -- say what we write stays as it is; then the unit must stand behind it, for of two equal keys the last one counts.
+  local function gather(places, unit)
+    local got = {stays = #places > MOST}
+    for k = got.stays and 0 or #places, 1, -1 do
+      local s = places[k]
+      if not (unit and s >= unit.from and s <= unit.to) then
+        local key, e, value = said(s)
+        if key then
+          local before = #p
+          got.from = cut(s, e)
+          got.behind = got.behind or #p - got.from + 1
+          got[key] = got[key] or value
+          if unit and s < unit.from then unit.from, unit.to = unit.from + #p - before, unit.to + #p - before end
+        else
+          got.stays = true
+        end
+      end
+    end
+    return got
   end
-  if not unit then -- no attempts at all: append them before the closing brace
+
+  -- Before the closing brace.
+  local function at_end(unit)
     local close = string.find(p, '}%s*$', math.max(1, #p - 64))
-    unit = {from = close, to = close - 1, attempts = 0, crashes = 0, exceptions = 0, held = 0,
-            comma = not string.find(p, '^%s*{%s*}%s*$')}
+    unit.from, unit.to, unit.comma = close, close - 1, string.find(p, '^%s*{%s*}') and '' or ','
   end
-  if found then adopt(unit, found) end
-  return unit, p
-end
 
--- Write the unit for a reservation. Returns the new payload, its mark, where the text begins, its length, what was there.
-local function reserve_text(p, base)
-  local unit, bad
-  unit, p, bad = read_unit(p)
-  if bad then return nil end
-  local attempts = string.format('%.0f', unit.attempts)
-  if unit.rsv and string.match(unit.rsv, '[^.]*$') == attempts then unit.crashes = unit.crashes + 1
-  else attempts = string.format('%.0f', unit.attempts + 1) end
-  local mark = base .. '.' .. attempts
-  local text = (unit.comma and ',' or '') .. '"attempts":' .. attempts
-  for _, key in ipairs({'crashes', 'exceptions', 'held'}) do
-    if unit[key] > 0 then text = text .. ',"' .. key .. '":' .. string.format('%.0f', unit[key]) end
+  if not string.find(p, '^%s*{') or not string.find(p, '}%s*$', math.max(1, #p - 64)) then return nil end
+  local at, got, places = in_tail(), {}, nil
+  local unit = at and unit_at(at)
+  local marked = string.find(p, 'rsv"', unit and unit.rsv and unit.to + 1 or 1, true)
+  if marked or not unit and string.find(p, '"attempts"', 1, true) then
+    at, places = top_level()
+    unit = at and unit_at(at)
+    if at and not unit then return nil end
+    got = gather(places, unit)
+  end
+  unit = unit or {attempts = 0}
+  if got.stays or not unit.from then at_end(unit) end
+
+  local mark = unit.rsv or got.rsv
+  local attempts, crashes = format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
+  if mark and string.match(mark, '%d*$') == attempts then crashes = crashes + 1
+  else attempts = format('%.0f', unit.attempts + 1) end
+  mark = base .. '.' .. attempts
+  local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}
+  local text = (unit.comma or '') .. '"attempts":' .. attempts
+  for k, key in ipairs(COUNTS) do
+    if values[k] > 0 then text = text .. format(',"%s":%.0f', key, values[k]) end
   end
   text = text .. ',"rsv":"' .. mark .. '"'
-  local before = string.sub(p, unit.from, unit.to)
-  return string.sub(p, 1, unit.from - 1) .. text .. string.sub(p, unit.to + 1), mark, unit.from - 1, #text, before
+
+  -- What was written is one piece: from the first hole or the unit to the last hole or the unit.
+  local from = math.min(got.from or unit.from, unit.from)
+  local behind = math.min(got.behind or #p, #p - unit.to)
+  p = string.sub(p, 1, unit.from - 1) .. text .. string.sub(p, unit.to + 1)
+  return p, mark, from - 1, #p - behind - from + 1, string.sub(pushed, from, #pushed - behind)
 end

@@ -3,9 +3,6 @@
 Small on purpose, and ours, because a queue's promises hang on it: no call is ever repeated behind the caller's back,
 every wait is bounded, and a wait for a job ends at once when a signal writes to the mailbox. The parsing of replies is
 hiredis's. Forks and threads do not share a Wire.
-
-url: redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
-Options behind `?`: db, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required | none).
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ import ssl
 import time
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
 
-from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused, WrongPassword
+from qd.connectors.redis.target import Target, reason
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, WrongPassword
 
 Arg = bytes | str | int | float
 BUSY = (
@@ -37,6 +34,9 @@ BUSY = (
     "UNBLOCKED",
 )
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM")
+# Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
+HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
+MOVED = ("READONLY", "MASTERDOWN")  # another server serves now: the name is resolved anew for the next call
 
 
 def packed_items(args: Sequence[Arg]) -> bytes:
@@ -48,50 +48,6 @@ def packed_items(args: Sequence[Arg]) -> bytes:
 def packed(args: Sequence[Arg]) -> bytes:
     """A whole command: an array of bulk strings."""
     return b"*%d\r\n" % len(args) + packed_items(args)
-
-
-class Target:
-    """A url taken apart once. Raises ConfigError naming what is wrong in it."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
-        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        self.user = unquote(parts.username) if parts.username else None
-        self.password = unquote(parts.password) if parts.password else None
-        self.path = unquote(parts.path) if parts.scheme == "unix" else None
-        try:
-            self.host, self.port = parts.hostname or "localhost", parts.port or 6379
-            self.db = int(query.get("db") or ("" if self.path else parts.path.strip("/")) or 0)
-        except ValueError as error:
-            raise ConfigError(f"a Redis url needs a number as port and as database ({error})") from None
-        self.tls = tls_context(query) if parts.scheme == "rediss" else None
-        self.place = f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
-
-    def socket(self, timeout: float) -> socket.socket:
-        if self.path:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(timeout)
-            try:
-                sock.connect(self.path)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection((self.host, self.port), timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
-
-
-def tls_context(query: dict[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"))
-    if query.get("ssl_cert_reqs") == "none":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if query.get("ssl_certfile"):
-        context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
-    return context
 
 
 class Wire:
@@ -124,6 +80,7 @@ class Wire:
             self.close()
             raise ConnectionLost(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
+        self._used = time.monotonic()
         greeting = self._greeting()
         try:
             for command, reply in zip(greeting, self.call_many(greeting) if greeting else [], strict=True):
@@ -167,6 +124,8 @@ class Wire:
         """The next reply. Raises what the server answered as ServerBusy, WrongPassword or ServerRefused."""
         reply = self._reply()
         if isinstance(reply, Exception):
+            if isinstance(reply, ServerBusy) and any(word in str(reply) for word in MOVED):
+                self.close()
             raise reply
         return reply
 
@@ -187,16 +146,29 @@ class Wire:
 
     def readable(self, seconds: float, wake: int) -> bool:
         """Wait for the first byte of a reply, at most `seconds`, ended at once by the descriptor `wake`."""
-        sock = self._sock
-        if sock is None:
+        sock, until = self._sock, time.monotonic() + seconds
+        while sock is not None:
+            if isinstance(sock, ssl.SSLSocket) and sock.pending():
+                return True
+            came = ready_of([sock.fileno(), wake], until - time.monotonic())
+            if sock.fileno() not in came:
+                return False
+            if not isinstance(sock, ssl.SSLSocket) or self._decrypts(sock):
+                return True
+        return False
+
+    def _decrypts(self, sock: ssl.SSLSocket) -> bool:
+        """Bytes came; False: they were TLS's own (a session ticket, a part of a record), not yet a reply or the end."""
+        sock.settimeout(0)
+        try:
+            self._reader.feed(sock.recv(65536))
+        except ssl.SSLWantReadError:
             return False
-        if isinstance(sock, ssl.SSLSocket) and sock.pending():
-            return True
-        poll = select.poll()  # not select(): a job may have left more than 1,024 descriptors open
-        poll.register(sock, select.POLLIN)
-        if wake >= 0:
-            poll.register(wake, select.POLLIN)
-        return sock.fileno() in [fd for fd, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
+        except (OSError, ssl.SSLError):
+            return True  # the next read tells
+        finally:
+            sock.settimeout(self.timeout)
+        return True
 
     def _went_away(self) -> bool:
         """An idle connection that is readable was closed (or holds a reply nobody waits for): not to be used."""
@@ -212,16 +184,23 @@ class Wire:
         self._sock = self._reader = None
 
 
+def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Which of them can be read within `seconds`; one below 0 is none. Not select(): a job may have opened thousands."""
+    poll = select.poll()
+    for fd in descriptors:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
+
+
 def classified(text: str) -> Exception:
     word = text.split(" ", 1)[0].rstrip(":")
     if word in PASSWORD:
         return WrongPassword(f"Redis refuses this user or password: {text}")
-    if word in BUSY or "-OOM" in text or "OOM command not allowed" in text or "READONLY" in text or "MISCONF" in text:
+    if word == "OOM" or "-OOM " in text:
+        return ServerBusy(
+            f"Redis is full and takes no new jobs until workers have made room or maxmemory is raised: {text}"
+        )
+    if word in BUSY or any(mark in text for mark in HIDDEN):
         return ServerBusy(f"Redis cannot serve now: {text}")
     return ServerRefused(text)
-
-
-def reason(why: object) -> str:
-    if isinstance(why, TimeoutError):
-        return "no answer in time"
-    return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()

@@ -1,0 +1,77 @@
+"""The url of a Redis or Valkey server, taken apart, and a socket to it. `wire` asks here.
+
+redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
+Options behind `?`: db, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required | none).
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from qd.errors import ConfigError
+from qd.units import did_you_mean
+
+OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+
+
+class Target:
+    """A url taken apart once. Raises ConfigError naming what is wrong in it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
+        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+        for option in query:
+            if option not in OPTIONS:
+                near = did_you_mean(option, OPTIONS)
+                raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(OPTIONS)}){near}")
+        self.user = unquote(parts.username) if parts.username else None
+        self.password = unquote(parts.password) if parts.password else None
+        self.path = unquote(parts.path) if parts.scheme == "unix" else None
+        try:
+            self.host, self.port = parts.hostname or "localhost", parts.port or 6379
+            self.db = int(query.get("db") or ("" if self.path else parts.path.strip("/")) or 0)
+        except ValueError as error:
+            raise ConfigError(f"a Redis url needs a number as port and as database ({error})") from None
+        self.tls = tls_context(query) if parts.scheme == "rediss" else None
+        self.place = f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
+
+    def socket(self, timeout: float) -> socket.socket:
+        if self.path:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout)
+            try:
+                sock.connect(self.path)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection((self.host, self.port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+
+
+def tls_context(query: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"))
+        if query.get("ssl_certfile"):
+            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
+    except OSError as error:  # an SSLError is one
+        named = ", ".join(f"{key}={query[key]}" for key in OPTIONS[1:4] if key in query)
+        raise ConfigError(f"the certificates of a Redis url cannot be read ({named}): {reason(error)}") from None
+    checks = query.get("ssl_cert_reqs", "required")
+    if checks not in ("required", "none"):
+        raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is none of required, none")
+    if checks == "none":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def reason(why: object) -> str:
+    if isinstance(why, TimeoutError):
+        return "no answer in time"
+    return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()
