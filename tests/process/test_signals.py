@@ -294,9 +294,8 @@ def test_children_die_with_their_master(shop: Project, witness: Witness, redis: 
 def test_titles_and_client_names_say_who_does_what(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop, workers=2)
     waiting(work, 2)
-    names = [line.split("name=")[1].split()[0] for line in redis.text("CLIENT", "LIST")[0:] if "name=qd" in line] or [
-        word[5:] for word in str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split() if word.startswith("name=qd")
-    ]
+    listed = str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split()
+    names = [word.removeprefix("name=") for word in listed if word.startswith("name=qd")]
     assert sorted(set(names)) == ["qd:default:keeper", "qd:default:worker:0", "qd:default:worker:1"]
     shop.qd("dispatch", "slow", "seconds=0.6")
     witness.wait("start")
