@@ -1,0 +1,419 @@
+"""New code under a running `qd work`: HUP, `qd restart --rolling`, --reload, and what happens when the new code is bad."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.deployed import push
+from tests.support.procs import QD, Procs
+from tests.support.project import PRELUDE, Project
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+RESTARTED = pytest.mark.leaves("qd:restart")
+PRELOADS = pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])
+
+
+def version(name: str, more: str = "") -> str:
+    """jobs.py whose job `say` notes the version it is of."""
+    return JOBS + f'\n@app.job("say")\ndef say(n: int = 0) -> None:\n    note("say", {name!r}, n)\n{more}'
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=version("one"))
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str, **env: str) -> Procs:
+    work = shop.work(*arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def said(redis: Client, witness: Witness, name: str) -> None:
+    """The next job is run by the version of that name."""
+    before = len(witness.starting("say"))
+    push(redis, "say", {"n": before})
+    witness.wait("say", before + 1)
+    assert witness.starting("say")[before:] == [f"say {name} {before}"]
+
+
+# -- the way in
+
+
+@PRELOADS
+def test_hup_runs_the_new_code(shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]) -> None:
+    work = ready(shop, "-w", "2", *flags)
+    said(redis, witness, "one")
+    for name in ("two", "three"):
+        shop.jobs(version(name))
+        start = len(work.lines)
+        work.signal(signal.SIGHUP)
+        work.wait_line("master.reloaded workers=2", start=start)
+        said(redis, witness, name)
+    work.stop()
+    assert not work.matches("ERROR|WARN")
+
+
+@RESTARTED
+def test_restart_rolling_runs_the_new_code_in_the_same_master(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, "-w", "2")
+    said(redis, witness, "one")
+    shop.jobs(version("two"))
+    assert shop.qd("restart", "--rolling").returncode == 0
+    work.wait_line("master.reloading why=.*rolling")
+    work.wait_line("master.reloaded workers=2")
+    said(redis, witness, "two")
+    work.stop()
+    assert len(work.matches("master.reloading")) == 1
+
+
+COUNTED = """
+from qd import WorkerStarting, WorkerStopping
+
+@app.on(WorkerStarting)
+def come(event: WorkerStarting) -> None:
+    note("worker +")
+
+@app.on(WorkerStopping)
+def go(event: WorkerStopping) -> None:
+    note("worker -")
+
+@app.job("step")
+def step(n: int) -> None:
+    note("step", n)
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_under_load_no_job_is_lost_and_there_are_never_fewer_workers(
+    shop: Project, witness: Witness, redis: Client, workers: int
+) -> None:
+    shop.jobs(version("one", COUNTED))
+    work = shop.work("-w", str(workers))
+    witness.wait("worker +", workers)
+    shop.qd("dispatch", "step", "n=1", "--count", "300")
+    witness.wait("step", 20)
+    for name in ("two", "three"):
+        shop.jobs(version(name, COUNTED))
+        start = len(work.lines)
+        work.signal(signal.SIGHUP)
+        work.wait_line(f"master.reloaded workers={workers}", start=start)
+    said(redis, witness, "three")
+    work.stop()
+    serving = 0
+    for number, line in enumerate(witness.starting("worker")[:-workers]):
+        serving += 1 if line == "worker +" else -1
+        assert number < workers or serving >= workers, "fewer workers than before"
+    assert len(witness.starting("step")) == 300
+    assert not work.matches("ERROR|WARN")
+
+
+# -- where it lies
+
+
+def releases(shop: Project) -> Callable[[str], None]:
+    """release("two") makes releases/two and points `current` at it, as deploy tools do."""
+    shop.allowed |= {"releases", "current"}
+    config = (shop.root / "qd.toml").read_text()
+
+    def release(name: str) -> None:
+        folder = shop.root / "releases" / name
+        folder.mkdir(parents=True)
+        (folder / "qd.toml").write_text(config)
+        at = str(shop.root / "witness")
+        (folder / "jobs.py").write_text(PRELUDE + version(name).replace('"witness"', repr(at)))
+        link = shop.root / "next"
+        link.symlink_to(f"releases/{name}")
+        link.replace(shop.root / "current")
+
+    return release
+
+
+@pytest.mark.parametrize("how", ["--config, absolute", "--config, relative", "QD_CONFIG", "PWD"])
+def test_a_current_link_that_points_elsewhere_is_followed(
+    shop: Project, witness: Witness, redis: Client, how: str
+) -> None:
+    release, link = releases(shop), shop.root / "current"
+    release("one")
+    file = str(link / "qd.toml") if how != "--config, relative" else "current/qd.toml"
+    arguments = ["--config", file] if how.startswith("--config") else []
+    env = {"QD_CONFIG": file} if how == "QD_CONFIG" else {"PWD": str(link)} if how == "PWD" else {}
+    command = [*QD, "work", "-w", "1", *arguments]
+    work = Procs(command, cwd=link if how == "PWD" else shop.root, env=shop.env(**env))
+    shop.started.append(work)
+    work.wait_line("master.ready")
+    said(redis, witness, "one")
+    for number, name in enumerate(("two", "three"), 1):
+        release(name)
+        work.signal(signal.SIGHUP)
+        work.wait_line("master.reloaded", count=number)
+        said(redis, witness, name)
+        shutil.rmtree(shop.root / "releases" / "one", ignore_errors=True)  # old releases are thrown away
+    work.stop()
+    assert not work.matches("ERROR|WARN")
+
+
+# -- code that is no good
+
+
+BAD = {
+    "does not import": "import nothing_of_that_name\n",
+    "is not Python": "def broken(:\n",
+    "has no app": "app = None\n",
+    "leaves at import": "import sys; app = sys.exit(0)\n",
+    "dies at import": "import os; app = os.kill(os.getpid(), 11)\n",
+    "workers die at boot": version("bad", "\nimport qd.worker.boot as boot\nboot.own_stdin = lambda: os._exit(9)\n"),
+}
+
+
+@PRELOADS
+@pytest.mark.parametrize("bad", BAD)
+def test_the_old_code_goes_on_when_the_new(
+    shop: Project, witness: Witness, redis: Client, bad: str, flags: tuple[str, ...]
+) -> None:
+    work = ready(shop, "-w", "2", *flags)
+    before = {worker.pid for worker in work.children("qd: worker")}
+    shop.jobs(BAD[bad])
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused.*the old code goes on")
+    said(redis, witness, "one")
+    assert before <= {worker.pid for worker in work.children("qd: worker")}
+    if not flags:  # without preload there is no old code to start a worker with
+        os.kill(before.pop(), signal.SIGKILL)
+        eventually(lambda: len(work.children("waiting on")) == 2, what="another worker of the old code")
+        said(redis, witness, "one")
+    shop.jobs(version("two"))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    said(redis, witness, "two")
+    work.stop()
+
+
+@PRELOADS
+def test_code_that_hangs_at_import_is_given_up(
+    shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]
+) -> None:
+    work = ready(shop, "-w", "2", *flags)
+    shop.jobs("print('hangs', flush=True)\nimport time\napp = time.sleep(1000)\n")
+    work.signal(signal.SIGHUP)
+    eventually(lambda: "hangs" in work.output, 10)
+    said(redis, witness, "one")
+    if not flags:
+        os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
+        eventually(lambda: len(work.children("waiting on")) == 2, 5, what="another worker while the import hangs")
+    work.wait_line("master.reload_refused.*longer than 10 s.*the old code goes on", 20)
+    eventually(lambda: len(work.children()) == (3 if flags else 4), what="nothing left of the new code")
+    said(redis, witness, "one")
+    work.stop()
+
+
+# -- configuration
+
+
+@PRELOADS
+def test_a_changed_configuration_counts_after_hup(
+    shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]
+) -> None:
+    shop.config('[worker]\nworkers = 1\nqueues = ["a"]\nsleep = "60s"')
+    work = ready(shop, *flags)
+    eventually(lambda: len(work.children("waiting on a")) == 1)
+    shop.config('[worker]\nworkers = 3\nqueues = ["b", "a"]\nsleep = "60s"')
+    work.signal(signal.SIGHUP)
+    eventually(lambda: len(work.children("waiting on b,a")) == 3)
+    work.wait_line("master.reloaded workers=3")
+    redis.call("RPUSH", "queues:b", '{"job":"say","data":{"n":1}}')  # without a token: only a keeper of b sees it
+    witness.wait("say", seconds=5)
+    shop.config('[worker]\nworkers = 2\nqueues = ["c"]\nsleep = "60s"')
+    work.signal(signal.SIGHUP)
+    eventually(lambda: len(work.children("waiting on c")) == 2)
+    eventually(lambda: len(work.children("qd: worker")) == 2)
+    work.stop()
+
+
+@pytest.mark.parametrize("bad", ["[worker]\nworkers = 'many'", "[worker]\nwokers = 3", "[worker", "[pools.x]\na = 1"])
+def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witness, redis: Client, bad: str) -> None:
+    work = ready(shop, "-w", "2")
+    before = {child.pid for child in work.children()}
+    shop.config(bad)
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused.*qd.toml")
+    said(redis, witness, "one")
+    assert {child.pid for child in work.children()} == before
+    shop.config()
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    work.stop()
+
+
+def test_the_number_of_a_refused_version_does_not_count(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop)
+    shop.config("[worker]\nworkers = 4\ntimeout = 1")
+    shop.jobs(BAD["does not import"])
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused")
+    said(redis, witness, "one")
+    eventually(lambda: len(work.children("waiting on")) != 4)
+    work.stop()
+
+
+def test_a_job_of_a_queue_that_is_left_keeps_its_lease(shop: Project, witness: Witness, redis: Client) -> None:
+    lease = 'retry_after = "1s"\n[worker]\nworkers = 1\n'
+    shop.config(lease + 'queues = ["a"]')
+    work = ready(shop)
+    push(redis, "slow", {"seconds": 5}, "a")
+    witness.wait("start")
+    shop.config(lease + 'queues = ["b"]')
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    other = shop.work("a", "-w", "1")  # its keeper takes what is expired
+    witness.wait("end")
+    other.stop()
+    work.stop()
+    assert len(witness.starting("start")) == 1
+    assert not work.matches("lease")
+
+
+# -- development
+
+
+@PRELOADS
+def test_reload_runs_new_code_when_a_file_changes(
+    shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]
+) -> None:
+    shop.allowed.add("more.py")
+    work = ready(shop, "-w", "1", "--reload", *flags)
+    said(redis, witness, "one")
+    shop.jobs(version("two"))
+    work.wait_line("master.reloaded")
+    assert work.matches("master.reloading why=.*changed.*jobs.py")
+    said(redis, witness, "two")
+    (shop.root / "more.py").write_text("def broken(:\n")
+    shop.jobs(version("bad", "import more\n"))
+    work.wait_line("master.reload_refused")
+    said(redis, witness, "two")
+    (shop.root / "more.py").write_text("")
+    work.wait_line("master.reloaded", count=2)
+    said(redis, witness, "bad")
+    work.stop()
+
+
+# -- what a fork would break
+
+THREAD = """
+import threading
+threading.Thread(target=time.sleep, args=(1000,), name="left-over", daemon=True).start()
+"""
+SOCKET = """
+import socket
+left = socket.socket(socket.AF_UNIX)
+left.connect({path!r})
+"""
+
+
+@pytest.mark.parametrize("what", ["thread", "socket"])
+def test_an_import_that_leaves_something_running_is_warned_of_and_not_preloaded(
+    shop: Project, witness: Witness, redis: Client, what: str
+) -> None:
+    path = shop.url.removeprefix("unix://")
+    more, named = (THREAD, "thread 'left-over'") if what == "thread" else (SOCKET.format(path=path), f"unix {path}")
+    shop.jobs(version("one", more))
+    work = ready(shop, "-w", "2")
+    (line,) = work.matches("app.imported")
+    assert named in line.string
+    said(redis, witness, "one")
+    assert not work.children("template")
+    shop.jobs(version("two", more))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    said(redis, witness, "two")
+    shop.jobs(version("three"))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded", count=2)
+    said(redis, witness, "three")
+    assert work.children("template")
+    shop.jobs(version("four", more))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded", count=3)
+    said(redis, witness, "four")
+    assert not work.children("template")
+    os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
+    eventually(lambda: len(work.children("waiting on")) == 2)
+    said(redis, witness, "four")
+    assert not work.matches("template.died")
+    work.stop()
+
+
+# -- the template
+
+
+def test_a_killed_template_is_replaced(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, "-w", "2")
+    template = work.child("template")
+    template.kill()
+    work.wait_line("template.died.*signal 9")
+    work.wait_line("master.reloaded")
+    assert work.child("template").pid != template.pid
+    os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
+    eventually(lambda: len(work.children("waiting on")) == 2)
+    said(redis, witness, "one")
+    work.stop()
+
+
+@pytest.mark.parametrize("bad", ["code", "configuration"])
+def test_a_killed_template_is_replaced_once_the_project_is_good_again(
+    shop: Project, witness: Witness, redis: Client, bad: str
+) -> None:
+    work = ready(shop, "-w", "2")
+    if bad == "code":
+        shop.jobs(BAD["does not import"])
+    else:
+        shop.config("[worker")
+    work.child("template").kill()
+    work.wait_line("template.died")
+    work.wait_line("master.reload_refused")
+    said(redis, witness, "one")
+    shop.jobs(version("two"))
+    shop.config()
+    work.wait_line("master.reloaded", 20)
+    said(redis, witness, "two")
+    work.stop()
+
+
+def test_workers_draw_different_random_numbers(shop: Project, witness: Witness) -> None:
+    more = (
+        '@app.job("draw")\ndef draw() -> None:\n    note("drawn", random.random(), os.getpid())\n    time.sleep(0.3)\n'
+    )
+    shop.jobs(version("one", "import random\nrandom.seed(7)\n" + more))
+    work = ready(shop, "-w", "3")
+    shop.qd("dispatch", "draw", "--count", "6")
+    drawn = [line.split() for line in witness.wait("drawn", 6)]
+    assert len({pid for _, _, pid in drawn}) == 3
+    assert len({number for _, number, _ in drawn}) == 6
+    work.stop()
+
+
+def test_the_first_import_finds_modules_beside_the_file_first(shop: Project, witness: Witness, redis: Client) -> None:
+    """A module of the project wins over one of the same name elsewhere."""
+    elsewhere = Path(shop.run) / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "jobs.py").write_text("raise RuntimeError('the wrong one')\n")
+    work = ready(shop, "-w", "1", PYTHONPATH=f"{shop.env()['PYTHONPATH']}{os.pathsep}{elsewhere}")
+    said(redis, witness, "one")
+    work.stop()
+    shutil.rmtree(elsewhere)
