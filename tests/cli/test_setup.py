@@ -187,7 +187,8 @@ def settings(text, section):
     return dict(parser[section])
 
 
-PATHS = {"command", "directory", "user", "environment", "User", "WorkingDirectory", "ExecStart", "EnvironmentFile"}
+PATHS = {"command", "directory", "user", "environment"}
+PATHS |= {"User", "WorkingDirectory", "Environment", "ExecStart", "EnvironmentFile"}
 
 
 def test_supervisords_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
@@ -199,7 +200,7 @@ def test_supervisords_file_says_what_the_shipped_one_says_with_this_projects_pat
     assert words[0].startswith("/")
     assert words[-3:] == ["work", "--config", f"{folder}/qd.toml"]
     assert (mine["directory"], mine["user"]) == (str(folder), "ada")
-    assert 'USER="ada"' in mine["environment"]
+    assert f'USER="ada",PWD="{folder}"' in mine["environment"]
 
 
 def test_systemds_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
@@ -211,7 +212,7 @@ def test_systemds_file_says_what_the_shipped_one_says_with_this_projects_paths(f
     assert differ <= {"TimeoutStopSec", "ProtectHome", "PrivateTmp"}  # 5m + 10; where this test's folder is
     assert mine["TimeoutStopSec"] == "310"
     assert mine["ExecStart"].endswith(f'work --config "{folder}/qd.toml" --pool %i')
-    assert mine["WorkingDirectory"] == str(folder)
+    assert (mine["WorkingDirectory"], mine["Environment"]) == (str(folder), f'"PWD={folder}"')
     assert settings(printed, "Unit")["StartLimitIntervalSec"] == "0"
 
 

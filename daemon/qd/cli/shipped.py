@@ -63,8 +63,9 @@ SUPERVISORD = """
 command={command}
 directory={root}
 user={user}
-; supervisord changes the user, but leaves root's HOME in place.
-environment=HOME="{home}",USER="{user}"
+; supervisord changes the user but leaves root's HOME in place, and the folder but not its name, PWD: with it a reload
+; enters the folder that a link in this path points to by then.
+environment=HOME="{home}",USER="{user}",PWD="{root}"
 
 autostart=true
 ; Also after a clean exit: `qd restart` ends the program so that the next start runs the new code.
@@ -123,6 +124,8 @@ Type=notify
 NotifyAccess=main
 User={user}
 WorkingDirectory={root}
+# systemd enters the folder behind a link; by this name a reload enters the one that it points to by then.
+Environment={pwd}
 # Secrets such as {url_variable}; not needed.
 EnvironmentFile=-/etc/qd/{instance}.env
 ExecStart={command}
@@ -195,6 +198,7 @@ def systemd(project: Project) -> str:
         of_pool=", pool %i" if pools else "",
         user=project.user,
         root=str(project.root).replace("%", "%%"),
+        pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar is nothing special here
         url_variable=project.url_variable,
         instance="%i" if pools else project.name,
         command=" ".join([*words, *(["--pool", "%i"] if pools else [])]),
