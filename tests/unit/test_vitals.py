@@ -66,6 +66,8 @@ def test_a_reaped_process_is_dead(child: subprocess.Popen[bytes]) -> None:
     start = vitals.start_time(child.pid)
     assert vitals.alive(child.pid, start) is True
     child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert vitals.alive(child.pid, start) is False, "a zombie was taken for alive"
     child.wait()
     assert vitals.alive(child.pid, start) is False
     assert vitals.alive(child.pid, None) is False

@@ -50,11 +50,19 @@ def _run(body: Body, parent: int | None, own_group: bool) -> NoReturn:
             die_with(parent)
         code = body()
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        code = code_of(leaving)
     except BaseException:
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def code_of(leaving: SystemExit) -> int:
+    """What Python makes of sys.exit(...): a text goes to stderr and is 1."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    print(leaving.code, file=sys.stderr)
+    return 1
 
 
 def leave(code: int) -> NoReturn:

@@ -128,6 +128,12 @@ class Slot:
     def __setitem__(self, word: W, value: int) -> None:
         self._words[self._first + word] = value
 
+    def part(self) -> None:
+        """Write to memory of this process's own from now on: in a copy of a worker that a job has forked."""
+        self._words = memoryview(bytearray(SLOT_BYTES)).cast("Q")
+        self._first = 0
+        self._name, self._queue = memoryview(bytearray(NAME)), memoryview(bytearray(QUEUE))
+
     def clear(self) -> None:
         """Everything to zero but the generation, which goes on counting."""
         for word in W:

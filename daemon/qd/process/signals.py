@@ -11,6 +11,7 @@ import faulthandler
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
 
@@ -103,6 +104,27 @@ def default_all() -> None:
                 signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+class Copies:
+    """Copies of a worker that its jobs fork: no signal reaches one before it has the default handlers.
+
+    Else a SIGTERM, as a multiprocessing pool sends it at its end, would be swallowed by the worker's handler, and would
+    stand in the worker's mailbox.
+    """
+
+    def __init__(self) -> None:
+        self._forking = threading.local()
+
+    def guard(self) -> None:
+        """From now on, for the rest of this process's life."""
+        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=default_all)
+
+    def _before(self) -> None:
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
+
+    def _after(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
 
 STEERING = (

@@ -47,16 +47,28 @@ def start_time(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since the boot (elsewhere microseconds). None: unknown."""
     if not LINUX:
         return darwin.start_time(pid)
-    # The name of the program stands in parentheses and may hold anything, parentheses too: count from the last one.
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _stat(pid)
     return int(fields[19]) if len(fields) > 19 else None
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/PID/stat from the state on; empty when it cannot be read."""
+    # The name of the program stands in parentheses and may hold anything, parentheses too: count from the last one.
+    return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def is_zombie(pid: int) -> bool:
+    """It has ended, every thread of it, and only its parent has not asked: whoever is process 1 may be slow to."""
+    fields = _stat(pid) if LINUX else []
+    return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def alive(pid: int, start: int | None) -> bool | None:
     """Does the process that had `pid` and began at `start` still exist? None: unknown, so treat it as alive.
 
-    False only on proof: no such pid, or one that began at another time. A pid that may not be asked (EPERM) or is
-    hidden in /proc (ProtectProc=, hidepid) proves nothing, nor does a `start` that was never known.
+    False only on proof: no such pid, one that began at another time, or one that only waits to be reaped. A pid that may
+    not be asked (EPERM) or is hidden in /proc (ProtectProc=, hidepid) proves nothing, nor does a `start` that was never
+    known.
     """
     if pid <= 0:
         return None
@@ -71,7 +83,7 @@ def alive(pid: int, start: int | None) -> bool | None:
     now = start_time(pid)
     if now is None or start is None:
         return None
-    return now == start
+    return now == start and not is_zombie(pid)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

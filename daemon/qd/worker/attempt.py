@@ -37,6 +37,7 @@ from qd.jobs import Declared
 from qd.limits import Fail, Limits, Release, after_error, before, hold_delay, limits_of
 from qd.options import WorkOptions
 from qd.payload import Payload, read
+from qd.process import child
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
 
@@ -160,11 +161,12 @@ class Attempts:
         except Settled:
             self._only_here()
             return self._by_hand(declared, payload, limits, job)
-        except EndJob as ended:
-            error = ended
-        except (Exception, KeyboardInterrupt, GeneratorExit) as raised:
+        except SystemExit as leaving:
+            self._only_here(leaving)
+            raise  # out of the worker too: a job that leaves is a crash
+        except BaseException as raised:
             error = raised
-        self._only_here()
+        self._only_here(error)
         if job.outcome is not None:
             return self._by_hand(declared, payload, limits, job)
         return self._after(declared, payload, limits, job, self.alarm.ended_by or error)
@@ -176,13 +178,19 @@ class Attempts:
         result = call()
         if declared.is_async or inspect.iscoroutine(result):
             self.coroutines.run(result, self.alarm)
+        self._only_here()
         if job.outcome is None and listeners.has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
 
-    def _only_here(self) -> None:
+    def _only_here(self, error: BaseException | None = None) -> None:
         """A copy of this process that the job has forked, and that came back from the job, ends here."""
-        if os.getpid() != self._pid:
-            os._exit(0)
+        if os.getpid() == self._pid:
+            return
+        if isinstance(error, SystemExit):
+            child.leave(child.code_of(error))
+        if error is not None:
+            traceback.print_exception(error)
+        child.leave(int(error is not None))
 
     def _by_hand(self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob) -> Outcome:
         if isinstance(job.outcome, Release):

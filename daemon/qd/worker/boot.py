@@ -37,12 +37,13 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     vitals.oom_score_adj(OOM_SCORE)
     os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what a job starts: a later master can tell whose it is
     install_quiet()
-    os.register_at_fork(after_in_child=signals.default_all)
+    signals.Copies().guard()
     stack_fd = ready_for_stacks()
     log_job_records(hands.log)
     title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
     queue = open_queue(settings, settings.work.connection, token=hands.token, slot=seat.slot, title=title)
     worker = Worker(app, settings, queue, hands, seat, between)
+    os.register_at_fork(after_in_child=worker.slot.part)
     return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
 
 

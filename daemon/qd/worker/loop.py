@@ -94,6 +94,7 @@ class Worker:
             self._flush()
             self._emit(events.WorkerStopping(why.word, int(why.code)))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
+            self.slot[W.STATE] = State.IDLE  # it leaves by itself: whoever reaps it knows that no job was in hand
             return int(why.code)
         finally:
             self._close()
@@ -109,7 +110,6 @@ class Worker:
         self._emit(events.WorkerStarting())
 
     def _close(self) -> None:
-        self.slot[W.STATE] = State.IDLE  # left by itself: whoever reaps it knows that no job was in hand
         self.coroutines.close()
         self.queue.close()
         self.mailbox.close()

@@ -1,0 +1,33 @@
+"""Payloads put into the queue by hand, without a process of their own: quick, and as any producer could."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from qd.payload import make
+from tests.support.resp import Client
+
+
+def push(redis: Client, job: str, *, count: int = 1, queue: str = "default", **data: object) -> None:
+    """`count` jobs of that name with these arguments, ready now."""
+    raw = [make(job, json.dumps(data).encode(), created_at=int(time.time())) for _ in range(count)]
+    push_raw(redis, *raw, queue=queue)
+
+
+def push_raw(redis: Client, *payloads: bytes, queue: str = "default") -> None:
+    """These bytes, ready now, a token each."""
+    for at in range(0, len(payloads), 1000):
+        some = payloads[at : at + 1000]
+        redis.call("RPUSH", f"queues:{queue}", *some)
+        redis.call("RPUSH", f"queues:{queue}:notify", *["1"] * len(some))
+
+
+def failed(redis: Client, queue: str = "default") -> list[tuple[dict[str, Any], bytes]]:
+    """What the failed store holds: each record, and the payload's bytes as they are kept."""
+    found = []
+    for value in redis.call("HVALS", f"queues:{queue}:failed"):
+        record, _, raw = value.partition(b"\n")
+        found.append((json.loads(record), raw))
+    return found
