@@ -144,8 +144,12 @@ class RedisQueue:
     def held(self, queues: Sequence[str]) -> Reserved | None:
         for queue in queues:
             member = self.owned(queue, self.owner)
-            if member is not None:
-                return reserved_of(queue, member, self.base)
+            if member is None:
+                continue
+            held = reserved_of(queue, member, self.base)
+            if self.wire.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
+                return held
+            self.ack(held)  # its lease ran out, others may have run it: only our name is left on it
         return None
 
     # -- the dead, for keepers and for the next worker of their job

@@ -1,10 +1,16 @@
 -- The reserve's own text inside a payload, put in front of turn.lua. cjson is not used: it would turn [] into {} and cut
 -- numbers at 14 digits. The unit stands where Laravel's top-level "attempts" stands:
 --   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
--- fresh_text and other_text return the new payload, its mark, where the reserve wrote (from 0), how long that is, and
--- what stood there: put back, the pushed bytes are whole again. nil: no object, or attempts that are no count.
+-- In JSON the text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is
+-- in question.
+--   fresh_text   the usual payload, as Laravel and qd push it
+--   other_text   any other; gathered() when another program has written it again
+-- Both return the new payload, its mark, where the reserve wrote (from 0), how long that is, and what stood there: put
+-- back, the pushed bytes are whole again. nil: no object, or attempts that are no count.
 
--- The usual payload, as Laravel 8, 13 and qd push it: attempts 0 at the end, never reserved before.
+local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dx-]+)"'
+
+-- Attempts 0 at the end, and never reserved before.
 local function fresh_text(p, base)
   local at = string.find(p, ',"attempts":0', -27, true)
   local rest = at and string.sub(p, at + 13)
@@ -15,19 +21,34 @@ local function fresh_text(p, base)
   return string.sub(p, 1, at) .. text .. rest, mark, at, #text, '"attempts":0'
 end
 
--- Any other: tried before, written again by another program, or not even JSON. Its steps are functions inside, so that
--- they are made only when it is called. In JSON the text "attempts" before a colon can only be a key when its quote is
--- not behind a backslash; only its depth is in question.
-local function other_text(p, base)
-  local pushed, format = p, string.format
-  local COUNTS, MARK, MOST = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%d-]+)"', 8
+-- An integer from 0 to 2^53, nil for what is none. Compared as text: as numbers 2^53 and 2^53 + 1 are the same.
+local function count(digits)
+  if #digits > 16 or #digits == 16 and digits > '9007199254740992' then return nil end
+  if #digits > 1 and string.byte(digits) == 48 then return nil end
+  return tonumber(digits)
+end
 
-  -- An integer from 0 to 2^53, nil for what is none. Compared as text: as numbers 2^53 and 2^53 + 1 are the same.
-  local function count(digits)
-    if #digits > 16 or #digits == 16 and digits > '9007199254740992' then return nil end
-    if #digits > 1 and string.byte(digits) == 48 then return nil end
-    return tonumber(digits)
+-- The unit that begins at `at`. nil when attempts is no count.
+local function unit_at(p, at)
+  local _, to, digits = string.find(p, '^"attempts"%s*:%s*(%d+)%f[%s,}]', at)
+  local unit = {from = at, to = to, attempts = digits and count(digits)}
+  if not unit.attempts then return nil end
+  for _, key in ipairs(COUNTS) do
+    local _, stop, value = string.find(p, '^,"' .. key .. '":(%d+)%f[,}]', unit.to + 1)
+    local number = stop and count(value)
+    if number then unit.to, unit[key] = stop, number end
   end
+  local _, stop, mark = string.find(p, '^,"rsv":' .. MARK, unit.to + 1)
+  if stop then unit.to, unit.rsv = stop, mark end
+  return unit
+end
+
+-- Another program has written the payload again and scattered our keys: they are taken out, the last one first, and what
+-- they said is kept. Returns the payload, its unit or nil, and {what they said, from, behind: where the first hole is and
+-- how much stands behind the last, stays}. stays: one does not say what we write and is left as it is; then the unit must
+-- stand behind it, for of two equal keys the last one counts. No payload: attempts that are no count.
+local function gathered(p)
+  local MOST = 8
 
   local function string_end(s)
     local e = s
@@ -55,7 +76,6 @@ local function other_text(p, base)
     end
   end
 
-  -- Where the keys called `names` stand in p.
   local function keys_at(names)
     local places = {}
     for _, name in ipairs(names) do
@@ -72,9 +92,9 @@ local function other_text(p, base)
   -- Where the last "attempts" of the top level stands, and where the other keys of ours do. The depth of each is told from
   -- the nearer end of the payload, so that large arguments are not walked through as long as no such key is in them.
   local function top_level()
-    local places, on_top, middle = keys_at({'attempts', 'rsv', unpack(COUNTS)}), {}, #p / 2
+    local places, on_top = keys_at({'attempts', 'rsv', unpack(COUNTS)}), {}
     local k, i, depth = 1, 1, 0
-    while places[k] and places[k] <= middle do
+    while places[k] and places[k] <= #p / 2 do
       depth, i = depth + opened(i, places[k]), places[k]
       on_top[i], k = depth == 1, k + 1
     end
@@ -88,31 +108,6 @@ local function other_text(p, base)
       if on_top[s] and string.byte(p, s + 1) == 97 then at = s elseif on_top[s] then ours[#ours + 1] = s end
     end
     return at, ours
-  end
-
-  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level.
-  local function in_tail()
-    local at, from = nil, math.max(0, #p - 512)
-    repeat
-      from = string.find(p, '"attempts"', from + 1, true)
-      at = from or at
-    until not from
-    return at and string.byte(p, at - 1) ~= 92 and string.find(p, '^[^{}%[%]]*}%s*$', at)
-  end
-
-  -- The unit that begins at `at`. nil when attempts is no count.
-  local function unit_at(at)
-    local _, to, digits = string.find(p, '^"attempts"%s*:%s*(%d+)%f[%s,}]', at)
-    local unit = {from = at, to = to, attempts = digits and count(digits)}
-    if not unit.attempts then return nil end
-    for _, key in ipairs(COUNTS) do
-      local _, stop, value = string.find(p, '^,"' .. key .. '":(%d+)%f[,}]', unit.to + 1)
-      local number = stop and count(value)
-      if number then unit.to, unit[key] = stop, number end
-    end
-    local _, stop, mark = string.find(p, '^,"rsv":' .. MARK, unit.to + 1)
-    if stop then unit.to, unit.rsv = stop, mark end
-    return unit
   end
 
   -- The key of ours at s, where it ends and what it says. nil: not what we write there.
@@ -134,56 +129,63 @@ local function other_text(p, base)
     return s
   end
 
-  -- Another program has written the payload again and scattered our keys: gather them, the last one first. What does not
-  -- say what we write stays as it is; then the unit must stand behind it, for of two equal keys the last one counts.
-  local function gather(places, unit)
-    local got = {stays = #places > MOST}
-    for k = got.stays and 0 or #places, 1, -1 do
-      local s = places[k]
-      if not (unit and s >= unit.from and s <= unit.to) then
-        local key, e, value = said(s)
-        if key then
-          local before = #p
-          got.from = cut(s, e)
-          got.behind = got.behind or #p - got.from + 1
-          got[key] = got[key] or value
-          if unit and s < unit.from then unit.from, unit.to = unit.from + #p - before, unit.to + #p - before end
-        else
-          got.stays = true
-        end
+  local at, places = top_level()
+  local unit = at and unit_at(p, at)
+  if at and not unit then return nil end
+  local got = {stays = #places > MOST}
+  for k = got.stays and 0 or #places, 1, -1 do
+    local s, length = places[k], #p
+    if not (unit and s >= unit.from and s <= unit.to) then
+      local key, e, value = said(s)
+      if key then
+        got.from = cut(s, e)
+        got.behind = got.behind or #p - got.from + 1
+        got[key] = got[key] or value
+        if unit and s < unit.from then unit.from, unit.to = unit.from + #p - length, unit.to + #p - length end
+      else
+        got.stays = true
       end
     end
-    return got
   end
+  return p, unit, got
+end
 
-  -- Before the closing brace.
-  local function at_end(unit)
-    local close = string.find(p, '}%s*$', math.max(1, #p - 64))
-    unit.from, unit.to, unit.comma = close, close - 1, string.find(p, '^%s*{%s*}') and '' or ','
+local function other_text(p, base)
+  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level.
+  local function in_tail()
+    local at, from = nil, math.max(0, #p - 512)
+    repeat
+      from = string.find(p, '"attempts"', from + 1, true)
+      at = from or at
+    until not from
+    if not at or string.byte(p, at - 1) == 92 or not string.find(p, '^[^{}%[%]]*}%s*$', at) then return nil end
+    return unit_at(p, at)
   end
 
   if not string.find(p, '^%s*{') or not string.find(p, '}%s*$', math.max(1, #p - 64)) then return nil end
-  local at, got, places = in_tail(), {}, nil
-  local unit = at and unit_at(at)
+  local pushed, unit, got = p, in_tail(), {}
   local marked = string.find(p, 'rsv"', unit and unit.rsv and unit.to + 1 or 1, true)
   if marked or not unit and string.find(p, '"attempts"', 1, true) then
-    at, places = top_level()
-    unit = at and unit_at(at)
-    if at and not unit then return nil end
-    got = gather(places, unit)
+    p, unit, got = gathered(p)
+    if not p then return nil end
   end
   unit = unit or {attempts = 0}
-  if got.stays or not unit.from then at_end(unit) end
+  local comma = ''
+  if got.stays or not unit.from then -- before the closing brace
+    local close = string.find(p, '}%s*$', math.max(1, #p - 64))
+    unit.from, unit.to, comma = close, close - 1, string.find(p, '^%s*{%s*}') and '' or ','
+  end
 
+  -- A reservation that was never answered counts as a crash, and not as an attempt.
   local mark = unit.rsv or got.rsv
-  local attempts, crashes = format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
+  local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
   if mark and string.match(mark, '%d*$') == attempts then crashes = crashes + 1
-  else attempts = format('%.0f', unit.attempts + 1) end
+  else attempts = string.format('%.0f', unit.attempts + 1) end
   mark = base .. '.' .. attempts
   local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}
-  local text = (unit.comma or '') .. '"attempts":' .. attempts
+  local text = comma .. '"attempts":' .. attempts
   for k, key in ipairs(COUNTS) do
-    if values[k] > 0 then text = text .. format(',"%s":%.0f', key, values[k]) end
+    if values[k] > 0 then text = text .. string.format(',"%s":%.0f', key, values[k]) end
   end
   text = text .. ',"rsv":"' .. mark .. '"'
 
