@@ -10,17 +10,18 @@ import secrets
 import string
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from setproctitle import setproctitle
 
 from qd import __version__, config
 from qd.config import Settings
+from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.master.loop import Master
 from qd.master.plan import Hands, Plan, Seat
 from qd.process import systemd
-from qd.process.talk import Message
 from qd.units import mask_url
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def run(load: Load) -> int:
     if settings.work.workers == 0:
         from qd.inline import run_inline  # for breakpoints: no master at all
 
-        return run_inline(settings, load, token())
+        return run_inline(settings, load, token(), announce)
     log = Log("master", format=settings.work.log_format, level=settings.work.log_level, write=Unblocked())
     pool = f" [{settings.work.pool}]" if settings.work.pool else ""
     master = Master(
@@ -46,7 +47,7 @@ def run(load: Load) -> int:
         notifier=systemd.Notifier(os.environ),
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
         replan=lambda: plan_of(load(None), load),
-        announce=lambda message: announce(log, message),
+        announce=lambda message: announce(log, config.from_json(message["settings"].encode()), message["jobs"]),
     )
     return master.run()
 
@@ -54,6 +55,11 @@ def run(load: Load) -> int:
 def plan_of(settings: Settings, load: Load) -> Plan:
     """What the master needs of the settings, and the bodies of its children."""
     work = settings.work
+    if not work.workers:
+        raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
+
+    def ours(hands: Hands) -> Hands:
+        return replace(hands, log=hands.log.tuned(work.log_format, work.log_level))
 
     def complete(app: Qd) -> Settings:
         return load(app.said)
@@ -61,21 +67,21 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     def template(hands: Hands, line: Any) -> int:
         from qd.worker import template
 
-        return template.run(hands, line, settings, complete)
+        return template.run(ours(hands), line, settings, complete)
 
     def worker(hands: Hands, seat: Seat) -> int:
         from qd.worker import template
 
-        return template.run_alone(hands, seat, settings, complete)
+        return template.run_alone(ours(hands), seat, settings, complete)
 
     def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
 
-        return loop.run(hands, line, config.from_json(resolved.encode()), also)
+        return loop.run(ours(hands), line, config.from_json(resolved.encode()), also)
 
     return Plan(
         pool=work.pool,
-        workers=1 if work.once else work.workers,
+        workers=work.workers,
         preload=not work.no_preload and sys.platform == "linux",
         respawn=not work.no_respawn,
         stop_timeout=work.stop_timeout,
@@ -85,15 +91,16 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         stop_when_empty=work.stop_when_empty,
         stop_when_empty_for=work.stop_when_empty_for,
         reload=work.reload,
+        log_format=work.log_format,
+        log_level=work.log_level,
         template=template,
         worker=worker,
         keeper=keeper,
     )
 
 
-def announce(log: Log, message: Message) -> None:
+def announce(log: Log, settings: Settings, jobs: int) -> None:
     """The first line: what works here, on what, and how much of it."""
-    settings = config.from_json(message["settings"].encode())
     work, connection = settings.work, settings.connection(settings.work.connection)
     log.info(
         "master.started",
@@ -102,10 +109,10 @@ def announce(log: Log, message: Message) -> None:
         connection=connection.name,
         url=mask_url(connection.url or ""),
         queues=",".join(work.queues),
-        workers=1 if work.once else work.workers,
-        jobs=message["jobs"],
+        workers=work.workers,
+        jobs=jobs,
     )
-    if not message["jobs"]:
+    if not jobs:
         log.warning(
             "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
         )

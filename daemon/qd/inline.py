@@ -1,6 +1,7 @@
 """`qd work --workers 0`: one worker in this very process, for breakpoints. No fork around the job, and no timeout.
 
-A keeper runs beside it, so that the lease of the job at a breakpoint is renewed for as long as it takes.
+A keeper runs beside it, so that the lease of the job at a breakpoint is renewed for as long as it takes. What the master
+does elsewhere, this worker does between two jobs: it hears the keeper, replaces it, and notices that the queues are empty.
 """
 
 from __future__ import annotations
@@ -8,61 +9,149 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
+from qd.connectors.base import Reserved
 from qd.connectors.manager import open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
 from qd.master.plan import Hands, Seat
+from qd.master.stopping import AGAIN, Emptiness
 from qd.process import child, signals
-from qd.process.exits import Exit
-from qd.process.scoreboard import H, Scoreboard, State, W, now
+from qd.process.exits import Exit, StopReason, told
+from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear
 from qd.worker import boot, template
-from qd.worker.loop import Worker
+from qd.worker.alarm import Alarm
+from qd.worker.attempt import Attempts
+from qd.worker.loop import Worker, tell_job
 
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.config import Settings
 
+T = TypeVar("T")
+Load = Callable[[dict[str, object] | None], "Settings"]
 
-def run_inline(settings: Settings, load: Callable[[dict[str, object] | None], Settings], token: str) -> int:
-    """Until a signal, or what --once, --max-jobs and --max-time say."""
-    app = template.imported(settings, lambda app: without_timeout(load(app.said)))
+
+def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[Log, Settings, int], None]) -> int:
+    """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
+    log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
+    board, ear, began = Scoreboard(), Ear(), now()
+    app = template.imported(settings, lambda app: load(app.said), log)
     if isinstance(app, Exit):
         return int(app)
-    board, ear, log = Scoreboard(), Ear(), Log("worker", format=settings.work.log_format, level=settings.work.log_level)
-    board.set_header(H.FORKED_AT, now())
+    announce(log, app.settings, len(app.registry.names()))
+    board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)
     slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, State.STARTING
-    line, pid = start_keeper(hands, app)
-    queue = open_queue(app.settings, app.settings.work.connection, token=token, slot=0, title="qd:inline:worker")
     boot.log_job_records(log)
+    beside = Beside(hands, app.settings)
+    worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
     try:
-        code = Worker(app, app.settings, queue, replace(hands, master=os.getppid()), Seat(0, 1, False)).run()
+        code = worker.run()
     finally:
-        line.close()
-        os.waitpid(pid, 0)
-    return 0 if code in (Exit.LIMIT, Exit.OK) else code
+        beside.end()
+    code = Exit.OK if code in (Exit.LIMIT, Exit.RAISED) else code
+    log.info("worker.stopped", jobs=max(0, worker.jobs), exit=code)
+    return code
 
 
-def without_timeout(settings: Settings) -> Settings:
-    return replace(settings, work=replace(settings.work, timeout=0.0, workers=1))
+class Untimed(Alarm):
+    """Nothing ends a job at a breakpoint but its user."""
+
+    def guard(self, body: Callable[[], T], seconds: float) -> T:
+        return super().guard(body, 0.0)
 
 
-def start_keeper(hands: Hands, app: Qd) -> tuple[socket.socket, int]:
-    line, other = socket.socketpair()
-    resolved = config.from_json(config.to_json(app.settings))
+class Beside:
+    """The keeper, a child of this process."""
 
-    def body() -> int:
-        line.close()
-        signals.deaf(signal.SIGTERM)
-        return keeper.run(hands, other, resolved)
+    def __init__(self, hands: Hands, settings: Settings) -> None:
+        self.hands, self.settings = hands, config.from_json(config.to_json(settings))
+        self._start()
 
-    pid = child.fork(body)
-    other.close()
-    return line, pid
+    def _start(self) -> None:
+        line, other = socket.socketpair()
+
+        def body() -> int:
+            line.close()
+            signals.deaf(signal.SIGTERM)
+            return keeper.run(self.hands, other, self.settings)
+
+        self._line, self._started = line, time.monotonic()
+        self._pid = child.fork(body)
+        other.close()
+
+    def watch(self) -> None:
+        """Replace it when it has died: without one no job is taken."""
+        if time.monotonic() - self._started < 1.0:
+            return
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            self.hands.log.error("keeper.died", how=told(status))
+            self._line.close()
+            self._start()
+
+    def end(self) -> None:
+        self._line.close()
+        os.waitpid(self._pid, 0)
+
+
+class Inline(Worker):
+    def __init__(self, app: Qd, hands: Hands, ear: Ear, beside: Beside) -> None:
+        settings = app.settings
+        queue = open_queue(settings, settings.work.connection, token=hands.token, slot=0, title="qd:inline:worker")
+        super().__init__(app, settings, queue, hands, Seat(0, 1, False), between=self._hear_keeper)
+        self.alarm = Untimed(self.slot)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines)
+        self.ear, self.beside, self.emptiness = ear, beside, Emptiness()
+        self._asked_at = 0.0
+
+    def _open(self) -> None:
+        super()._open()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self._asked)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        """The first signal lets the job in hand finish; another, a second later, hands it back."""
+        at = time.monotonic()
+        if self.mailbox.fd < 0:
+            return  # it leaves already
+        if not self._asked_at:
+            self._asked_at = at
+            tell_job(signal.SIGTERM)
+            self.mailbox.post(signal.SIGTERM)
+        elif at - self._asked_at >= AGAIN:
+            self.slot[W.WHY] = Why.INTERRUPT | (self.slot[W.TURN] & 0xFFFFFFFF) << 8
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    def _reason_to_stop(self) -> StopReason | None:
+        self._hear_keeper()
+        return super()._reason_to_stop()
+
+    def _hear_keeper(self) -> None:
+        self.beside.watch()
+        if any(message["kind"] == "restart" for message, _ in self.ear.read()):
+            self._leave("qd restart")
+
+    def _wait(self) -> None:
+        reason = self.emptiness.reason(True, self.work.stop_when_empty, self.work.stop_when_empty_for)
+        if reason is None:
+            super()._wait()
+        else:
+            self._leave(reason)
+
+    def _do(self, job: Reserved) -> None:
+        self.emptiness = Emptiness()
+        super()._do(job)
+
+    def _leave(self, reason: str) -> None:
+        self.log.info("worker.stopping", reason=reason)
+        self.asked_to_stop = True

@@ -15,7 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # what needs no quotes; no space, no "=", no quote
@@ -74,13 +74,21 @@ class Log:
     """role: "master", "worker" ...; the pid is asked at each line, so that a fork needs no care."""
 
     def __init__(self, role: str, *, format: str = "text", level: str = "info", write: Write = to_stderr) -> None:
-        self.role, self.format, self.level, self.write = role, format, level, write
+        self.role, self.write = role, write
+        self.tune(format, level)
+
+    def tune(self, format: str, level: str) -> None:
+        self.format, self.level = format, level
         self.least = LEVELS[level]
-        self.debugs, self.informs = self.least <= 10, self.least <= 20  # for hot paths: ask before building fields
+        self.informs = self.least <= 20  # for hot paths: ask before building fields
 
     def of(self, role: str, write: Write | None = None) -> Log:
         """The same log for another role."""
         return Log(role, format=self.format, level=self.level, write=write or self.write)
+
+    def tuned(self, format: str, level: str) -> Log:
+        """The same log as another configuration wants it."""
+        return Log(self.role, format=format, level=level, write=self.write)
 
     def debug(self, event: str, **fields: object) -> None:
         self.line("debug", event, fields)
@@ -137,21 +145,32 @@ class JobRecords(logging.Handler):
         self._log, self._context = log, context
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = "error" if record.levelno >= 40 else logging.getLevelName(record.levelno).lower()
+        try:
+            self._emit(record)
+        except Exception:  # a record that cannot be formatted is not the job's failure
+            self.handleError(record)
+
+    def _emit(self, record: logging.LogRecord) -> None:
+        level = next((name for name, least in reversed(LEVELS.items()) if record.levelno >= least), "debug")
         trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
-        self._log.line(level if level in LEVELS else "info", "log", fields)
+        self._log.line(level, "log", fields)
 
 
 def carry_job(context: Callable[[], Mapping[str, object]]) -> None:
-    """Put the fields of the job in hand on every log record, whoever formats it (`%(job)s`, `%(job_id)s`)."""
-    make = logging.getLogRecordFactory()
+    """Put the fields of the job in hand on every log record, whoever formats it (`%(job)s`, `%(job_id)s`).
 
-    def record(*args: object, **kwargs: object) -> logging.LogRecord:
-        made = make(*args, **kwargs)
-        made.job, made.job_id = None, None
-        for key, value in context().items():
-            setattr(made, key, value)
-        return made
+    Not by a record factory: logging refuses an `extra` whose key a factory has set, and `extra={"job": ...}` is the app's
+    good right, and wins.
+    """
+    plain = logging.Logger.makeRecord
+    if hasattr(plain, "carries_job"):
+        return
 
-    logging.setLogRecordFactory(record)
+    def make(logger: logging.Logger, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = plain(logger, *args, **kwargs)
+        record.__dict__ = {"job": None, "job_id": None, **context(), **record.__dict__}
+        return record
+
+    make.carries_job = True  # type: ignore[attr-defined]
+    logging.Logger.makeRecord = make  # type: ignore[method-assign,assignment]

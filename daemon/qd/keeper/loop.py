@@ -163,7 +163,8 @@ class Keeper:
         if asked is not None and asked != self._restart_told:
             self._restart_told = asked
             if asked.at > self._forked_at(redis_now):
-                self.hands.voice.tell("restart", rolling=asked.rolling)
+                at = now() - int((redis_now - asked.at) * 1e9)
+                self.hands.voice.tell("restart", rolling=asked.rolling, at=at)
         if self._laravel_asks:
             self._laravel_asks = False
             if asked is None or redis_now - asked.at > OURS:  # else `qd restart` wrote it, and its stamp is obeyed

@@ -218,11 +218,14 @@ class Master:
         self.boots.ready()
         if worker.draining or self.stopping is not None:
             worker.send(signal.SIGTERM)
-        elif self.paused:
-            worker.send(signal.SIGUSR2)
+        else:  # it may have been told the other word before it could hear
+            worker.send(signal.SIGUSR2 if self.paused else signal.SIGCONT)
 
     def _on_restart(self, message: Message, fd: int | None) -> None:
-        if message.get("rolling"):
+        newest = self.codes.coming or self.codes.serving
+        if message["rolling"] and newest is not None and newest.forked_ns > message["at"]:
+            return  # this code is newer than the stamp: a new keeper has read it again
+        if message["rolling"]:
             self.reload("qd restart --rolling")
         elif self.stopping is None:
             self.stop("qd restart", Exit.OK)
@@ -316,6 +319,7 @@ class Master:
         assert self.codes.serving is not None
         self.plan = self.codes.serving.plan
         self.wanted, self._revive_in = self.plan.workers, REVIVE[0]
+        self.log.tune(self.plan.log_format, self.plan.log_level)
 
     def _look_after_template(self) -> None:
         """One that died is replaced, with new workers: theirs is gone. While the code is bad: tried ever more slowly."""

@@ -47,6 +47,8 @@ class Plan:
     stop_when_empty: bool
     stop_when_empty_for: float
     reload: bool
+    log_format: str
+    log_level: str
     template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
     worker: Callable[[Hands, Seat], int]  # without preload
     keeper: Callable[

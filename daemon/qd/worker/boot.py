@@ -18,7 +18,7 @@ from qd.bus import running
 from qd.config import Settings
 from qd.connectors.manager import open_queue
 from qd.errors import NotInJob
-from qd.log import JobRecords, Log, carry_job
+from qd.log import JobRecords, Log
 from qd.master.children import TAKE_STACK
 from qd.master.plan import Hands, Seat
 from qd.process import signals, vitals
@@ -64,8 +64,7 @@ def ready_for_stacks() -> int | None:
 
 
 def log_job_records(log: Log) -> None:
-    """Python's own logging: every record carries the job in hand; without handlers of the app's it becomes our lines."""
-    carry_job(job_fields)
+    """Python's own logging becomes our lines, where the app has set up no handlers."""
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(JobRecords(log, job_fields))

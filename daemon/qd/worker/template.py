@@ -10,7 +10,6 @@ import select
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,12 +22,14 @@ from qd import config
 from qd.app import Qd
 from qd.config import Settings
 from qd.errors import ConfigError, QdError
+from qd.log import Log, carry_job
 from qd.master.plan import Hands, Seat
 from qd.process import child, vitals
 from qd.process.exits import Exit
 from qd.process.talk import Inbox
 from qd.units import did_you_mean
 from qd.worker import boot
+from qd.worker.settle import full, short
 
 if TYPE_CHECKING:
     from qd.worker.reload import Watch
@@ -43,7 +44,7 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     boot.own_stdin()
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     began = time.time_ns()
-    app = imported(settings, complete)
+    app = imported(settings, complete, hands.log)
     if isinstance(app, Exit):
         return int(app)
     hindrances = hindered()
@@ -54,8 +55,9 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     return obey(replace(hands, code=code), Inbox(sock), app, watch_of(app, began))
 
 
-def imported(settings: Settings, complete: Complete) -> Qd | Exit:
-    """The app, ready for work. An Exit when it does not import or cannot be configured; the reason is on stderr."""
+def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
+    """The app, ready for work. An Exit when it does not import or cannot be configured; the log says why."""
+    carry_job(boot.job_fields)
     try:
         app = load_app(settings)
         app.settings = complete(app)
@@ -64,13 +66,12 @@ def imported(settings: Settings, complete: Complete) -> Qd | Exit:
         app.settings.connection(app.settings.work.connection)
         return app
     except ConfigError as error:
-        print(f"qd: {error}", file=sys.stderr)
+        log.error("app.refused", reason=str(error))
         return Exit.CONFIG
     except QdError as error:
-        print(f"qd: the app {settings.app} does not import: {error}", file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-        print(f"qd: the app {settings.app} does not import: see the traceback above", file=sys.stderr)
+        log.error("app.import_failed", app=settings.app, error=str(error))
+    except BaseException as error:
+        log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error))
     return Exit.IMPORT
 
 
@@ -158,7 +159,7 @@ def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) 
     """A worker without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()
-    app = imported(settings, complete)
+    app = imported(settings, complete, hands.log)
     if isinstance(app, Exit):
         return int(app)
     report(hands, app, hands.code, [])
