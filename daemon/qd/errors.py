@@ -85,7 +85,3 @@ class JobInterrupted(EndJob):
 
 class LeaseLost(EndJob):
     """The reservation is gone: somebody else may run this job now."""
-
-
-class JobCancelled(EndJob):
-    """The job was cancelled while it ran."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from qd.master.stopping import AGAIN, Emptiness
 from qd.process import child, signals
 from qd.process.exits import Exit, StopReason, told
 from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
-from qd.process.talk import Ear
+from qd.process.talk import Ear, Orders
 from qd.worker import boot, template
 from qd.worker.alarm import Alarm
 from qd.worker.attempt import Attempts
@@ -78,16 +77,16 @@ class Beside:
         self._start()
 
     def _start(self) -> None:
-        line, other = socket.socketpair()
+        orders = Orders()
 
         def body() -> int:
-            line.close()
+            orders.close()
             signals.deaf(signal.SIGTERM)
-            return keeper.run(self.hands, other, self.settings)
+            return keeper.run(self.hands, orders.child_end, self.settings)
 
-        self._line, self._started = line, time.monotonic()
+        self._orders, self._started = orders, time.monotonic()
         self._pid = child.fork(body)
-        other.close()
+        orders.child_end.close()
 
     def watch(self) -> None:
         """Replace it when it has died: without one no job is taken."""
@@ -96,11 +95,11 @@ class Beside:
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid:
             self.hands.log.error("keeper.died", how=told(status))
-            self._line.close()
+            self._orders.close()
             self._start()
 
     def end(self) -> None:
-        self._line.close()
+        self._orders.dismiss()
         os.waitpid(self._pid, 0)
 
 
@@ -138,7 +137,7 @@ class Inline(Worker):
 
     def _hear_keeper(self) -> None:
         self.beside.watch()
-        if any(message["kind"] == "restart" for message, _ in self.ear.read()):
+        if any(message.get("kind") == "restart" for message, _ in self.ear.read()):
             self._leave("qd restart")
 
     def _wait(self) -> None:

@@ -271,7 +271,7 @@ class Mark(NamedTuple):
 def split_mark(mark: str) -> Mark:
     """The parts of a mark. Raises ValueError when it is none."""
     parts = mark.split(".")
-    if len(parts) != 4 or not parts[0] or not (parts[3] == "-" or parts[3].isdecimal()):
+    if len(parts) != 4 or not parts[0] or not (parts[3] in ("-", "x") or parts[3].isdecimal()):
         raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
     return Mark(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
@@ -284,8 +284,10 @@ def answered(
     crashes: int | None = None,
     exceptions: int | None = None,
     held: int | None = None,
+    ended: str = "-",
 ) -> bytes:
-    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is "-".
+    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
+    "-", or "x" when the next reserve is to fail the job, because it was killed in its last timeout.
 
     No other byte changes. Raises ValueError when that unit does not stand in it.
     """
@@ -297,7 +299,7 @@ def answered(
         value = int(old or 0) if new is None else new
         if value:
             text += b',"%b":%d' % (key, value)
-    text += b',"rsv":"%b-"' % mark[: mark.rindex(".") + 1].encode()
+    text += b',"rsv":"%b%b"' % (mark[: mark.rindex(".") + 1].encode(), ended.encode())
     return member[: unit.start()] + text + member[unit.end() :]
 
 

@@ -309,7 +309,7 @@ def test_a_mark_has_four_parts():
     assert split_mark("T.1.2.-").n == "-"
 
 
-@pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.x", "a.1.2."])
+@pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.y", "a.1.2."])
 def test_what_is_no_mark_is_refused(mark):
     with pytest.raises(ValueError):
         split_mark(mark)

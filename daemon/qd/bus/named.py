@@ -8,6 +8,7 @@ from qd.arguments import encode_value
 from qd.bus.send import Send, due_in
 from qd.errors import ArgumentError
 from qd.jobs import Handle, Span
+from qd.process.shield import shield
 
 
 class Queue:
@@ -32,12 +33,14 @@ class Queue:
 
     def size(self) -> int:
         """How many jobs are ready, delayed or running."""
-        sizes = self._send.queue(self._connection).sizes(self.name)
+        with shield:
+            sizes = self._send.queue(self._connection).sizes(self.name)
         return sizes.ready + sizes.delayed + sizes.reserved
 
     def clear(self) -> int:
         """Delete what is ready or delayed, never what runs. Returns how many."""
-        return self._send.queue(self._connection).clear(self.name)
+        with shield:
+            return self._send.queue(self._connection).clear(self.name)
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"

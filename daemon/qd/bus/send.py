@@ -22,6 +22,7 @@ from qd.events import JobQueued, Listeners
 from qd.jobs import Declared, Plan, Span
 from qd.options import JobOptions
 from qd.payload import make, new_id, new_uuid
+from qd.process.shield import shield
 from qd.units import span
 
 if TYPE_CHECKING:
@@ -75,18 +76,20 @@ class Send:
             sent.setdefault(route.connection, []).append((route.queue, body, delay or None))
             if told is not None:
                 told.append(JobQueued(route.connection, route.queue, plan.declared.name, id, body, delay or None))
-        for connection, jobs in sent.items():
-            self._connections.get(connection).push_many(jobs)
+        with shield:
+            for connection, jobs in sent.items():
+                self._connections.get(connection).push_many(jobs)
         for event in told or ():
             self._listeners.emit(event)
         return ids
 
     def push(self, connection: str, queue: str, body: bytes, delay: float, name: str | None, id: str | None) -> None:
         """Hand a payload to the connection. name and id are None where only the payload knows them."""
-        if delay:
-            self._connections.get(connection).later(queue, body, delay)
-        else:
-            self._connections.get(connection).push(queue, body)
+        with shield:  # a job's alarm must not tear a call apart
+            if delay:
+                self._connections.get(connection).later(queue, body, delay)
+            else:
+                self._connections.get(connection).push(queue, body)
         if self._listeners.has(JobQueued):
             self._listeners.emit(JobQueued(connection, queue, name, id, body, delay or None))
 

@@ -94,7 +94,8 @@ class Keeper:
                 self.settle.hear(inbox.read())
             self.board.set_header(H.KEEPER_ALIVE, now())
             deadline = self._turn()
-        self._leave()
+        if inbox.dismissed:  # else the master was killed: its report is what the next one needs
+            self._leave()
         return 0
 
     def _turn(self) -> float:
@@ -120,9 +121,9 @@ class Keeper:
         report = self._report() if at - self._reported_at > REPORT else ""
         reply = self._call(queues, report if control else "", self._renews(at))
         received = time.monotonic()
-        stamp, restart, down, due, more, reclaimed = (int(x) if isinstance(x, int) else x.decode() for x in reply[:6])
+        stamp, restart, down, due, more, reclaimed = (x if isinstance(x, int) else text_of(x) for x in reply[:6])
         if not control:
-            _, restart, down = (x.decode() for x in self._call((), report, False, self.control)[:3])
+            _, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
         redis_now = self._redis_now = float(stamp)
         first = not self._forked_redis[0]
@@ -267,3 +268,8 @@ class Keeper:
                     return  # it was away before: the leases return the jobs
                 time.sleep(0.05)
         os._exit(0)
+
+
+def text_of(value: bytes) -> str:
+    """What stands in Redis may be anybody's: never a reason to fall."""
+    return value.decode("utf-8", "replace")

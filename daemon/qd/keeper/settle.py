@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
 from qd.log import Log
 from qd.master.plan import Hands
-from qd.payload import answered, read
+from qd.payload import answered, read, split_mark
 from qd.process import vitals
 from qd.process.exits import told
 from qd.process.scoreboard import Slot, State, Verdict, W
@@ -50,24 +50,21 @@ class Settle:
                     self._move(queue, slot)
                 self._told.pop(slot.number, None)
                 slot[W.STATE] = State.SETTLED
-                self.hands.voice.tell("settled", slot=slot.number)
 
     def _move(self, queue: str, slot: Slot) -> None:
         owner = f"{self.hands.token}/{slot.number}"
         member = self.queue.owned(queue, owner)
         if member is None:
             return
-        reserved = reserved_of(queue, member)
-        verdict = slot[W.VERDICT]
-        if not reserved.mark:
-            verdict = Verdict.CRASH
+        mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
+        verdict = slot[W.VERDICT] if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
         text, delay = member, 0.0
         if verdict == Verdict.HAND_BACK:
-            text = answered(member, reserved.mark, attempts=max(0, int(reserved.mark.rsplit(".", 1)[1]) - 1))
+            text = answered(member, mark, attempts=max(0, int(split_mark(mark).n) - 1))
         elif verdict == Verdict.TIMEOUT:
-            text, delay = answered(member, reserved.mark), slot[W.BACKOFF_MS] / 1000
-        if verdict != Verdict.HAND_BACK and reserved.mark:
-            self.queue.note_death(queue, reserved.mark.rsplit(".", 1)[0], self._note(slot))
+            text, delay = self._timed_out(member, mark, bool(slot[W.FAILS])), slot[W.BACKOFF_MS] / 1000
+        if verdict != Verdict.HAND_BACK and mark:
+            self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
         head = verdict == Verdict.HAND_BACK
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
         why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
@@ -76,9 +73,19 @@ class Settle:
             event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None
         )
 
+    def _timed_out(self, member: bytes, mark: str, fails: bool) -> bytes:
+        """A timeout is an exception of the job's; one that was to fail it says so to the next reserve."""
+        try:
+            exceptions = read(member).exceptions + 1
+        except Malformed:
+            exceptions = None
+        return answered(member, mark, exceptions=exceptions, ended="x" if fails else "-")
+
     def _note(self, slot: Slot) -> bytes:
         """How it died, in words, for the record of a job that is failed for it."""
         said = self._told.get(slot.number, {})
+        if said.get("generation") != slot[W.GENERATION]:
+            said = {}  # of the worker before in this slot
         why = {Verdict.TIMEOUT: "over its timeout", Verdict.MEMORY: "over --memory-hard"}.get(Verdict(slot[W.VERDICT]))
         words = [f"its worker ended with {told(slot[W.STATUS])}", f"peak memory {slot[W.PEAK] // 1_000_000}M"]
         text = ", ".join(([why] if why else []) + words)
@@ -91,27 +98,33 @@ class Settle:
         """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease."""
         if self._looked_for_masters:
             return
-        dead = [m for m in reports() if m.token != self.hands.token and died_here(m)]
-        gone = [master for master in dead if self._give_back_all(master)]
-        for master in gone:
-            forget(master.token)
-        self._looked_for_masters = len(gone) == len(dead)
+        dying = False
+        for master in reports():
+            if master.token == self.hands.token or not died_here(master):
+                continue
+            end_subprocesses(master.token)
+            states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
+            if any(states.values()):
+                dying = True  # the kernel is still ending one of its workers: look again at the next beat
+            elif self._give_back_all(master, states):
+                forget(master.token)
+        self._looked_for_masters = not dying
 
-    def _give_back_all(self, master: Master) -> bool:
-        """False: one of its processes is still dying."""
-        end_subprocesses(master.token)
-        states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
-        if any(states.values()):
-            return False
+    def _give_back_all(self, master: Master, states: Mapping[str, bool | None]) -> bool:
+        """False: something it held stays with its lease, because nobody can see whether its worker lives."""
+        all_back = True
         for queue in {*self.queues, *(master.queues if master.connection == self.queue.settings.name else ())}:
             for owner in self.queue.owners(queue):
                 token, _, slot = owner.partition("/")
-                if token != master.token or states.get(slot, False) is None:
+                if token != master.token:
+                    continue
+                if states.get(slot, False) is None:
+                    all_back = False
                     continue
                 member = self.queue.owned(queue, owner)
                 if member is not None and self.queue.give_back(queue, owner, member, member, 0):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
-        return True
+        return all_back
 
 
 def died_here(master: Master) -> bool:

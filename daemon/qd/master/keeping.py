@@ -90,15 +90,13 @@ class Keeping:
             self.orders.give(
                 dead=death.worker.slot.number,
                 generation=death.worker.slot[W.GENERATION],
-                how=told(death.status),
                 stack=death.stack[-STACK:],
-                took=round(death.took, 3),
             )
 
     def leave(self) -> None:
         self._leaving = True
         if self.orders is not None:
-            self.orders.close()
+            self.orders.dismiss()
 
     def kill(self) -> None:
         if self.pid:

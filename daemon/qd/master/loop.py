@@ -223,9 +223,9 @@ class Master:
 
     def _on_restart(self, message: Message, fd: int | None) -> None:
         newest = self.codes.coming or self.codes.serving
-        if message["rolling"] and newest is not None and newest.forked_ns > message["at"]:
+        if message.get("rolling") and newest is not None and newest.forked_ns > message.get("at", 0):
             return  # this code is newer than the stamp: a new keeper has read it again
-        if message["rolling"]:
+        if message.get("rolling"):
             self.reload("qd restart --rolling")
         elif self.stopping is None:
             self.stop("qd restart", Exit.OK)

@@ -51,7 +51,8 @@ def told(status: int) -> str:
 
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"signal {number} ({signal.Signals(number).name})"
+        known = number in {s.value for s in signal.Signals}  # most real-time signals have no name
+        return f"signal {number}" + (f" ({signal.Signals(number).name})" if known else "")
     code = os.waitstatus_to_exitcode(status)
     names = {Exit.MEMORY: "memory", Exit.LIMIT: "limit", Exit.RAISED: "raised", Exit.IMPORT: "import"}
     return f"exit {code}" + (f" ({names[Exit(code)]})" if code in names else "")

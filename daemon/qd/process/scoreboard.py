@@ -47,7 +47,6 @@ class Why(IntEnum):
     TIMEOUT = 1
     INTERRUPT = 2
     LEASE = 3
-    CANCEL = 4
 
 
 class W(IntEnum):
@@ -70,6 +69,7 @@ class W(IntEnum):
     JOB_UNIX = 14  # worker: unix second at which the job in hand began
     PEAK = 15  # master: peak resident bytes, when it was known
     SEEN = 16  # worker: empty looks in a row
+    FAILS = 19  # worker: 1 when the job is to fail if it is killed for its timeout
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 

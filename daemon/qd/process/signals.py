@@ -94,7 +94,7 @@ def nothing(number: int, frame: FrameType | None) -> None:
     """A handler for signals that mean nothing here. Not SIG_IGN: exec would hand that on to a job's subprocess."""
 
 
-def default_all() -> None:
+def default_all(*quiet: signal.Signals) -> None:
     """What a copy of a worker does that a job has forked: no handler, no wakeup descriptor, no blocked signal of ours."""
     signal.set_wakeup_fd(-1)
     faulthandler.disable()
@@ -103,7 +103,9 @@ def default_all() -> None:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for deaf_to in quiet:
+        signal.signal(deaf_to, nothing)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: what came meanwhile meets the handlers above
 
 
 class Copies:
@@ -138,9 +140,7 @@ def deaf(*more: signal.Signals) -> None:
 
     A supervisor may send them to the whole group while this child boots, and their default would end or stop it.
     """
-    default_all()
-    for number in (*STEERING, *more):
-        signal.signal(number, nothing)
+    default_all(*STEERING, *more)
 
 
 def _pipe() -> tuple[int, int]:

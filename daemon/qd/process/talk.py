@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 Message = dict[str, Any]
-LARGEST = 200_000  # bytes of one message; a longer one is cut by its sender
+LARGEST = 200_000  # bytes of one message; a longer one is not heard
 
 
 class Voice:
@@ -38,6 +39,9 @@ class Ear:
     def __init__(self) -> None:
         self.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.setblocking(False)
+        for end in (self.sock, other):  # macOS would take 2,048 bytes
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LARGEST)
         self.voice = Voice(other)
 
     def fileno(self) -> int:
@@ -49,8 +53,15 @@ class Ear:
                 data, fds, _, _ = socket.recv_fds(self.sock, LARGEST + 4096, 1)
             except OSError:
                 return
-            with contextlib.suppress(ValueError):
-                yield json.loads(data), fds[0] if fds else None
+            try:
+                message = json.loads(data)
+            except ValueError:
+                message = None
+            if isinstance(message, dict):
+                yield message, fds[0] if fds else None
+            else:  # a job can write here too
+                for fd in fds:
+                    os.close(fd)
 
 
 class Orders:
@@ -71,12 +82,17 @@ class Orders:
     def close(self) -> None:
         self.sock.close()
 
+    def dismiss(self) -> None:
+        """Tell the child to leave in good order. (A line that only ends says that the master is gone.)"""
+        self.give(leave=True)
+        self.close()
+
 
 class Inbox:
     """A child's end of its stream."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.ended = sock, False
+        self.sock, self.ended, self.dismissed = sock, False, False
         self._rest = b""
 
     def fileno(self) -> int:
@@ -90,4 +106,6 @@ class Inbox:
             data = b""
         self.ended = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
+        messages = [json.loads(line) for line in lines if line]
+        self.dismissed = self.dismissed or any("leave" in message for message in messages)
+        return messages

@@ -1,20 +1,21 @@
 """SIGALRM, the one signal that may raise: what ends a job from outside its code, and only inside user code.
 
-    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted, LeaseLost or JobCancelled
+    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted or LeaseLost
 
 The timer is the worker's own; the master uses the same signal and says in the slot what it means. An alarm between user
-code and user code is noted, never raised. Async jobs are cancelled instead.
+code and user code means nothing any more: the job is over. Async jobs are cancelled instead.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal builds an enum member at each call, 8 us
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
+from qd.errors import EndJob, JobInterrupted, JobTimeout, LeaseLost
 from qd.process.scoreboard import Slot, W, Why, now
 from qd.process.shield import shield
 
@@ -23,7 +24,6 @@ ENDS: dict[int, tuple[type[EndJob], str]] = {
     Why.TIMEOUT: (JobTimeout, "the job ran longer than its timeout"),
     Why.INTERRUPT: (JobInterrupted, "the worker stops"),
     Why.LEASE: (LeaseLost, "the reservation is gone"),
-    Why.CANCEL: (JobCancelled, "the job was cancelled"),
 }
 MISSING = object()
 
@@ -35,7 +35,7 @@ class Alarm:
         self.raised = False
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
-        self._slot, self._inside = slot, False
+        self._slot, self._inside, self._pid = slot, False, os.getpid()
 
     def open(self) -> None:
         signal.signal(signal.SIGALRM, self._ring)
@@ -59,7 +59,7 @@ class Alarm:
                 raise
         finally:
             self._inside = False
-            if seconds:
+            if seconds and os.getpid() == self._pid:  # not a copy that the job has forked: the slot is not its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._slot[W.DEADLINE] = 0
         return result  # type: ignore[return-value]

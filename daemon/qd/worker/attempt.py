@@ -8,6 +8,7 @@ Nothing here talks to a server: the loop settles what is returned. User code run
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import time
 import traceback
@@ -41,6 +42,7 @@ from qd.process import child
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
 
+KILLED_FOR_GOOD = b'.x"'  # how a mark ends that a keeper wrote for a job whose last timeout was to fail it
 HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
 
 
@@ -64,7 +66,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It has failed for good. raw: the payload could not be read, its bytes are kept as they were pushed."""
+    """It has failed for good. attempts: the count its payload is kept with."""
 
     error: BaseException
     attempts: int = 0
@@ -108,6 +110,8 @@ class Attempts:
         running.enter(job)
         try:
             reason = before(limits, payload, now)
+            if reserved.before.endswith(KILLED_FOR_GOOD):
+                reason = "it ran longer than its timeout and was killed"
             if reason is not None:
                 return self._judged(declared, payload, limits, job, reason, death)
             try:
@@ -212,11 +216,12 @@ class Attempts:
         timed_out = isinstance(error, JobTimeout)
         exceptions = payload.exceptions + 1
         verdict = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
-        if timed_out:
-            self._hear(limits, events.JobTimedOut, job)
         if isinstance(verdict, Fail):
             return self._fail(declared, payload, limits, job, error)
-        self._hear(limits, events.JobExceptionOccurred, job, error)
+        if timed_out:
+            self._hear(limits, events.JobTimedOut, job)
+        else:
+            self._hear(limits, events.JobExceptionOccurred, job, error)
         self._hear(limits, events.JobReleased, job, verdict.delay)
         return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
 
@@ -231,8 +236,10 @@ class Attempts:
     ) -> Outcome:
         """Too many attempts, too late, or too many crashes: failed without running. Hooks that have killed a worker
         before, too, are not asked again."""
-        how = death()
+        how, _, stack = death().partition("\n")
         error = AttemptsExceeded(f"{reason}{': ' + how if how else ''}")
+        if stack:
+            error.add_note(stack)
         if payload.crashes:
             self._hear(limits, events.JobCrashed, job, payload.crashes)
         if payload.crashes > limits.max_crashes:
@@ -247,7 +254,10 @@ class Attempts:
                 declared.on_failed(bytes(payload.data), error)
             finally:
                 self._emit(events.JobFailed, job, error)
-                self._emit(events.JobExceptionOccurred, job, error)
+                if isinstance(error, JobTimeout):
+                    self._emit(events.JobTimedOut, job)
+                else:
+                    self._emit(events.JobExceptionOccurred, job, error)
 
         self._hooks(limits, hooks)
         return Failed(error, payload.attempts)
@@ -264,6 +274,9 @@ class Attempts:
         """failed() and listeners: user code too, under a timeout of their own. What they raise changes nothing."""
         try:
             self.alarm.guard(hooks, limits.timeout or HOOK_SECONDS)
+        except SystemExit as leaving:
+            self._only_here(leaving)
+            raise
         except (Exception, Settled, EndJob):
-            traceback.print_exc()
+            logging.getLogger("qd.worker").exception("failed() or a listener raised")
         self._only_here()

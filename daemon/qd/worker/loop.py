@@ -162,6 +162,7 @@ class Worker:
         looping = events.Looping
         if not self.app.listeners.has(looping):
             return True
+        self._flush()  # a listener may take its time
         return self.app.listeners.emit(looping(self.work.connection, self.work.queues))
 
     def _idle(self) -> None:
@@ -187,7 +188,7 @@ class Worker:
     def _took(self, turn: Turn) -> Reserved | None:
         if turn.acked is False and self.done is not None:
             self.settler.lease_was_lost(self.done)
-        self.done = None
+        self.done, self._away_since = None, 0.0
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store")
@@ -201,7 +202,6 @@ class Worker:
             mine = self.queue.held(self.work.queues)
         except (ConnectionLost, ServerRefused):
             return None  # the next turn of the loop asks again; `done` is kept
-        self._away_since = 0.0
         if mine is not None and self.done is not None and mine.mark == self.done.mark:
             return None  # neither acked nor reserved
         self.done = None
@@ -218,7 +218,7 @@ class Worker:
     # -- do it
 
     def _do(self, job: Reserved) -> None:
-        self._queue = job.queue
+        self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
         outcome = self.attempts.run(job, self._begin, lambda: self.settler.death_before(job))
         self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
         self.jobs += 1
@@ -231,12 +231,15 @@ class Worker:
 
     def _begin(self, payload: Payload, limits: Limits) -> None:
         slot = self.slot
-        slot[W.TURN] = int(payload.rsv.split(".")[2]) if payload.rsv else 0
+        slot[W.TURN] = self._turn
         self._began = now()
         slot[W.JOB_AT] = self._began
         last = limits.tries and payload.attempts >= limits.tries
         backoff = limits.backoff[min(payload.attempts, len(limits.backoff)) - 1] if limits.backoff and not last else 0.0
         slot[W.BACKOFF_MS] = int(backoff * 1000)
+        slot[W.FAILS] = int(
+            last or limits.fail_on_timeout or payload.exceptions + 1 >= (limits.max_exceptions or 1 << 30)
+        )
         self.titles.job(slot, payload.job, self._queue)
         slot[W.STATE] = State.BUSY
 
@@ -253,6 +256,7 @@ class Worker:
         elif isinstance(outcome, Failed):
             self._surely(job, lambda: self.settler.bury(job, outcome))
         elif isinstance(outcome, Lost):
+            self._surely(job, lambda: self.queue.ack(job))  # nothing is there to ack, but our name is still on it
             self.settler.lease_was_lost(job)
 
     def _flush(self) -> None:

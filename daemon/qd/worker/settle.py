@@ -110,6 +110,6 @@ def full(error: BaseException) -> str | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
         trace = trace.tb_next
     if trace is None:
-        return None
+        return "\n".join(getattr(error, "__notes__", ())) or None
     text = "".join(traceback.format_exception(type(error), error, trace))
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]

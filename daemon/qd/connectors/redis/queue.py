@@ -113,9 +113,8 @@ class RedisQueue:
         """One BLPOP. Left early by a signal, the connection is given up with it, and a token that came is put back."""
         names = self._keys(*[keys.notify(queue) for queue in queues])
         self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
-        if not self.wire.readable(seconds + self.wire.timeout, wake):
-            return self.wire.close()
-        token = self.wire.receive()
+        in_time = self.wire.readable(seconds + self.wire.timeout, wake)
+        token = self.wire.receive() if in_time else self.wire.leave()
         if token and ready_of([wake], 0):
             self.wire.call("RPUSH", token[0], "1")
 

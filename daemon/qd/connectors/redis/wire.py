@@ -36,6 +36,7 @@ BUSY = (
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM")
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
+LEAVING = 0.1  # seconds a server may take to hang up, too
 MOVED = ("READONLY", "MASTERDOWN")  # another server serves now: the name is resolved anew for the next call
 
 
@@ -169,6 +170,23 @@ class Wire:
         finally:
             sock.settimeout(self.timeout)
         return True
+
+    def leave(self) -> Any:
+        """Take no reply any more, and close. Returns one that the server had already sent, else None.
+
+        The server drops who hangs up in the middle of a blocking command: after the half-close nothing is served in
+        vain. TLS knows no half-close; what was on its way then is lost.
+        """
+        sock, reply = self._sock, None
+        if sock is not None and not isinstance(sock, ssl.SSLSocket):
+            try:
+                sock.shutdown(socket.SHUT_WR)
+                sock.settimeout(LEAVING)
+                reply = self._reply()
+            except (OSError, ConnectionLost):
+                pass
+        self.close()
+        return None if isinstance(reply, Exception) else reply
 
     def _went_away(self) -> bool:
         """An idle connection that is readable was closed (or holds a reply nobody waits for): not to be used."""
