@@ -1,11 +1,12 @@
 """Code of ours that runs inside a job and must not be torn apart by an alarm: sending, settling.
 
 An alarm that comes while a shield is held is raised when the last one is put down. Used by whoever talks to a server on
-behalf of a job; the worker's alarm says what to raise. Only the main thread is ever interrupted.
+behalf of a job; the worker's alarm says what to raise. Only the main thread is ever interrupted, so in others it is air.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
 
@@ -18,11 +19,14 @@ class Shield:
         self.overdue: Callable[[], None] | None = None  # set by an alarm that found the shield up
 
     def __enter__(self) -> None:
-        self.depth += 1
+        if threading.get_ident() == threading.main_thread().ident:
+            self.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
         self.depth -= 1
         if self.depth == 0 and self.overdue is not None:
             overdue, self.overdue = self.overdue, None

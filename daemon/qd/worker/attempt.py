@@ -89,6 +89,7 @@ class Attempts:
     def __init__(self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines) -> None:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._pid = os.getpid()
+        self._returned = False  # the job's function has, its listeners may still run
         self._declared_limits: dict[str, Limits] = {}
 
     def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], str]) -> Outcome:
@@ -158,6 +159,7 @@ class Attempts:
         self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, call: Callable[[], object]
     ) -> Outcome:
         error: BaseException
+        self._returned = False
         try:
             self.alarm.guard(lambda: self._body(declared, job, call), limits.timeout)
             self._only_here()
@@ -173,6 +175,8 @@ class Attempts:
         self._only_here(error)
         if job.outcome is not None:
             return self._by_hand(declared, payload, limits, job)
+        if self._returned and isinstance(error, EndJob):
+            return DONE  # too late for the job: it ended a listener
         return self._after(declared, payload, limits, job, self.alarm.ended_by or error)
 
     def _body(self, declared: Declared, job: RunningJob, call: Callable[[], object]) -> None:
@@ -182,6 +186,7 @@ class Attempts:
         result = call()
         if declared.is_async or inspect.iscoroutine(result):
             self.coroutines.run(result, self.alarm)
+        self._returned = True
         self._only_here()
         if job.outcome is None and listeners.has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))

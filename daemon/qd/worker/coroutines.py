@@ -26,9 +26,9 @@ class Coroutines:
         alarm.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             return loop.run_until_complete(task)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if alarm.ended_by is not None:
-                raise alarm.ended_by from None
+                raise alarm.ended_by.with_traceback(cancelled.__traceback__) from None  # where it stood
             raise RuntimeError("the job cancelled itself") from None
         finally:
             alarm.cancel = None

@@ -1,0 +1,418 @@
+"""Jobs that do not end: each is ended on time whatever it does, told with its stack, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+
+STUCK = (
+    JOBS
+    + """
+import asyncio, ctypes, re, signal, subprocess
+from qd import JobInterrupted, JobTimeout, events
+
+def asleep():
+    time.sleep(60)
+
+def busy():
+    while True:
+        pass
+
+def regex():
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+def fifo():
+    os.mkfifo("fifo")
+    open("fifo").read()
+
+def child():
+    subprocess.run(["sleep", "300"])
+
+def shell():
+    os.system("sleep 300; true")
+
+def in_c():
+    sum(range(10**12))
+
+def ignored():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    time.sleep(60)
+
+def replaced():
+    signal.signal(signal.SIGALRM, lambda *_: note("their own handler"))
+    signal.alarm(1)
+    while True:
+        time.sleep(60)
+
+def disarmed():
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    time.sleep(60)
+
+def masked():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(60)
+
+def swallowed():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+async def awaited():
+    await asyncio.sleep(60)
+
+async def awaited_busy():
+    while True:
+        pass
+
+async def awaited_swallowed():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            pass
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+KINDS = {body.__name__: body for body in (
+    asleep, busy, regex, fifo, child, shell, in_c, ignored, replaced, disarmed, masked, swallowed, stopped)}
+ASYNC = {body.__name__: body for body in (awaited, awaited_busy, awaited_swallowed)}
+
+@app.job("stuck", timeout=1)
+def stuck(how: str) -> None:
+    note("start", how, os.getpid())
+    try:
+        KINDS[how]()
+    finally:
+        note("finally", type(sys.exc_info()[1]).__name__)
+
+@app.job("astuck", timeout=1)
+async def astuck(how: str) -> None:
+    note("start", how, os.getpid())
+    try:
+        await ASYNC[how]()
+    finally:
+        note("finally", type(sys.exc_info()[1]).__name__)
+
+@app.job("again", timeout=1, tries=2, backoff=[1])
+def again(how: str) -> None:
+    note("again", how, current_job().attempt)
+    KINDS[how]()
+
+@app.job("final", timeout=1, tries=5, fail_on_timeout=True)
+def final(how: str) -> None:
+    note("final", how)
+    KINDS[how]()
+
+@app.job("strict", timeout=1, tries=5, max_exceptions=1)
+def strict(how: str) -> None:
+    note("strict", how)
+    KINDS[how]()
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=STUCK)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
+    work = shop.work("-w", str(workers), *arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+# What the job's own code sees; and what has to be killed, with the function that stands in the stack that is told.
+SOFT = ["asleep", "busy", "regex", "fifo", "child", "awaited"]
+HARD = {
+    "shell": "shell",
+    "in_c": "in_c",
+    "ignored": "ignored",
+    "replaced": "replaced",
+    "disarmed": "disarmed",
+    "masked": None,
+    "swallowed": "swallowed",
+    "awaited_busy": "awaited_busy",
+    "awaited_swallowed": "select",
+    "stopped": None,
+}
+
+
+@FAILED
+@pytest.mark.parametrize("how", SOFT)
+def test_a_job_over_its_timeout_sees_it_and_its_worker_takes_no_other(
+    shop: Project, witness: Witness, redis: Client, how: str
+) -> None:
+    shop.allowed.add("fifo")
+    work = ready(shop, "--log-level", "debug")
+    push(redis, "astuck" if how == "awaited" else "stuck", how=how)
+    push(redis, "quick")
+    pid = int(witness.wait("start")[0].split()[2])
+    began = time.monotonic()
+    eventually(lambda: gone(pid), 2.5, what="no stuck worker")
+    assert time.monotonic() - began > 0.7, "ended too early"
+    (seen,) = witness.wait("finally")
+    assert seen == f"finally {'CancelledError' if how == 'awaited' else 'JobTimeout'}"
+    work.wait_line("job.failed .*JobTimeout")
+    work.wait_line(r"worker.left .*exit 15 \(raised\)")
+    assert witness.wait("quick")[0].split()[2] != str(pid)
+    ((record, _),) = failed(redis)
+    assert (record["error"], record["attempts"]) == ("JobTimeout", 1)
+    assert f"in {how}" in record["trace"]
+    assert not [p for p in work.session() if "sleep" in p.name()], "its subprocess is left"
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("how", HARD)
+def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
+    shop: Project, witness: Witness, redis: Client, how: str
+) -> None:
+    work = ready(shop)
+    push(redis, "astuck" if "awaited" in how else "stuck", how=how)
+    push(redis, "quick")
+    pid = int(witness.wait("start")[0].split()[2])
+    eventually(lambda: gone(pid), 2.9, what="no stuck worker")  # timeout 1, grace 0.4
+    work.wait_line("job.killed .*signal 9 .*reason=timeout .*job=a?stuck .*took=1.[3-9]")
+    work.wait_line("job.failed .*job=a?stuck .*over its timeout")
+    assert witness.wait("quick")[0].split()[2] != str(pid)
+    if HARD[how]:
+        assert work.matches(f"^    .* in {HARD[how]}$"), "no stack of the stuck line"
+        ((record, _),) = failed(redis)
+        assert f" in {HARD[how]}" in f"{record['reason']}\n{record['trace']}"
+    assert len(witness.starting("start")) == 1
+    eventually(lambda: not [p for p in work.session() if "sleep" in p.name()], what="no subprocess left")
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("how", ["asleep", "in_c"])
+def test_it_is_tried_again_after_its_backoff_and_failed_after_its_tries(
+    shop: Project, witness: Witness, redis: Client, how: str
+) -> None:
+    work = ready(shop)
+    push(redis, "again", how=how)
+    ended = "job.released" if how == "asleep" else "job.requeued .*reason=timeout"
+    work.wait_line(f"{ended}.* delay=1.000|job.released .*delay=1.000")
+    assert witness.lines == [f"again {how} 1"]
+    work.wait_line("job.failed .*job=again", 8)
+    assert witness.lines == [f"again {how} 1", f"again {how} 2"]
+    ((record, _),) = failed(redis)
+    assert record["attempts"] in (2, 3)
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("name", ["final", "strict"])
+@pytest.mark.parametrize("how", ["asleep", "in_c"])
+def test_fail_on_timeout_and_max_exceptions_hold_for_killed_jobs_too(
+    shop: Project, witness: Witness, redis: Client, how: str, name: str
+) -> None:
+    work = ready(shop)
+    push(redis, name, how=how)
+    work.wait_line(f"job.failed .*job={name}", 5)
+    assert witness.lines == [f"{name} {how}"]
+    work.stop()
+
+
+@FAILED
+def test_neighbours_do_not_notice(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, workers=2)
+    push(redis, "slow", seconds=3)
+    pid = witness.wait("start")[0].split()[2]
+    push(redis, "stuck", how="in_c")
+    push(redis, "stuck", how="asleep")
+    work.wait_line("job.failed .*job=stuck", count=2, seconds=10)
+    assert witness.wait("end")[0].split()[2] == pid
+    assert not work.matches("job.failed .*job=slow")
+    work.stop()
+
+
+# -- late alarms, and alarms in our own calls
+
+LATE = (
+    STUCK
+    + """
+@app.job("short", timeout=1, tries=3)
+def short() -> None:
+    note("short", os.getpid())
+
+@app.on(events.JobProcessed)
+def hang(event: events.JobProcessed) -> None:
+    if event.job.name == "short":
+        time.sleep(60)
+
+@app.job("swallow", timeout=1, tries=3)
+def swallow() -> None:
+    note("swallow", os.getpid())
+    try:
+        time.sleep(60)
+    except JobTimeout:
+        pass
+
+@app.job("send", timeout=0.3, tries=1)
+def send() -> None:
+    other, sent = app.queue("other"), 0
+    try:
+        while True:
+            other.push("nobody")
+            sent += 1
+    finally:
+        note("sent", sent, other.size())
+        other.push("nobody")
+        note("then", other.size())
+        other.clear()
+
+@app.job("send in threads", timeout=0.5, tries=1)
+async def send_in_threads() -> None:
+    other = app.queue("other")
+    await asyncio.gather(*[asyncio.to_thread(other.push, "nobody") for _ in range(200)])
+    note("sent", 200, other.size())
+    other.clear()
+    await asyncio.sleep(60)
+"""
+)
+
+
+def test_a_late_alarm_spoils_no_result(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LATE)
+    witness = Witness(shop)
+    work = ready(shop, "--log-level", "debug")
+    for name in ("short", "swallow"):
+        push(redis, name)
+        work.wait_line(f"job.done .*job={name}")
+    work.wait_line(r"worker.left .*exit 15 \(raised\)", count=2)
+    push(redis, "quick")
+    witness.wait("quick")
+    assert len(witness.starting("short")) == len(witness.starting("swallow")) == 1
+    work.stop()
+
+
+@FAILED
+def test_an_alarm_during_a_dispatch_waits_for_its_end(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LATE)
+    witness = Witness(shop)
+    work = ready(shop)
+    for count in range(1, 9):
+        push(redis, "send")
+        sent, size = (int(word) for word in witness.wait("sent", count)[-1].split()[1:])
+        assert size == sent or size == sent + 1  # the alarm may come before the job has counted
+        assert int(witness.wait("then", count)[-1].split()[1]) == size + 1
+    work.wait_line("job.failed .*JobTimeout", count=8)
+    assert not work.matches("ConnectionLost|TypeError|ServerRefused|reason=timeout")
+    work.stop()
+
+
+@FAILED
+def test_sending_in_threads_does_not_keep_the_alarm_off(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LATE)
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "send in threads")
+    work.wait_line("job.failed .*JobTimeout")
+    assert witness.starting("sent") == ["sent 200 200"]
+    work.stop()
+
+
+# -- the stop, seen from inside a job
+
+STOPS = (
+    STUCK
+    + """
+@app.job("careful")
+def careful() -> None:
+    note("start")
+    try:
+        time.sleep(60)
+    except JobInterrupted:
+        note("interrupted", current_job().stopping)
+        raise
+
+@app.job("polite")
+def polite() -> None:
+    note("start", current_job().stopping)
+    while not current_job().stopping:
+        time.sleep(0.01)
+    note("stopping")
+
+@app.job("careful in async")
+async def careful_in_async() -> None:
+    note("start")
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        note("interrupted", current_job().stopping)
+        raise
+"""
+)
+
+
+@pytest.mark.parametrize("name", ["careful", "careful in async"])
+def test_a_job_is_interrupted_before_the_stop_deadline_and_handed_back(
+    project: MakeProject, redis: Client, name: str
+) -> None:
+    shop = project(jobs=STOPS)
+    witness = Witness(shop)
+    work = ready(shop, "--stop-timeout", "2s")
+    push(redis, name)
+    witness.wait("start")
+    began = time.monotonic()
+    work.stop()
+    assert 1.0 < time.monotonic() - began < 3.0
+    assert witness.starting("interrupted") == ["interrupted True"]
+    assert work.matches("job.released .*the worker stops")
+    assert work.matches("master.stopped .*handed_back=1 exit=0")
+    assert not work.matches("signal 9")
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
+    assert '"attempts":0,' in payload
+    redis.call("DEL", "queues:default", "queues:default:notify")
+
+
+def test_a_job_can_see_that_its_worker_is_asked_to_stop(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=STOPS)
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "polite")
+    assert witness.wait("start") == ["start False"]
+    work.stop(seconds=5)
+    assert witness.starting("stopping")
+    assert work.matches("master.stopped jobs=1 handed_back=0")
+
+
+@FAILED
+def test_a_stopped_worker_that_goes_on_in_time_is_left_alone(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, "--timeout", "5")
+    push(redis, "slow", seconds=1)
+    pid = int(witness.wait("start")[0].split()[2])
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    assert witness.wait("end")[0].split()[2] == str(pid)
+    work.stop()
