@@ -1,6 +1,7 @@
 # Every target sets up what it needs: Python 3.11 or newer and make are enough, the rest goes into .venv.
 #   make demo        a real queue, two workers and a few jobs, in twenty seconds
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
+#   make soak        what takes minutes: two of them idle under supervisord and under systemd
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= auto
 ARGS ?=
 
-.PHONY: demo test check static format lint types floors bench clean
+.PHONY: demo test soak check static format lint types floors bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -26,6 +27,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=300 tests/process $(ARGS)
 
 check: static test
 
