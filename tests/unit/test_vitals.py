@@ -147,17 +147,6 @@ def test_memory_of_others(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     assert vitals.rss_of(child.pid) is None
-    assert vitals.peak_rss_of(child.pid) is None
-
-
-@linux_only
-def test_peak_memory_is_remembered_after_it_was_given_back() -> None:
-    block = bytearray(b"x") * 60_000_000
-    del block
-    peak, now = vitals.peak_rss_of(os.getpid()), vitals.rss_of(os.getpid())
-    assert peak is not None
-    assert now is not None
-    assert peak > now + 30_000_000
 
 
 def test_at_least_one_cpu_is_granted() -> None:

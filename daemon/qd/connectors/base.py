@@ -1,4 +1,4 @@
-"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker, keeper and bus know only this."""
+"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker and bus know only this (a keeper is of its server)."""
 
 from __future__ import annotations
 

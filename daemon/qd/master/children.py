@@ -173,7 +173,7 @@ class Children:
         if verdict is None:
             slot.clear()
         else:
-            slot[W.VERDICT], slot[W.STATUS], slot[W.DEAD_AT], slot[W.PEAK] = verdict, status, at, peak
+            slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
             slot[W.STATE] = State.DEAD
         return death
 

@@ -86,7 +86,6 @@ class Master:
 
     def run(self) -> int:
         self._started = time.monotonic()
-        self.board.set_header(H.MASTER, os.getpid())
         vitals.set_subreaper()
         self.mailbox.open(SIGNALS)
         try:

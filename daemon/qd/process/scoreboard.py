@@ -1,8 +1,8 @@
 """What the processes of one `qd work` know of each other, in anonymous shared memory: a header and 256 slots.
 
-A hint and a hand-over, never the truth: Redis knows who holds which job. Each word has one writer, and a reader believes
-nothing it cannot check (a job can scribble over this memory). The numbers are 64 bit words, moments are CLOCK_MONOTONIC
-nanoseconds; two text fields tell people what a worker does.
+A hint and a hand-over, never the truth: Redis knows who holds which job. Each word has one writer (WHY is set by the
+master and taken by the worker), and a reader believes nothing it cannot check, since a job can scribble over this memory.
+The numbers are 64 bit words, moments are CLOCK_MONOTONIC nanoseconds; two text fields tell people what a worker does.
 
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
 -> (keeper) its jobs are moved, SETTLED -> (master) FREE.
@@ -55,20 +55,17 @@ class W(IntEnum):
     PID = 0  # master
     GENERATION = 1  # master: counts the workers a slot has had
     STATE = 2  # worker while it lives, then master, then keeper
-    BEAT = 3  # worker: moment of its last sign of life between jobs
     JOB_AT = 4  # worker: moment the job in hand began, 0 none
     DEADLINE = 5  # worker: moment at which its time is over, 0 none
     BACKOFF_MS = 6  # worker: the delay after a timeout
     VERDICT = 7  # master
     STATUS = 8  # master: wait status
-    DEAD_AT = 9  # master
     JOBS = 10  # worker: jobs done
     GROWN = 11  # worker: bytes it has grown since it was ready
     WHY = 12  # master: what the next SIGALRM means
     TURN = 13  # worker: its turn number
     JOB_UNIX = 14  # worker: unix second at which the job in hand began
     PEAK = 15  # master: peak resident bytes, when it was known
-    SEEN = 16  # worker: empty looks in a row
     FAILS = 19  # worker: 1 when the job is to fail if it is killed for its timeout
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
@@ -84,7 +81,6 @@ class H(IntEnum):
     PAUSED = 4  # master: 1 while paused by USR2
     STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
     LEASES_LOST = 6  # keeper: count
-    MASTER = 7  # master: its pid
 
 
 class Scoreboard:

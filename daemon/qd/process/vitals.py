@@ -137,14 +137,6 @@ def rss_of(pid: int) -> int | None:
     return int(fields[1]) * PAGE if len(fields) > 1 else None
 
 
-def peak_rss_of(pid: int) -> int | None:
-    """The most memory process `pid` ever had resident, in bytes. None: gone, ended (wait4 tells then) or unknown."""
-    for line in _text(f"/proc/{pid}/status").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
 # --- CPUs ------------------------------------------------------------------------------------------------------------
 
 

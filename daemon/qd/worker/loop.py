@@ -168,7 +168,7 @@ class Worker:
     def _idle(self) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
         self._flush()
-        self.slot[W.STATE], self.slot[W.BEAT] = State.IDLE, now()
+        self.slot[W.STATE] = State.IDLE
         booting = not self.board.header(H.KEEPER_CONTACT)
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
         self.mailbox.peek(0.003 if booting else IDLE)
@@ -178,7 +178,7 @@ class Worker:
 
     def _take(self) -> Reserved | None:
         """The next job, the ack of the one before going with the same call."""
-        self.slot[W.STATE], self.slot[W.BEAT] = State.LOOKING, now()
+        self.slot[W.STATE] = State.LOOKING
         try:
             turn = self.queue.turn(self.done, self.work.queues)
         except (ConnectionLost, ServerRefused) as error:
@@ -290,7 +290,7 @@ class Worker:
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
-        self.slot[W.STATE], self.slot[W.BEAT] = State.WAITING, now()
+        self.slot[W.STATE] = State.WAITING
         self.titles.idle("waiting on " + ",".join(self.work.queues))
         try:
             if queues:

@@ -55,7 +55,6 @@ class Wire:
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
 
     timeout: seconds any reply may take; connect_timeout: seconds a connection may take. Both are always finite.
-    on_connect: called with the fresh wire (to register scripts, or the worker behind it).
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
@@ -109,7 +108,15 @@ class Wire:
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """A pipeline. Errors of single commands stand in the list as exceptions; raises ConnectionLost only."""
         self.send(b"".join([packed(c) for c in commands]))
-        return [self._reply() for _ in commands]
+        replies: list[Any] = []
+        try:
+            for _ in commands:
+                replies.append(self._reply())
+        except ConnectionLost:
+            if replies and isinstance(replies[0], ServerBusy):  # full of clients: it says why, and hangs up
+                raise replies[0] from None
+            raise
+        return replies
 
     def send(self, command: bytes) -> None:
         """Send packed bytes, on a fresh connection when there is none or when an idle one was closed by the server."""
