@@ -1,4 +1,5 @@
-"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker and bus know only this (a keeper is of its server)."""
+"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker and bus know only this, while a
+keeper is of its server's kind."""
 
 from __future__ import annotations
 
