@@ -132,6 +132,11 @@ def quoted(value: object) -> str:
     return text if PLAIN.fullmatch(text) else '"' + escaped(text).replace('"', '\\"') + '"'
 
 
+def cut(text: str, most: int = 100) -> str:
+    """What came from a payload, for a line: as much as a reader needs of it."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def escaped(text: str) -> str:
     """Control characters, and what turns text around, as \\xNN: for log lines and tables."""
     return "".join(c if c.isprintable() or c in "\t " else c.encode("unicode_escape").decode() for c in text)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
-from qd.log import Log
+from qd.log import Log, cut
 from qd.master.plan import Hands
 from qd.payload import answered, read, split_mark
 from qd.process import vitals
@@ -157,4 +157,4 @@ def named(member: bytes) -> dict[str, object]:
         payload = read(member)
     except Malformed:
         return {}
-    return {"job": payload.job, "id": payload.id or payload.uuid}
+    return {"job": cut(payload.job), "id": cut(payload.id or payload.uuid or "") or None}

@@ -36,6 +36,7 @@ from qd.errors import (
 )
 from qd.jobs import Declared
 from qd.limits import Fail, Limits, Release, after_error, before, hold_delay, limits_of
+from qd.log import cut
 from qd.options import WorkOptions
 from qd.payload import Payload, read
 from qd.process import child
@@ -141,7 +142,7 @@ class Attempts:
         known = (
             f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(self.app.registry.names())} are known"
         )
-        return f"no job '{name}' is declared in this app ({known})"
+        return f"no job '{cut(name)}' is declared in this app ({known})"
 
     def _hold(self, payload: Payload, now: float, why: str) -> Back:
         """Back with a growing delay; nothing is spent, and the payload remembers since when."""

@@ -18,7 +18,7 @@ from qd.bus import running
 from qd.config import Settings
 from qd.connectors.manager import open_queue
 from qd.errors import NotInJob
-from qd.log import JobRecords, Log
+from qd.log import JobRecords, Log, cut
 from qd.master.children import TAKE_STACK
 from qd.master.plan import Hands, Seat
 from qd.process import signals, vitals
@@ -77,7 +77,7 @@ def job_fields() -> Mapping[str, object]:
         job = running.current_job()
     except NotInJob:
         return {}
-    return {"job": job.name, "job_id": job.id}
+    return {"job": job.name, "job_id": cut(job.id)}
 
 
 def freeze() -> None:

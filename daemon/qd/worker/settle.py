@@ -11,11 +11,12 @@ from pathlib import Path
 
 from qd.connectors.base import Queue, Reserved
 from qd.errors import ConnectionLost, Malformed, ServerRefused
-from qd.log import Log
+from qd.log import Log, cut
 from qd.payload import Payload, answered, original, read, split_mark
 from qd.worker.attempt import Back, Failed
 
 OURS = str(Path(__file__).parent.parent) + os.sep
+LINE = 250  # characters of an error that stand in a line of the log
 LONGEST = 16_000  # characters of a traceback that are kept
 
 
@@ -29,7 +30,7 @@ class Settler:
         text = answered(job.member, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
         kept = self.queue.release(job, text, back.delay, head=back.head)
         level = "warning" if back.error is not None else "info"
-        fields = {**self._job(job, payload), "delay": back.delay, "reason": back.why}
+        fields = {**self._job(job, payload), "delay": back.delay, "reason": cut(back.why, LINE)}
         if back.error is not None:
             fields |= {"error": short(back.error), "trace": full(back.error)}
         self.log.line(level, "job.released", fields)
@@ -87,8 +88,8 @@ class Settler:
             return {"queue": job.queue, "id": job.mark}
         return {
             "queue": job.queue,
-            "job": payload.job,
-            "id": payload.id or payload.uuid or job.mark,
+            "job": cut(payload.job),
+            "id": cut(payload.id or payload.uuid or job.mark),
             "attempt": payload.attempts,
             "crashes": payload.crashes or None,
         }
@@ -101,7 +102,8 @@ def base_of(mark: str) -> str:
 
 
 def short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """For a line of the log; the record has all of it."""
+    return cut(f"{type(error).__name__}: {error}", LINE) if str(error) else type(error).__name__
 
 
 def full(error: BaseException) -> str | None:

@@ -1,0 +1,264 @@
+"""Payloads that are none, or that nobody here can run: kept, told, and nobody dies of them or waits behind them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.hostile import hostile, malformed
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import failed, push, push_raw
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+LONGEST_LINE = 500  # bytes; a traceback stands in lines of its own
+
+TYPED = (
+    JOBS
+    + """
+import hashlib
+from typing import Any
+
+@app.job("typed")
+def typed(number: int, text: str = "") -> None:
+    note("typed", number)
+
+@app.job("large")
+def large(text: str) -> None:
+    note("large", len(text), hashlib.sha256(text.encode()).hexdigest())
+
+@app.job("größe.テスト.🐘 mit Leerzeichen")
+def unicode(名前: str) -> None:
+    note("unicode", 名前)
+
+@app.job("mail.welcome", tries=0)
+def welcome(**anything: Any) -> None:
+    note("welcome")
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=TYPED)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
+    work = shop.work("-w", str(workers), *arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def waiting(work: Procs, count: int = 1) -> list[int]:
+    idle: Callable[[], bool] = lambda: len(work.children("waiting on")) == count  # noqa: E731
+    eventually(idle, what="idle workers")
+    return [child.pid for child in work.children("waiting on")]
+
+
+def held_of(redis: Client, key: str = "queues:default:delayed") -> dict[str, object]:
+    """The one delayed payload, read."""
+    (member,) = eventually(lambda: redis.call("ZRANGE", key, "0", "-1"), what=f"a payload in {key}")
+    read: dict[str, object] = json.loads(member)
+    return read
+
+
+# -- what is no payload
+
+
+@FAILED
+def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_runs(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = ready(shop)
+    pids = waiting(work)
+    corpus = list(dict(malformed(cut_every=40)).values())
+    for number, raw in enumerate(corpus):
+        if number % 20 == 0:
+            push(redis, "quick", n=number)
+        if number % 7 == 0 and raw not in corpus[:number]:
+            redis.call("ZADD", "queues:default:delayed", str(time.time()), raw)
+        else:
+            push_raw(redis, raw)
+    push(redis, "quick", count=10, n=-1)
+    witness.wait("quick -1", 10, seconds=30)
+    kept = eventually(lambda: (found := failed(redis)) and len(found) >= len(corpus) and found, 10)
+    assert sorted(raw for _, raw in kept) == sorted(corpus)
+    assert {record["error"] for record, _ in kept} == {"Malformed"}
+    assert waiting(work) == pids, "a worker died of a payload"
+    bounded(work)
+    work.stop()
+
+
+@FAILED
+@pytest.mark.leaves("queues:default:delayed", "queues:default:notify")
+def test_odd_payloads_kill_nobody_and_each_stays_in_one_place(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, "--log-level", "debug")
+    pids = waiting(work)
+    corpus = [raw for name, raw in hostile(cut_every=1000) if name not in dict(malformed(cut_every=1000))]
+    push_raw(redis, *corpus)
+    push(redis, "quick", count=10)
+    witness.wait("quick", 10, seconds=30)
+    work.wait_line("job.done .*job=quick", count=10)
+
+    def accounted() -> bool:
+        done = len(work.matches(r"job.done .*job=mail"))
+        held = int(redis.call("ZCARD", "queues:default:delayed"))
+        return done + len(failed(redis)) + held == len(corpus)
+
+    eventually(accounted, what="every odd payload done, failed or held")
+    assert waiting(work) == pids, "a worker died of a payload"
+    bounded(work)
+    work.stop()
+
+
+def bounded(work: Procs) -> None:
+    """No payload floods the log, forges a line or speaks to the terminal."""
+    for line in work.lines:
+        assert len(line.encode()) <= LONGEST_LINE, f"{len(line)} characters: {line[:200]} ... {line[-100:]}"
+        assert line.isprintable(), repr(line)
+
+
+# -- what nobody here can run
+
+
+@FAILED
+def test_an_unknown_name_is_held_spends_nothing_and_is_failed_after_the_ttl_naming_near_misses(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = ready(shop, "--unroutable-ttl", "2s")
+    push(redis, "typd", number=1)
+    push(redis, "quick")
+    work.wait_line("job.released .*job=typd .*delay=1.000 .*did you mean 'typed'")
+    held = held_of(redis)
+    assert held["attempts"] == 0
+    assert held["held"]
+    witness.wait("quick")
+    work.wait_line("job.failed .*job=typd .*UnknownJob.*did you mean 'typed'", 10)
+    assert len(work.matches("job.released .*job=typd")) >= 2
+    ((record, raw),) = failed(redis)
+    assert (record["error"], record["attempts"]) == ("UnknownJob", 1)
+    assert b'"data":{"number": 1}' in raw
+    assert b'"attempts":0,' in raw
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("data", [{}, {"number": 1, "nmber": 2}], ids=["missing", "unknown"])
+def test_a_parameter_of_another_version_is_held_and_then_failed(
+    shop: Project, witness: Witness, redis: Client, data: dict[str, Any]
+) -> None:
+    work = ready(shop, "--unroutable-ttl", "1s")
+    push(redis, "typed", **data)
+    name = "number" if not data else "nmber"
+    work.wait_line(f"job.released .*job=typed .*delay=1.000 .*{name}")
+    assert held_of(redis)["attempts"] == 0
+    work.wait_line(f"job.failed .*job=typed .*UnknownParameters.*{name}", 10)
+    assert not witness.lines
+    work.stop()
+
+
+@pytest.mark.leaves("qd:restart")
+def test_a_job_that_is_known_after_a_deploy_runs(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "typed", number=7)
+    work.wait_line("job.released .*job=typed")
+    shop.jobs(TYPED)
+    assert shop.qd("restart", "--rolling").returncode == 0
+    assert witness.wait("typed") == ["typed 7"]
+    work.wait_line("job.done .*job=typed .*attempt=1")
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("value", ["seven", None, [1], 1.5])
+def test_a_value_of_the_wrong_type_fails_at_once_naming_the_parameter(
+    shop: Project, witness: Witness, redis: Client, value: object
+) -> None:
+    work = ready(shop, "--tries", "5")
+    push(redis, "typed", number=value)
+    work.wait_line("job.failed .*job=typed .*WrongType.*number")
+    assert not work.matches("job.released")
+    ((record, _),) = failed(redis)
+    assert "number" in record["reason"]
+    assert "int" in record["reason"]
+    work.stop()
+
+
+@pytest.mark.leaves("queues:default:delayed", "queues:default", "queues:default:notify")
+def test_an_object_job_of_laravel_is_never_failed_and_its_data_stays(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    data = {
+        "commandName": "App\\Jobs\\Ship",
+        "command": 'O:13:"App\\Jobs\\Ship":1:{s:2:"id";i:7;}',
+        "list": [],
+        "n": 2**60,
+    }
+    raw = make("Illuminate\\Queue\\CallQueuedHandler@call", json.dumps(data).encode(), created_at=int(time.time()))
+    work = ready(shop, "--unroutable-ttl", "1s", "--max-crashes", "1")
+    push_raw(redis, raw)
+    push(redis, "quick", count=10)
+    witness.wait("quick", 10)
+    redis.call("ZADD", "queues:default:delayed", "1", raw.replace(b"Ship", b"Fly!"))
+    push(redis, "quick", count=10)
+    witness.wait("quick", 20)
+    eventually(lambda: redis.call("LLEN", "queues:default:notify") <= 2)
+    found = redis.call("LRANGE", "queues:default", "0", "-1") + redis.call(
+        "ZRANGE", "queues:default:delayed", "0", "-1"
+    )
+    assert len(found) == 2
+    for payload in found:
+        assert json.dumps(data).encode() in payload.replace(b"Fly!", b"Ship")
+        assert b'"attempts":0' in payload
+    assert not failed(redis)
+    work.stop()
+
+
+# -- large, strange and equal ones, which are right
+
+
+@pytest.mark.parametrize("size", [1 << 20, 16 << 20])
+def test_large_payloads_run(shop: Project, witness: Witness, redis: Client, size: int) -> None:
+    import hashlib
+
+    text = "ä" * (size // 2)
+    work = ready(shop)
+    push_raw(redis, make("large", json.dumps({"text": text}, ensure_ascii=False).encode(), created_at=int(time.time())))
+    (line,) = witness.wait("large")
+    assert line == f"large {len(text)} {hashlib.sha256(text.encode()).hexdigest()}"
+    bounded(work)
+    work.stop()
+
+
+def test_names_in_any_script_run(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop)
+    push(redis, "größe.テスト.🐘 mit Leerzeichen", 名前="値 🐘")
+    assert witness.wait("unicode") == ["unicode 値 🐘"]
+    work.wait_line("job.done .*größe.テスト.🐘 mit Leerzeichen")
+    work.stop()
+
+
+def test_equal_payloads_are_as_many_jobs(shop: Project, witness: Witness, redis: Client) -> None:
+    raw = make("quick", b"{}", created_at=int(time.time()))
+    push_raw(redis, *[raw] * 10_000)
+    work = shop.work("-w", "2", "--stop-when-empty", "--log-level", "warning")
+    work.ends_clean(seconds=60)
+    assert len(witness.starting("quick")) == 10_000
+    assert work.lines == []
