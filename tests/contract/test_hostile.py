@@ -100,8 +100,12 @@ def test_an_odd_payload_is_read_as_it_was_pushed(place, queue: RedisQueue, seen:
 
 
 LAST = "Zz9Zz9Zz9Z.4.77."
-counts = st.one_of(st.integers(0, 3), st.sampled_from([2**53, 2**53 + 1, -1, 1.5, "1", {}, [1], None, True]))
-marks = st.sampled_from([LAST + "0", LAST + "1", LAST + "-", "not a mark", 'a"b', "", "a.b.c.d", 7, {}, None])
+counts: st.SearchStrategy[Any] = st.one_of(
+    st.integers(0, 3), st.sampled_from([2**53, 2**53 + 1, -1, 1.5, "1", {}, [1], None, True])
+)
+marks: st.SearchStrategy[Any] = st.sampled_from(
+    [LAST + "0", LAST + "1", LAST + "-", "not a mark", 'a"b', "", "a.b.c.d", 7, {}, None]
+)
 entries = st.one_of(
     st.tuples(st.sampled_from(["attempts", "crashes", "exceptions", "held"]), counts),
     st.tuples(st.just("rsv"), marks),

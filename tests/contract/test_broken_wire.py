@@ -1,0 +1,180 @@
+"""A connection that breaks between a call and its reply: what is mine is found again, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.base import Reserved
+from qd.connectors.redis.queue import RedisQueue
+from qd.errors import ConnectionLost
+from qd.payload import answered
+from tests.contract.test_queue import job, take
+from tests.support.proxy import Proxy
+from tests.support.seen import Seen
+from tests.support.server import Server
+
+T = TypeVar("T")
+EACH = 7  # bytes from one cut to the next
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.socket) as made:
+        yield made
+
+
+@pytest.fixture
+def seen(server: Server) -> Iterator[Seen]:
+    with server.client() as client:
+        yield Seen(client)
+
+
+@pytest.fixture
+def queue(proxy: Proxy) -> Iterator[RedisQueue]:
+    """Behind the proxy; the server knows its scripts, and the connection is open."""
+    made = RedisQueue(ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), token="Tok3nTok3n", slot=1)
+    made.push("warm", job(0))
+    made.bury(take(made, "warm"), b"{}", b"raw")
+    made.push("warm", job(0))
+    made.release(take(made, "warm"), job(0), 0)
+    made.ack(take(made, "warm"))
+    made.later("warm", job(0), 60)
+    yield made
+    made.close()
+
+
+def cuts(proxy: Proxy, prepare: Callable[[], T], operation: Callable[[T], object]) -> Iterator[T]:
+    """Prepare and run, again and again, the reply cut further and further behind, until one comes through whole. Yields
+    what was prepared each time the reply was lost."""
+    for byte in range(0, 10_000, EACH):
+        prepared = prepare()
+        proxy.cut(byte=byte)
+        try:
+            operation(prepared)
+        except ConnectionLost:
+            yield prepared
+        else:
+            proxy.heal()
+            assert byte
+            return
+
+
+def test_a_turn_whose_reply_is_lost_is_found_again_by_its_owner(queue, proxy, seen):
+    def one_in_hand_and_one_ready() -> Reserved:
+        queue.clear("a")
+        for held in seen.reserved("a"):
+            seen.call("ZREM", "a", "reserved", held)
+        queue.push_many([("a", job(1), None), ("a", job(2), None)])
+        return take(queue)
+
+    for done in cuts(proxy, one_in_hand_and_one_ready, lambda done: queue.turn(done, ["a"])):
+        mine = queue.held(["a"])
+        assert mine is not None
+        assert mine.mark != done.mark  # the ack went through with it
+        assert b'"id2"' in mine.member
+        assert list(seen.reserved("a")) == [mine.member]
+        assert queue.ack(mine)
+        assert seen.everywhere("a").total() == 0
+
+
+def test_an_ack_whose_reply_is_lost_was_done(queue, proxy, seen):
+    def in_hand() -> Reserved:
+        queue.push("a", job(1))
+        return take(queue)
+
+    for _ in cuts(proxy, in_hand, queue.ack):
+        assert queue.held(["a"]) is None
+        assert seen.everywhere("a").total() == 0
+
+
+@pytest.mark.parametrize("way", ["ready", "delayed", "failed"])
+def test_an_answer_whose_reply_is_lost_was_given_once(queue, proxy, seen, way):
+    queue.push("a", job(1))
+    held = take(queue)
+    text = answered(held.member, held.mark)
+    ways: dict[str, Callable[[], object]] = {
+        "ready": lambda: queue.release(held, text, 0),
+        "delayed": lambda: queue.release(held, text, 60),
+        "failed": lambda: queue.bury(held, b"{}", text),
+    }
+    proxy.cut()
+    with pytest.raises(ConnectionLost):
+        ways[way]()
+    assert queue.held(["a"]) is None  # so the worker does not answer again; and when it does, nothing is added
+    assert ways[way]() is False
+    assert seen.everywhere("a") == {text: 1}
+    assert {"ready": seen.ready("a"), "delayed": seen.delayed("a"), "failed": seen.failed("a")}[way]
+
+
+@pytest.mark.parametrize("byte", [0, 1, 3])
+def test_a_push_whose_reply_is_lost_is_told_and_not_repeated(queue, proxy, seen, byte):
+    proxy.cut(byte=byte)
+    with pytest.raises(ConnectionLost, match="broke"):
+        queue.push("a", job(1))
+    assert seen.ready("a") == [job(1)]
+
+
+def test_the_reply_after_a_cut_belongs_to_the_next_command(queue, proxy, seen):
+    queue.push_many([("a", job(n), None) for n in range(5)])
+    for _ in cuts(proxy, lambda: None, lambda _: queue.sizes("a")):
+        sizes = queue.sizes("a")
+        assert (sizes.ready, sizes.delayed, sizes.failed) == (5, 0, 0)
+        assert queue.held(["a"]) is None
+
+
+def test_the_third_reply_of_a_pipeline_can_be_lost(queue, proxy, seen):
+    proxy.cut(reply=2)
+    with pytest.raises(ConnectionLost):
+        queue.sizes("a")
+    assert queue.sizes("a").ready == 0
+
+
+@pytest.mark.parametrize("operation", ["push", "turn", "wait"])
+def test_a_silent_network_is_noticed_by_the_timeout(queue, proxy, seen, operation):
+    queue.wire.timeout = queue.wire.connect_timeout = 0.2
+    queue.close()
+    queue.turn(None, ["a"])
+    proxy.silence()
+    if operation == "wait":
+        queue.wait(["a"], 0.05, -1)  # a wait has no answer to lose: the next call tells
+    else:
+        with pytest.raises(ConnectionLost, match="no answer in time"):
+            queue.push("a", job(1)) if operation == "push" else queue.turn(None, ["a"])
+    with pytest.raises(ConnectionLost, match="no answer in time"):
+        queue.turn(None, ["a"])
+    proxy.heal()
+    queue.push("a", job(2))
+    assert seen.ready("a") == [job(2)]
+    assert queue.ack(take(queue))
+
+
+def test_a_turn_that_reached_a_silent_server_is_found_again(queue, proxy, seen):
+    queue.wire.timeout = 0.2
+    queue.close()
+    queue.push("a", job(1))
+    proxy.cut()  # executed, and then nothing
+    with pytest.raises(ConnectionLost):
+        queue.turn(None, ["a"])
+    proxy.silence()
+    with pytest.raises(ConnectionLost):
+        queue.held(["a"])
+    proxy.heal()
+    mine = queue.held(["a"])
+    assert mine is not None
+    assert queue.ack(mine)
+
+
+def test_an_idle_connection_that_the_server_has_closed_is_not_used_again(server, seen):
+    """CLIENT KILL, or the server's own `timeout`, is met by no call: after a second without one a wire looks first."""
+    queue = RedisQueue(ConnectionSettings(name="redis", url=server.url, retry_after=30.0), token="Tok3nTok3n", slot=1)
+    number = queue.wire.call("CLIENT", "ID")
+    seen.client.call("CLIENT", "KILL", "ID", number)
+    queue.wire._used -= 2  # two seconds go by
+    queue.push("a", job(1))
+    assert queue.wire.call("CLIENT", "ID") != number
+    assert queue.ack(take(queue))
+    queue.close()

@@ -1,0 +1,407 @@
+"""The contract of base.Queue: sending, taking, answering, looking. Every connector, in every place it can be reached at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from qd.connectors.base import Reserved, Sizes
+from qd.connectors.redis.queue import RedisQueue
+from qd.payload import answered, original, read
+from tests.contract.conftest import ONE
+from tests.support.clock import eventually
+from tests.support.seen import Seen
+
+FAILED = ("queues:*:failed", "queues:*:failed_at")
+one_place = pytest.mark.parametrize("place", ONE, indirect=True)
+
+
+def job(n: int, **more: object) -> bytes:
+    """A payload as Laravel pushes it, told apart by its id."""
+    said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def take(queue: RedisQueue, *queues: str) -> Reserved:
+    """The next job; there must be one."""
+    found = queue.turn(None, queues or ("a",)).reserved
+    assert found is not None
+    return found
+
+
+def drain(queue: RedisQueue, *queues: str) -> list[str | None]:
+    """The ids of all that is ready, in the order it is taken, acked one with the next."""
+    ids, done = [], None
+    while (turn := queue.turn(done, queues or ("a",))).reserved is not None:
+        assert turn.acked is (None if done is None else True)
+        done = turn.reserved
+        ids.append(read(done.member).id)
+    assert turn.acked is not False
+    return ids
+
+
+def steal(seen: Seen, held: Reserved) -> None:
+    """Somebody else takes the lease: PHP's migrate, or a keeper after it had run out."""
+    assert seen.call("ZREM", held.queue, "reserved", held.member) == 1
+
+
+# -- sending
+
+
+def test_jobs_are_taken_in_the_order_they_were_pushed_in(queue, seen):
+    queue.push("a", job(1))
+    queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
+    queue.push("a", job(5))
+    assert drain(queue) == ["id1", "id2", "id4", "id5"]
+    assert drain(queue, "b") == ["id3"]
+
+
+def test_a_pushed_payload_stands_in_redis_as_it_is_with_one_token(queue, seen):
+    queue.push("a", job(1))
+    queue.push_many([("a", job(n), None) for n in range(2, 5)])
+    assert seen.ready("a") == [job(n) for n in range(1, 5)]
+    assert seen.tokens("a") == 4
+
+
+def test_many_more_than_a_call_carries_are_pushed_in_order(queue, seen):
+    queue.push_many([("a", job(n), None) for n in range(2500)] + [("b", job(n), 60) for n in range(2500)])
+    assert seen.ready("a") == [job(n) for n in range(2500)]
+    assert len(seen.delayed("b")) == 2500
+
+
+def test_nothing_pushed_is_no_call_that_fails(queue, seen):
+    queue.push_many([])
+    assert seen.every_key() == []
+
+
+def test_a_delayed_job_is_due_after_its_delay_by_the_servers_clock(queue, seen):
+    before = seen.now()
+    queue.later("a", job(1), 1.5)
+    queue.push_many([("a", job(2), 0.25)])
+    after, due = seen.now(), seen.delayed("a")
+    for payload, delay in ((job(1), 1.5), (job(2), 0.25)):
+        assert before + delay <= due[payload] <= after + delay + 0.001
+    assert seen.tokens("a") == 1  # of the one under a second: who waits looks again
+
+
+@pytest.mark.parametrize("delay", [0.001, 0.02, 0.05])
+def test_a_delayed_job_is_never_early(queue, seen, delay):
+    queue.later("a", job(1), delay)
+    (due,) = seen.delayed("a").values()
+
+    def taken() -> Reserved | None:
+        turn = queue.turn(None, ["a"])
+        found: Reserved | None = turn.reserved
+        assert found is not None or turn.next_due is not None
+        return found
+
+    held = eventually(taken, every=0.001)
+    assert seen.now() >= due
+    (lease,) = seen.reserved("a").values()
+    assert lease - 30 >= due
+    assert queue.ack(held)
+
+
+def test_a_turn_tells_when_the_next_job_is_due(queue, seen):
+    assert queue.turn(None, ["a", "b"]).next_due is None
+    queue.later("a", job(1), 500)
+    queue.later("b", job(2), 100)
+    due = queue.turn(None, ["a", "b"]).next_due
+    assert due is not None
+    assert 99 < due <= 100.001
+
+
+@one_place
+def test_a_turn_moves_a_hundred_due_jobs_at_most(queue, seen):
+    seen.call("ZADD", "a", "delayed", *[word for n in range(250) for word in (n, job(n))])
+    held = take(queue)
+    assert (read(held.member).id, len(seen.ready("a")), len(seen.delayed("a"))) == ("id0", 99, 150)
+    assert queue.ack(held)
+    assert drain(queue) == [f"id{n}" for n in range(1, 250)]
+
+
+# -- taking
+
+
+def test_a_turn_acks_the_job_before_and_takes_the_next(queue, seen):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    first = queue.turn(None, ["a"])
+    assert (first.acked, first.malformed, first.paused, first.next_due) == (None, 0, (), None)
+    assert first.reserved is not None
+    assert list(seen.reserved("a")) == [first.reserved.member]
+    assert seen.owners("a") == {"Tok3nTok3n/1": first.reserved.member}
+    second = queue.turn(first.reserved, ["a"])
+    assert second.acked is True
+    assert second.reserved is not None
+    assert list(seen.reserved("a")) == [second.reserved.member]
+    last = queue.turn(second.reserved, ["a"])
+    assert (last.acked, last.reserved) == (True, None)
+    assert seen.every_key() == []
+
+
+def test_a_turn_acks_a_job_of_another_queue_than_the_next(queue, seen):
+    queue.push_many([("b", job(1), None), ("a", job(2), None)])
+    first = take(queue, "b")
+    turn = queue.turn(first, ["a", "b"])
+    assert turn.acked is True
+    assert turn.reserved is not None
+    assert turn.reserved.queue == "a"
+    assert (seen.owners("b"), seen.reserved("b")) == ({}, {})
+    assert queue.ack(turn.reserved)
+
+
+def test_a_lease_lasts_from_now_by_the_servers_clock(queue, seen):
+    queue.push("a", job(1))
+    before, held, after = seen.now(), take(queue), seen.now()
+    assert before + 30 - 0.001 <= seen.reserved("a")[held.member] <= after + 30
+    assert queue.ack(held)
+
+
+def test_a_reserve_changes_the_count_of_attempts_and_nothing_else(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    assert held.mark == "Tok3nTok3n.1.1.1"
+    unit = b'"attempts":1,"rsv":"Tok3nTok3n.1.1.1"'
+    assert held.member == job(1).replace(b'"attempts":0', unit)
+    assert held.member[held.start : held.start + held.length] == unit
+    assert original(held.member, held.start, held.length, held.before) == job(1)
+    assert queue.ack(held)
+
+
+@one_place
+def test_ten_thousand_identical_payloads_are_ten_thousand_jobs(queue, seen):
+    bare = b'{"job":"t","data":[],"attempts":0}'
+    queue.push_many([("a", bare, None)] * 10_000)
+    marks, done = set(), None
+    while (turn := queue.turn(done, ["a"])).reserved is not None:
+        assert turn.acked is not False
+        done = turn.reserved
+        marks.add(done.mark)
+    assert len(marks) == 10_000
+
+
+def test_identical_payloads_are_held_side_by_side(connect, seen):
+    one, two = connect(1), connect(2)
+    one.push_many([("a", job(1), None)] * 2)
+    held = [take(one), take(two)]
+    assert len(seen.reserved("a")) == 2
+    assert [one.ack(held[0]), two.ack(held[1])] == [True, True]
+
+
+AWKWARD = (
+    b'{"empty":[],"none":{},"big":9007199254740993,"round":100000000000000,"e":1.0e-7,"text":"\\u00e9 \xc3\xa9 \\/ \\"",'
+    b'"attempts":7,"rsv":"x","nested":[[{"attempts":9}]]}'
+)
+
+
+@pytest.mark.parametrize(
+    "shape", [b'{"job":"t","data":%b,"attempts":0}', b'{"attempts":0,"data":%b,"job":"t","tags":["x"]}']
+)
+def test_the_data_of_a_fifth_attempt_are_the_bytes_that_were_pushed(queue, seen, shape):
+    queue.push("a", shape % AWKWARD)
+    for attempt in range(1, 6):
+        held = take(queue)
+        payload = read(held.member)
+        assert (payload.attempts, payload.crashes, bytes(payload.data)) == (attempt, 0, AWKWARD)
+        if attempt < 5:
+            assert queue.release(held, answered(held.member, held.mark, exceptions=attempt, held=5), 0)
+    assert payload.exceptions == 4
+    assert queue.ack(held)
+
+
+def test_a_reservation_without_an_answer_costs_a_crash_and_no_attempt(queue, seen):
+    queue.push("a", job(1))
+    for crashes in range(3):
+        payload = read(take(queue).member)
+        assert (payload.attempts, payload.crashes) == (1, crashes)
+        (member,) = seen.reserved("a")
+        assert queue.give_back("a", "Tok3nTok3n/1", member, member, 0)
+
+
+def test_a_crash_is_still_one_when_another_program_has_written_the_payload_again(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    scattered = json.dumps(json.loads(held.member), sort_keys=True).encode()  # other order, spaces behind the colons
+    assert queue.release(held, scattered, 0)
+    again = take(queue)
+    payload = read(again.member)
+    assert (payload.attempts, payload.crashes, payload.rsv) == (1, 1, again.mark)
+    assert original(again.member, again.start, again.length, again.before) == scattered
+    assert again.member.count(b'"rsv"') == 1
+    assert queue.ack(again)
+
+
+def test_queues_are_served_in_the_order_given(queue, seen):
+    queue.push_many([("a", job(1), None), ("b", job(2), None), ("c", job(3), None), ("b", job(4), None)])
+    assert drain(queue, "b", "c", "a") == ["id2", "id4", "id3", "id1"]
+
+
+@pytest.mark.leaves("queues:a:paused")
+def test_a_paused_queue_is_passed_over_and_named(queue, seen):
+    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    seen.call("SET", "a", "paused", "{}")
+    turn = queue.turn(None, ["a", "b"])
+    assert (turn.paused, turn.reserved and turn.reserved.queue) == (("a",), "b")
+    idle = queue.turn(turn.reserved, ["a", "b"])
+    assert (idle.acked, idle.paused, idle.reserved) == (True, ("a",), None)
+    assert seen.ready("a") == [job(1)]
+
+
+# -- answering
+
+
+def test_an_ack_forgets_the_job(queue, seen):
+    queue.push("a", job(1))
+    assert queue.ack(take(queue))
+    assert seen.every_key() == []
+
+
+def test_an_ack_of_a_lost_lease_is_no_success(queue, seen):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    lost = take(queue)
+    steal(seen, lost)
+    assert queue.ack(lost) is False
+    assert seen.owners("a") == {}
+    turn = queue.turn(lost, ["a"])
+    assert turn.acked is False
+    assert turn.reserved is not None  # and the worker goes on
+    assert queue.ack(turn.reserved)
+
+
+@pytest.mark.parametrize(("head", "order"), [(False, [2, 3, 1]), (True, [1, 2, 3])])
+def test_a_released_job_goes_to_the_tail_or_to_the_head(queue, seen, head, order):
+    queue.push_many([("a", job(n), None) for n in (1, 2, 3)])
+    assert queue.release(take(queue), job(1), 0, head=head)
+    assert seen.ready("a") == [job(n) for n in order]
+    assert (seen.reserved("a"), seen.owners("a"), seen.tokens("a")) == ({}, {}, 3)
+
+
+def test_a_job_released_with_a_delay_is_due_after_it(queue, seen):
+    queue.push("a", job(1))
+    held, before = take(queue), seen.now()
+    assert queue.release(held, job(1), 7.5)
+    assert before + 7.5 <= seen.delayed("a")[job(1)] <= seen.now() + 7.501
+    assert (seen.reserved("a"), seen.owners("a"), seen.ready("a"), seen.tokens("a")) == ({}, {}, [], 0)
+
+
+def test_a_short_delay_of_a_release_wakes_who_waits(queue, seen):
+    queue.push("a", job(1))
+    assert queue.release(take(queue), job(1), 0.5)
+    assert seen.tokens("a") == 1
+
+
+@pytest.mark.parametrize("answer", ["tail", "head", "delay", "bury"])
+def test_an_answer_to_a_lost_lease_adds_nothing(queue, seen, answer):
+    queue.push("a", job(1))
+    lost = take(queue)
+    steal(seen, lost)
+    ways: dict[str, Callable[[], bool]] = {
+        "tail": lambda: queue.release(lost, job(1), 0),
+        "head": lambda: queue.release(lost, job(1), 0, head=True),
+        "delay": lambda: queue.release(lost, job(1), 60),
+        "bury": lambda: queue.bury(lost, b"{}", job(1)),
+    }
+    assert ways[answer]() is False
+    assert seen.every_key() == []
+
+
+@pytest.mark.leaves(*FAILED)
+def test_a_buried_job_is_kept_with_its_record_and_its_bytes(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    before = seen.now()
+    assert queue.bury(held, b'{"why":"because\\n"}', b"raw \n bytes \x00\xff")
+    (buried,) = seen.failed("a")
+    assert (buried.id, buried.record, buried.raw) == (held.mark, {"why": "because\n"}, b"raw \n bytes \x00\xff")
+    (at,) = [float(score) for score in seen.call("ZRANGE", "a", "failed_at", 0, -1, "WITHSCORES")[1::2]]
+    assert before - 1 <= at <= seen.now()
+    assert (seen.reserved("a"), seen.owners("a"), seen.ready("a")) == ({}, {}, [])
+
+
+@pytest.mark.leaves(*FAILED)
+def test_the_failed_store_keeps_the_latest_up_to_its_number(connect, seen):
+    queue = connect(keep=(3, 3600.0))
+    for n in range(6):
+        queue.push("a", job(n))
+        assert queue.bury(take(queue), b"{}", job(n))
+    assert [buried.raw for buried in seen.failed("a")] == [job(3), job(4), job(5)]
+
+
+@pytest.mark.leaves(*FAILED)
+def test_the_failed_store_forgets_what_is_too_old(connect, seen):
+    queue = connect(keep=(1000, 3600.0))
+    for n in range(150):
+        seen.call("HSET", "a", "failed", f"old{n}", b"{}\nraw")
+        seen.call("ZADD", "a", "failed_at", seen.now() - 3601, f"old{n}")
+    for left in (51, 2):  # a hundred at most a call, and the new one
+        queue.push("a", job(left))
+        assert queue.bury(take(queue), b"{}", job(left))
+        assert len(seen.failed("a")) == left
+
+
+# -- after a broken call
+
+
+def test_held_tells_the_job_that_a_lost_reply_was_about(queue, seen):
+    assert queue.held(["a", "b"]) is None
+    queue.push("b", job(1))
+    taken = take(queue, "a", "b")
+    assert queue.held(["a", "b"]) == taken
+    assert queue.held(["a"]) is None
+    assert queue.ack(taken)
+    assert queue.held(["a", "b"]) is None
+
+
+def test_held_tells_what_is_mine_and_not_my_neighbours(connect, seen):
+    one, two = connect(1), connect(2)
+    one.push("a", job(1))
+    held = take(one)
+    assert two.held(["a"]) is None
+    assert one.ack(held)
+
+
+def test_a_held_job_is_not_taken_for_one_that_its_arguments_tell_of(queue, seen):
+    inside = {"attempts": 4, "rsv": "Zz9Zz9Zz9Z.4.77.4"}
+    queue.push("a", b'{"attempts":0,"job":"t","data":%b}' % json.dumps(inside, separators=(",", ":")).encode())
+    held = take(queue)
+    again = queue.held(["a"])
+    assert again is not None
+    assert again.mark == held.mark
+    assert queue.ack(again)
+
+
+def test_how_a_worker_died_is_told_once(queue, seen):
+    queue.note_death("a", "Tok3nTok3n.1.7", b"killed by SIGSEGV")
+    assert 0 < seen.call("TTL", "a", "deaths") <= 86400
+    assert queue.death("a", "Tok3nTok3n.1.8") is None
+    assert queue.death("a", "Tok3nTok3n.1.7") == b"killed by SIGSEGV"
+    assert queue.death("a", "Tok3nTok3n.1.7") is None
+
+
+# -- looking
+
+
+@pytest.mark.leaves(*FAILED)
+def test_sizes_count_what_stands_where(queue, seen):
+    assert queue.sizes("a") == Sizes(0, 0, 0, 0, None)
+    queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0)])
+    assert queue.bury(take(queue), b"{}", job(0))
+    held = take(queue)
+    sizes = queue.sizes("a")
+    assert (sizes.ready, sizes.delayed, sizes.reserved, sizes.failed) == (3, 1, 1, 1)
+    assert sizes.oldest_age == pytest.approx(max(0, seen.now() - 1795225685), abs=2)
+    assert queue.ack(held)
+
+
+@pytest.mark.leaves(*FAILED)
+def test_clear_takes_what_waits_and_never_what_runs(queue, seen):
+    queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0), ("b", job(1), None)])
+    assert queue.bury(take(queue), b"{}", job(0))
+    held = take(queue)
+    assert queue.clear("a") == 4
+    assert (seen.ready("a"), seen.delayed("a"), seen.tokens("a")) == ([], {}, 0)
+    assert list(seen.reserved("a")) == [held.member]
+    assert (len(seen.failed("a")), seen.ready("b")) == (1, [job(1)])
+    assert queue.ack(held)

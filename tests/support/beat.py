@@ -1,0 +1,44 @@
+"""One beat of a keeper by hand: the script that the keeper calls each second, its arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from qd.connectors.redis import keys
+from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.scripts import script
+from qd.connectors.redis.wire import Arg
+
+
+class Beat(NamedTuple):
+    now: float
+    restart: str
+    down: str
+    due_ms: int
+    more: bool
+    reclaimed: int
+    lost: list[str]
+
+
+def beat(
+    queue: RedisQueue,
+    *queues: str,
+    slots: Sequence[int] = (),
+    report: str = "",
+    renew: bool = True,
+    reclaim: bool = True,
+    move: int = 500,
+    tokens: int = 64,
+    lease: float = 30.0,
+) -> Beat:
+    """slots: the live workers of the master that `queue` belongs to."""
+    kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+    names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(name) for name in queues for kind in kinds)]
+    token = queue.owner.partition("/")[0]
+    args: tuple[Arg, ...] = (token, report, lease, int(renew), int(reclaim), move, tokens, *slots)
+    reply = script("beat").call(queue.wire, [queue.settings.prefix + name for name in names], *args)
+    stamp, restart, down, due, more, reclaimed, *lost = reply
+    return Beat(
+        float(stamp), restart.decode(), down.decode(), due, bool(more), reclaimed, [item.decode() for item in lost]
+    )
