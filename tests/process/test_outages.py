@@ -1,0 +1,224 @@
+"""A server that is slow, gone, read-only, full, or cuts every connection: nothing lost, nothing doubled, said once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import hiredis
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+
+LOADED = (
+    JOBS
+    + """
+@app.job("tick", tries=3)
+def tick(n: int) -> None:
+    note("tick", n)
+    time.sleep(0.002)
+
+@app.job("hang", timeout=1)
+def hang() -> None:
+    try:
+        note("hang", os.getpid())
+        time.sleep(60)
+    finally:
+        note("ended", type(sys.exc_info()[1]).__name__)
+
+@app.job("flaky", tries=2, backoff=0)
+def flaky() -> None:
+    note("flaky", current_job().attempt)
+    raise ValueError("once more")
+"""
+)
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    """A server that the test may mistreat. What was acknowledged is on its disk."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: Server) -> Iterator[Client]:
+    with own.client() as client:
+        yield client
+
+
+@pytest.fixture
+def shop(project: MakeProject, own: Server) -> Project:
+    return project(jobs=LOADED, url=own.url)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str, workers: int = 2, **env: str) -> Procs:
+    work = shop.work("-w", str(workers), *arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def harass(act: Callable[[], object], every: float, until: Callable[[], bool], seconds: float = 40.0) -> int:
+    """Do it again and again until a fact stands. Returns how often."""
+    times, last = 0, 0.0
+
+    def look() -> bool:
+        nonlocal times, last
+        if time.monotonic() - last >= every:
+            times, last = times + 1, time.monotonic()
+            act()
+        return until()
+
+    eventually(look, seconds)
+    return times
+
+
+def ticked(witness: Witness, count: int) -> Callable[[], bool]:
+    return lambda: len(witness.starting("tick")) >= count
+
+
+def every_tick_once(witness: Witness, work: Procs, client: Client, count: int) -> None:
+    """Conservation: each job ran, none twice, none is left anywhere."""
+    eventually(lambda: not client.call("ZCARD", "queues:default:reserved"), what="every job acked")
+    ran = Counter(line.split()[1] for line in witness.starting("tick"))
+    assert len(ran) == count
+    assert [n for n, times in ran.items() if times > 1] == []
+    assert not work.matches("crashes=|lease_lost")
+    for key in ("queues:default", "queues:default:delayed", "queues:default:failed"):
+        assert not client.call("EXISTS", key), f"{key} is left"
+
+
+def told_once(work: Procs) -> None:
+    assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1
+
+
+def push_ticks(client: Client, count: int) -> None:
+    for n in range(count):
+        push(client, "tick", n=n)
+
+
+def test_a_server_that_hangs_for_seconds_delays_jobs_and_nothing_else(
+    shop: Project, witness: Witness, own: Server, client: Client
+) -> None:
+    work = ready(shop, workers=3)
+    push(client, "slow", seconds=4)
+    witness.wait("start")
+    push_ticks(client, 20)
+    witness.wait("tick", 20)
+    assert own.process is not None
+    push(client, "hang")
+    witness.wait("hang")
+    own.process.send_signal(signal.SIGSTOP)
+    assert witness.wait("ended", seconds=2.5) == ["ended JobTimeout"]  # a timeout needs no server
+    work.wait_line("redis.away", 6)
+    witness.wait("end")
+    own.process.send_signal(signal.SIGCONT)
+    work.wait_line("redis.back", 6)
+    work.wait_line("job.failed .*job=hang .*JobTimeout")
+    push_ticks(client, 40)
+    witness.wait("tick", 60)
+    client.call("DEL", "queues:default:failed", "queues:default:failed_at")
+    assert len(witness.starting("start")) == len(witness.starting("hang")) == 1
+    told_once(work)
+    work.stop()
+    assert not client.call("ZCARD", "queues:default:reserved")
+
+
+def test_cutting_every_connection_again_and_again_loses_and_doubles_nothing(
+    shop: Project, witness: Witness, client: Client
+) -> None:
+    work = shop.work("-w", "2", "--log-level", "warning")
+    push_ticks(client, 1500)
+    times = harass(lambda: client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"), 0.1, ticked(witness, 1500))
+    assert times > 5
+    every_tick_once(witness, work, client, 1500)
+    work.stop()
+
+
+def test_losing_every_script_again_and_again_is_not_noticed(shop: Project, witness: Witness, client: Client) -> None:
+    work = shop.work("-w", "2", "--log-level", "warning")
+    push_ticks(client, 1500)
+    times = harass(lambda: client.call("SCRIPT", "FLUSH"), 0.05, ticked(witness, 1500))
+    assert times > 10
+    every_tick_once(witness, work, client, 1500)
+    assert work.lines == []
+    work.stop()
+
+
+def test_a_wrong_password_is_told_once_without_it_and_waited_out(
+    project: MakeProject, own: Server, client: Client
+) -> None:
+    shop = project(jobs=LOADED, url=f"unix://:hunter2@{own.socket}")
+    witness = Witness(shop)
+    client.call("CONFIG", "SET", "requirepass", "another")
+    work = ready(shop)
+    work.wait_line("redis.away .*refuses this user or password")
+    push(client, "quick")
+    client.call("CONFIG", "SET", "requirepass", "hunter2")
+    work.wait_line("redis.back")
+    witness.wait("quick")
+    told_once(work)
+    assert not work.matches("hunter2")
+    work.stop()
+
+
+def test_a_server_that_is_a_replica_for_a_while_is_waited_out(shop: Project, witness: Witness, client: Client) -> None:
+    work = ready(shop, workers=1)
+    push(client, "slow", seconds=1.5)
+    push_ticks(client, 20)
+    witness.wait("start")
+    client.call("REPLICAOF", "127.0.0.1", "1")
+    work.wait_line("redis.away .*READONLY")
+    witness.wait("end")
+    assert not witness.starting("tick")
+    client.call("REPLICAOF", "NO", "ONE")
+    work.wait_line("redis.back")
+    witness.wait("tick", 20)
+    every_tick_once(witness, work, client, 20)
+    assert len(witness.starting("start")) == 1
+    told_once(work)
+    work.stop()
+
+
+def test_a_full_server_refuses_pushes_in_words_and_is_worked_off(
+    shop: Project, witness: Witness, client: Client
+) -> None:
+    work = ready(shop, workers=1)
+    push(client, "slow", seconds=1.5)
+    push_ticks(client, 20)
+    push(client, "flaky")
+    witness.wait("start")
+    client.call("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(hiredis.ReplyError, match="OOM"):
+        push(client, "quick")
+    refused = shop.qd("dispatch", "quick")
+    assert refused.returncode == 69
+    assert "maxmemory" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    witness.wait("tick", 20)
+    work.wait_line("job.failed .*job=flaky")
+    client.call("CONFIG", "SET", "maxmemory", "0")
+    push(client, "quick")
+    witness.wait("quick")
+    assert witness.starting("flaky") == ["flaky 1", "flaky 2"]
+    assert len(failed(client)) == 1
+    client.call("DEL", "queues:default:failed", "queues:default:failed_at")
+    every_tick_once(witness, work, client, 20)
+    assert len(witness.starting("start")) == 1
+    assert not work.matches("redis.away")
+    work.stop()
