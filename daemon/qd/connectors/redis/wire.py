@@ -33,7 +33,10 @@ BUSY = (
     "NOREPLICAS",
     "UNBLOCKED",
 )
-PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM")
+PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH")
+STRANGER = (
+    "unauthenticated"  # "ERR Protocol error: unauthenticated multibulk length": NOAUTH to a command of many words
+)
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
 LEAVING = 0.1  # seconds a server may take to hang up, too
@@ -220,7 +223,7 @@ def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
 
 def classified(text: str) -> Exception:
     word = text.split(" ", 1)[0].rstrip(":")
-    if word in PASSWORD:
+    if text.startswith(PASSWORD) or STRANGER in text:
         return WrongPassword(f"Redis refuses this user or password: {text}")
     if word == "OOM" or "-OOM " in text:
         return ServerBusy(
