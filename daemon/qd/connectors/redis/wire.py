@@ -40,7 +40,8 @@ STRANGER = (
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
 LEAVING = 0.1  # seconds a server may take to hang up, too
-MOVED = ("READONLY", "MASTERDOWN")  # another server serves now: the name is resolved anew for the next call
+# Not to be used again after these: another server serves now and the name is resolved anew, or this one hangs up.
+LAST = ("READONLY", "MASTERDOWN", "Protocol error", "max number of clients reached")
 
 
 def packed_items(args: Sequence[Arg]) -> bytes:
@@ -135,7 +136,7 @@ class Wire:
         """The next reply. Raises what the server answered as ServerBusy, WrongPassword or ServerRefused."""
         reply = self._reply()
         if isinstance(reply, Exception):
-            if isinstance(reply, ServerBusy) and any(word in str(reply) for word in MOVED):
+            if any(word in str(reply) for word in LAST):
                 self.close()
             raise reply
         return reply
