@@ -50,6 +50,12 @@ class Project:
         self.started.append(procs)
         return procs
 
+    def work_off(self, *arguments: str, **env: str) -> Procs:
+        """`qd work` with one worker until its queues are empty; it ended clean."""
+        work = self.work("-w", "1", "--stop-when-empty", *arguments, **env)
+        work.ends_clean()
+        return work
+
     def qd(self, *arguments: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
         """`qd ...`, run to its end."""
         return subprocess.run(

@@ -31,3 +31,13 @@ def failed(redis: Client, queue: str = "default") -> list[tuple[dict[str, Any], 
         record, _, raw = value.partition(b"\n")
         found.append((json.loads(record), raw))
     return found
+
+
+def push_laravel(
+    redis: Client, job: str, data: dict[str, object] | None = None, queue: str = "default", **more: object
+) -> None:
+    """As Laravel pushes a string job; `more` are fields of the payload."""
+    payload: dict[str, object] = {"uuid": f"u-{job}", "displayName": job, "job": job, "maxTries": None}
+    payload |= {"maxExceptions": None, "failOnTimeout": False, "backoff": None, "timeout": None, "data": data or {}}
+    payload |= {"id": f"id-{job}", "attempts": 0, "delay": None} | more
+    push_raw(redis, json.dumps(payload).encode(), queue=queue)

@@ -1,0 +1,110 @@
+"""`qd work --workers 0`: in the command's own process, for breakpoints."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import QD
+from tests.support.project import Project
+from tests.support.pushing import push_laravel
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def test_no_workers_runs_jobs_in_this_very_process_with_its_input(shop: Project, redis: Client) -> None:
+    ask = '\n@app.job("ask")\ndef ask() -> None:\n    time.sleep(1.3)\n    print(os.getpid(), input(), flush=True)\n'
+    shop.jobs(JOBS + ask)
+    push_laravel(redis, "ask", timeout=1)
+    command = [*QD, "work", "-w", "0", "--once"]
+    process = subprocess.Popen(
+        command, cwd=shop.root, env=shop.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    output, _ = process.communicate("typed\n", timeout=10)
+    assert (output, process.returncode) == (f"{process.pid} typed\n", 0)
+
+
+def test_no_workers_keeps_the_lease_and_leaves_at_an_empty_queue(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    shop.config('retry_after = "1s"')
+    push_laravel(redis, "slow", {"seconds": 2})
+    work = shop.work("-w", "0", "--stop-when-empty")
+    witness.wait("start")
+    first = redis.text("ZRANGE", "queues:default:reserved", 0, -1, "WITHSCORES")[1]
+    eventually(
+        lambda: float(redis.text("ZRANGE", "queues:default:reserved", 0, -1, "WITHSCORES")[1]) > float(first) + 1
+    )
+    work.ends_clean()
+    assert witness.starting("end")
+    assert work.matches("master.started .*workers=0 jobs=3")
+    assert not work.matches("lease|WARN|ERROR")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_no_workers_leaves_when_it_is_told_to(
+    shop: Project, witness: Witness, redis: Client, number: signal.Signals
+) -> None:
+    work = shop.work("-w", "0")
+    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 10)
+    work.stop(number, seconds=3)
+    push_laravel(redis, "slow", {"seconds": 0.5})
+    work = shop.work("-w", "0")
+    witness.wait("start")
+    work.stop(number)
+    assert witness.starting("end")
+
+
+def test_no_workers_hands_the_job_back_at_the_second_signal(shop: Project, witness: Witness, redis: Client) -> None:
+    push_laravel(redis, "slow", {"seconds": 60})
+    work = shop.work("-w", "0")
+    witness.wait("start")
+    work.signal(signal.SIGINT)
+    time.sleep(1.1)  # wait out the second in which two signals count as one
+    work.stop(signal.SIGINT, seconds=3)
+    assert '"attempts":0' in redis.text("LRANGE", "queues:default", 0, -1)[0]
+    assert work.matches("job.released.*the worker stops")
+    shop.qd("clear", "default")
+
+
+def test_no_workers_replaces_a_keeper_that_died(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "0")
+    keeper = work.child("qd: keeper")
+    eventually(lambda: time.time() - keeper.create_time() > 1.1)
+    keeper.kill()
+    work.wait_line("keeper.died.*signal 9")
+    assert work.child("qd: keeper").pid != keeper.pid
+    push_laravel(redis, "quick")
+    witness.wait("quick")
+    work.stop()
+
+
+@pytest.mark.leaves("qd:restart")
+def test_no_workers_obeys_restart_and_down(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "0")
+    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 10)
+    shop.qd("down")
+    push_laravel(redis, "quick")
+    shop.qd("up")
+    witness.wait("quick")
+    shop.qd("restart")
+    work.ends_clean(seconds=5)
+    assert work.matches("worker.stopping reason=.qd restart")

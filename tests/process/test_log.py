@@ -1,0 +1,238 @@
+"""What a run tells: its log as text and as JSON, Python's own logging inside jobs, and the events that listeners hear."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import push_laravel
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def documents(work: Procs) -> list[dict[str, object]]:
+    """Every line is one JSON object."""
+    found: list[dict[str, object]] = [json.loads(line) for line in work.lines]
+    for one in found:
+        assert list(one)[:5] == ["time", "level", "role", "pid", "event"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(one["time"]))
+    return found
+
+
+LOGGING = (
+    JOBS
+    + """
+import logging
+
+@app.job("logs")
+def logs() -> None:
+    logging.getLogger("shop.mail").info("sent to %s", "a\\nb")
+    logging.debug("not at info")
+    logging.getLogger("shop").critical("badly", extra={"job": "mine", "job_id": 7})
+    logging.error("%d", "a wrong call of logging")
+    try:
+        raise KeyError("k")
+    except KeyError:
+        logging.exception("told")
+    note("logged")
+
+from qd import Job
+
+@app.job("hooked", tries=1)
+class Hooked(Job[None]):
+    def handle(self) -> None:
+        raise ValueError("first")
+
+    def failed(self, error: BaseException) -> None:
+        raise RuntimeError("second")
+"""
+)
+
+
+@FAILED
+def test_a_json_log_is_one_object_a_line(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.jobs(LOGGING.replace('    logging.error("%d", "a wrong call of logging")\n', ""))
+    push_laravel(redis, "logs")
+    push_laravel(redis, "hooked")
+    found = documents(shop.work_off("--log-format", "json"))
+    by_event = {str(one["event"]): one for one in found}
+    assert {"master.started", "master.ready", "job.done", "job.failed", "master.stopped"} <= set(by_event)
+    assert by_event["master.started"]["workers"] == 1
+    failed = by_event["job.failed"]
+    assert (failed["job"], failed["level"], failed["id"], failed["attempt"]) == ("hooked", "error", "id-hooked", 1)
+    assert "Traceback" in str(failed["trace"])
+    assert str(failed["trace"]).endswith("ValueError: first\n")
+    records = [one for one in found if one["event"] == "log"]
+    assert [(one["message"], one["job"], one["job_id"]) for one in records] == [
+        ("sent to a\nb", "logs", "id-logs"),
+        ("badly", "logs", "id-logs"),
+        ("told", "logs", "id-logs"),
+        ("failed() or a listener raised", "hooked", "id-hooked"),
+    ]
+    assert [one["level"] for one in records] == ["info", "error", "error", "error"]
+    assert "RuntimeError: second" in str(records[-1]["trace"])
+
+
+def test_an_import_that_fails_is_told_in_json_too(shop: Project) -> None:
+    shop.jobs("import nothing_of_that_name\n")
+    for more in ((), ("--no-preload",), ("-w", "0")):
+        work = shop.work("--log-format", "json", *more)
+        work.ends_clean(code=3)
+        (failed,) = [one for one in documents(work) if one["event"] == "app.import_failed"]
+        assert failed["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+        assert "jobs.py" in str(failed["trace"])
+
+
+def test_records_of_an_app_without_handlers_become_lines_that_name_the_job(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    shop.jobs(LOGGING)
+    push_laravel(redis, "logs")
+    work = shop.work_off()
+    assert witness.lines == ["logged"]
+    assert work.matches(r'INFO  worker\[\d+\] log logger=shop.mail message="sent to a\\nb" job=logs job_id=id-logs')
+    assert work.matches("ERROR.* logger=shop message=badly job=logs job_id=id-logs")
+    assert work.matches("ERROR.* message=told job=logs")
+    assert work.matches("    KeyError: 'k'")
+    assert work.matches("--- Logging error ---")
+    assert work.matches("job.done .*job=logs")
+
+
+def test_an_app_with_its_own_format_finds_the_job_on_every_record(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    own = (
+        "import logging\n"
+        "logging.basicConfig(format='own %(levelname)s [%(job)s %(job_id)s] %(message)s', level='INFO')\n"
+        "logging.info('at import')\n"
+    )
+    shop.jobs(LOGGING + own)
+    push_laravel(redis, "logs")
+    work = shop.work_off("--log-level", "error")
+    assert work.matches(r"^own INFO \[None None\] at import")
+    assert work.matches(r"^own INFO \[logs id-logs\] sent to a")
+    assert work.matches(r"^own CRITICAL \[mine 7\] badly")
+    assert not work.matches(r"worker\[\d+\] log ")
+    assert witness.lines == ["logged"]
+
+
+def test_log_level_leaves_out_what_is_below(shop: Project, witness: Witness, redis: Client) -> None:
+    push_laravel(redis, "quick")
+    assert shop.work_off("--log-level", "warning").lines == []
+    push_laravel(redis, "quick")
+    assert shop.work_off("--log-level", "debug").matches("DEBUG master.*worker.left")
+
+
+# -- events
+
+EVENTS = (
+    LOGGING
+    + """
+from qd.events import Event, Looping
+
+@app.on(Event)
+def tell(event: Event) -> None:
+    job = getattr(event, "job", None)
+    note(job.name if job else "-", type(event).__name__)
+
+@app.job("good")
+def good() -> None:
+    note("good", "runs")
+
+@app.job("bad", tries=2)
+class Bad(Job[None]):
+    def handle(self) -> None:
+        raise ValueError
+
+    def failed(self, error: BaseException) -> None:
+        note("bad", "failed()")
+
+@app.job("late", tries=2, timeout=0.1)
+class Late(Bad):
+    def handle(self) -> None:
+        time.sleep(60)
+
+    def failed(self, error: BaseException) -> None:
+        note("late", "failed()")
+
+@app.job("back")
+def back() -> None:
+    if current_job().attempt == 1:
+        current_job().release()
+    current_job().fail("no")
+"""
+)
+
+
+@FAILED
+def test_events_come_in_laravels_order(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.jobs(EVENTS)
+    for job in ("good", "bad", "late", "back"):
+        push_laravel(redis, job)
+    push_laravel(redis, "bad", maxTries=1, attempts=1, id="over")
+    shop.work_off("--tries", "3")
+
+    def told(job: str) -> list[str]:
+        return [line.split()[1] for line in witness.starting(job)]
+
+    assert told("good") == ["JobProcessing", "runs", "JobProcessed"]
+    over = ["failed()", "JobFailed", "JobExceptionOccurred"]
+    again, last = ["JobProcessing", "JobExceptionOccurred", "JobReleased"], ["JobProcessing", *over]
+    assert told("bad") in ([*again, *over, *last], [*again, *last, *over])
+    assert told("late") == [
+        *("JobProcessing", "JobTimedOut", "JobReleased"),
+        *("JobProcessing", "failed()", "JobFailed", "JobTimedOut"),
+    ]
+    assert told("back") == ["JobProcessing", "JobReleased", "JobProcessing", "JobFailed", "JobExceptionOccurred"]
+    workers = [word for word in told("-") if word != "Looping"]
+    assert workers == ["WorkerStarting", "WorkerStopping"] * 3  # a worker that raised JobTimeout takes no further job
+    assert told("-")[:2] == ["WorkerStarting", "Looping"]
+
+
+GATED = (
+    JOBS
+    + """
+from qd import Looping
+
+@app.on(Looping)
+def gate(event: Looping) -> bool:
+    return Path("open").exists()
+"""
+)
+
+
+def test_a_looping_listener_that_returns_false_idles(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.allowed.add("open")
+    shop.jobs(GATED)
+    work = shop.work("-w", "2")
+    push_laravel(redis, "quick")
+    eventually(lambda: len(work.children(" idle")) == 2)
+    assert not witness.lines
+    (shop.root / "open").touch()
+    witness.wait("quick")
+    os.unlink(shop.root / "open")
+    push_laravel(redis, "quick")
+    eventually(lambda: len(work.children(" idle")) == 2)
+    work.stop()
+    shop.qd("clear", "default")

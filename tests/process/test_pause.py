@@ -1,0 +1,156 @@
+"""`qd pause`, `resume`, `down` and `up`, seen by a running `qd work`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.deployed import push
+from tests.support.keepers import seconds_later
+from tests.support.procs import Procs, titled
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:restart")]
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def waiting(shop: Project, *arguments: str, workers: int = 1) -> Procs:
+    """`qd work`, once its workers wait for jobs."""
+    work = shop.work("-w", str(workers), *arguments)
+    eventually(lambda: len(work.children("waiting on")) == workers, 10, what="idle workers")
+    return work
+
+
+# -- pause and resume
+
+
+def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness, redis: Client) -> None:
+    """Under load: after the command has returned no further job begins, and resume goes on with all of them."""
+    work = waiting(shop, workers=2)
+    shop.qd("dispatch", "quick", "--count", "3000")
+    witness.wait("quick", 50)
+    assert shop.qd("pause", "default").returncode == 0
+    reserved = redis.call("ZCARD", "queues:default:reserved")
+    left = redis.call("LLEN", "queues:default")
+    assert left > 0
+    eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 0)
+    assert redis.call("LLEN", "queues:default") == left
+    assert len(witness.starting("quick")) <= 3000 - left
+    assert reserved <= 2
+    shop.qd("resume", "default")
+    witness.wait("quick", 3000, 30)
+    work.stop()
+    assert len(witness.starting("quick")) == 3000
+
+
+def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness, redis: Client) -> None:
+    work = waiting(shop, "a", "b", "c", "--sleep", "60")
+    shop.qd("pause", "a", "c")
+    for number, queue in enumerate("abc"):
+        push(redis, "quick", {"n": number}, queue)
+    assert witness.wait("quick")[0].split()[1] == "1"
+    shop.qd("pause")
+    push(redis, "quick", {"n": 3}, "b")
+    seconds_later(redis, 1.5)
+    assert len(witness.lines) == 1
+    shop.qd("resume", "a")
+    assert [line.split()[1] for line in witness.wait("quick", 2, 3)] == ["1", "0"]
+    shop.qd("resume")
+    assert sorted(line.split()[1] for line in witness.wait("quick", 4, 3)) == ["0", "1", "2", "3"]
+    work.stop()
+
+
+def test_pause_for_a_while_ends_by_itself(shop: Project, witness: Witness, redis: Client) -> None:
+    work = waiting(shop, "--sleep", "60")
+    began = time.monotonic()
+    shop.qd("pause", "default", "--for", "1500ms")
+    push(redis, "quick", {})
+    witness.wait("quick", seconds=6)
+    assert time.monotonic() - began > 1.4
+    work.stop()
+
+
+def test_the_reason_of_a_pause_is_shown(shop: Project, redis: Client) -> None:
+    work = waiting(shop)
+    shop.qd("pause", "default", "--reason", "the mail server moves")
+    assert "the mail server moves" in shop.qd("status").stdout
+    shop.qd("resume")
+    assert "the mail server moves" not in shop.qd("status").stdout
+    work.stop()
+
+
+def test_delayed_jobs_of_a_paused_queue_wait(shop: Project, witness: Witness, redis: Client) -> None:
+    work = waiting(shop)
+    shop.qd("pause", "default")
+    shop.qd("dispatch", "quick", "--delay", "0.1")
+    seconds_later(redis, 1.5)
+    assert not witness.lines
+    shop.qd("resume", "default")
+    witness.wait("quick")
+    work.stop()
+
+
+# -- maintenance
+
+
+def is_down(work: Procs) -> bool:
+    return titled(psutil.Process(work.pid)).endswith(", down")
+
+
+def test_down_holds_every_worker_but_those_with_force(shop: Project, witness: Witness, redis: Client) -> None:
+    work = waiting(shop, "a", "--sleep", "60")
+    forced = waiting(shop, "b", "--force")
+    shop.qd("down", "--reason", "moving house")
+    for program in (work, forced):
+        eventually(partial(is_down, program), 5)
+    push(redis, "quick", {"n": 1}, "a")
+    push(redis, "quick", {"n": 2}, "b")
+    assert witness.wait("quick")[0].split()[1] == "2"
+    assert "moving house" in shop.qd("status").stdout
+    assert len(witness.lines) == 1
+    shop.qd("up")
+    witness.wait("quick", 2)
+    work.stop()
+    forced.stop()
+
+
+def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witness: Witness, redis: Client) -> None:
+    work = waiting(shop)
+    for number in range(2):
+        push(redis, "slow", {"seconds": 1.5, "n": number})
+    witness.wait("start")
+    shop.qd("down")
+    witness.wait("end")
+    eventually(lambda: work.children(" down"), 5)
+    assert len(witness.starting("start")) == 1
+    shop.qd("up")
+    witness.wait("end", 2)
+    work.stop()
+
+
+def test_a_program_that_starts_in_maintenance_takes_nothing(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.qd("down")
+    push(redis, "quick", {})
+    work = shop.work("-w", "2")
+    eventually(lambda: len(work.children(" down")) == 2, 10)
+    assert not witness.lines
+    shop.qd("up")
+    witness.wait("quick")
+    work.stop()
