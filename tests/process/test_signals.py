@@ -247,7 +247,7 @@ def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
     )
     work = ready(shop)
     shop.qd("dispatch", "stuck")
-    pid = int(eventually(lambda: work.output and work.output[0]).split()[1])
+    pid = int(str(eventually(lambda: work.output and work.output[0])).split()[1])
     os.kill(pid, signal.SIGUSR1)
     work.wait_line("in stuck", 2)
     work.wait_line("job.killed.*timeout", 6)

@@ -356,6 +356,13 @@ def careful() -> None:
         note("interrupted", current_job().stopping)
         raise
 
+@app.job("rude")
+def rude() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
 @app.job("polite")
 def polite() -> None:
     note("start", current_job().stopping)
@@ -373,6 +380,20 @@ async def careful_in_async() -> None:
         raise
 """
 )
+
+
+def test_a_worker_hears_the_stop_although_a_job_took_its_signal_handlers(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=STOPS)
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "rude")
+    push(redis, "quick")
+    witness.wait("quick")
+    eventually(lambda: work.children("waiting on"), what="an idle worker")
+    began = time.monotonic()
+    work.stop()
+    assert time.monotonic() - began < 2
+    assert not work.matches("signal 9")
 
 
 @pytest.mark.parametrize("name", ["careful", "careful in async"])

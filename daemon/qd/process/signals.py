@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import threading
+from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal builds an enum member at each call, 8 us
 from collections.abc import Callable, Iterable
 from types import FrameType
 
@@ -27,6 +28,7 @@ class Mailbox:
         self.heard: Callable[[int], None] | None = None  # told at once; it may set a flag, and nothing else
         self._read = self._write = -1
         self._old: dict[int, object] = {}
+        self._handler = self._note  # one object, to be known again
 
     @property
     def fd(self) -> int:
@@ -37,7 +39,16 @@ class Mailbox:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in signals:
-            self._old[number] = signal.signal(number, self._note)
+            self._old[number] = signal.signal(number, self._handler)
+
+    def mend(self) -> bool:
+        """After foreign code: take handlers and wakeup descriptor back. True: they were not ours, a signal may be lost."""
+        taken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write
+        for number in self._old:
+            if getsignal(number) is not self._handler:
+                signal.signal(number, self._handler)
+                taken = True
+        return taken
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.arrived = True

@@ -221,6 +221,8 @@ class Worker:
         self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
         outcome = self.attempts.run(job, self._begin, lambda: self.settler.death_before(job))
         self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
+        if self.mailbox.mend() and self.board.header(H.STOP_AT):
+            self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
         self._settle(job, outcome)
@@ -292,6 +294,7 @@ class Worker:
         seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.STATE] = State.WAITING
         self.titles.idle("waiting on " + ",".join(self.work.queues))
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
         try:
             if queues:
                 self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
