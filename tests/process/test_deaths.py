@@ -278,11 +278,13 @@ def test_a_new_keeper_settles_what_the_old_one_could_not(shop: Project, witness:
     work.stop()
 
 
-def test_a_stopped_keeper_is_seen_killed_and_replaced(shop: Project, witness: Witness, redis: Client) -> None:
+def test_a_stopped_keeper_is_seen_killed_and_replaced(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=DEADLY, config='retry_after = "9s"\n')
+    witness = Witness(shop)
     work = ready(shop)
     keeper = work.child("qd: keeper")
     keeper.suspend()
-    work.wait_line("keeper.silent", 30)  # max(3 s, a third of the lease)
+    work.wait_line("keeper.silent", 12)  # after max(3 s, a third of the lease)
     eventually(lambda: [k for k in work.children("qd: keeper") if k.pid != keeper.pid], 2, what="a new keeper")
     push(redis, "quick")
     witness.wait("quick")
