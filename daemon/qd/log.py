@@ -120,7 +120,7 @@ def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, o
 
 def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
     clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
-    kept = {key: value for key, value in fields.items() if value is not None}
+    kept = {"child" if key == "pid" else key: value for key, value in fields.items() if value is not None}
     head = {"time": clock, "level": level, "role": role, "pid": os.getpid(), "event": event}
     return json.dumps(head | kept, ensure_ascii=True, default=str) + "\n"
 

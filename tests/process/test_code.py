@@ -16,6 +16,7 @@ from tests.support.deployed import push
 from tests.support.procs import QD, Procs
 from tests.support.project import PRELUDE, Project
 from tests.support.resp import Client
+from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
 MakeProject = Callable[..., Project]
@@ -209,7 +210,7 @@ def test_the_old_code_goes_on_when_the_new(
 IMPATIENT = """
 import qd.master.code, qd.master.rolling
 from qd.cli.main import main
-qd.master.code.PATIENCE = qd.master.rolling.PATIENCE = 1.0
+qd.master.code.PATIENCE = qd.master.rolling.PATIENCE = 3.0
 main()
 """
 
@@ -228,6 +229,7 @@ def test_code_that_hangs_at_import_is_given_up(
     if not flags:
         os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
         eventually(lambda: len(work.children("waiting on")) == 2, 5, what="another worker while the import hangs")
+        assert not work.matches("reload_refused")
     work.wait_line("master.reload_refused.*longer than [1-9] s.*the old code goes on", 20)
     eventually(lambda: len(work.children()) == (3 if flags else 4), what="nothing left of the new code")
     said(redis, witness, "one")
@@ -257,13 +259,16 @@ def test_a_changed_configuration_counts_after_hup(
     work.stop()
 
 
-@pytest.mark.parametrize("bad", ["[worker]\nworkers = 'many'", "[worker]\nwokers = 3", "[worker", "[pools.x]\na = 1"])
+@pytest.mark.parametrize(
+    "bad", ["[worker]\nworkers = 'many'", "[worker]\nwokers = 3", "[worker", "[worker]\nworkers = 0"]
+)
 def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witness, redis: Client, bad: str) -> None:
-    work = ready(shop, "-w", "2")
+    shop.config("[worker]\nworkers = 2")
+    work = ready(shop)
     before = {child.pid for child in work.children()}
     shop.config(bad)
     work.signal(signal.SIGHUP)
-    work.wait_line("master.reload_refused.*qd.toml")
+    work.wait_line("master.reload_refused.*(qd.toml|needs a new start)")
     said(redis, witness, "one")
     assert {child.pid for child in work.children()} == before
     shop.config()
@@ -272,14 +277,19 @@ def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witnes
     work.stop()
 
 
-def test_the_number_of_a_refused_version_does_not_count(shop: Project, witness: Witness, redis: Client) -> None:
+def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.config("[worker]\nworkers = 2")
     work = ready(shop)
-    shop.config("[worker]\nworkers = 4\ntimeout = 1")
+    shop.config("[worker]\nworkers = 4\ntimeout = '1ms'")
     shop.jobs(BAD["does not import"])
     work.signal(signal.SIGHUP)
     work.wait_line("master.reload_refused")
-    said(redis, witness, "one")
-    eventually(lambda: len(work.children("waiting on")) != 4)
+    work.children("waiting on")[0].kill()
+    eventually(lambda: len(work.children("waiting on")) == 2, what="another worker")
+    push(redis, "slow", {"seconds": 0.1})
+    witness.wait("end")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("master.state workers=2 wanted=2")
     work.stop()
 
 
@@ -298,6 +308,44 @@ def test_a_job_of_a_queue_that_is_left_keeps_its_lease(shop: Project, witness: W
     work.stop()
     assert len(witness.starting("start")) == 1
     assert not work.matches("lease")
+
+
+def test_another_server_is_worked_on_once_the_last_job_of_the_old_has_ended(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    """Its lease is renewed until then: a keeper serves one server."""
+    with Server() as other:
+        client = other.client()
+        text = (shop.root / "qd.toml").read_text() + 'retry_after = "1s"\n'
+        (shop.root / "qd.toml").write_text(text)
+        work = ready(shop, "-w", "2")
+        push(redis, "slow", {"seconds": 3})
+        witness.wait("start")
+        (shop.root / "qd.toml").write_text(text.replace(shop.url, other.url))
+        shop.jobs(version("two"))
+        work.signal(signal.SIGHUP)
+        work.wait_line("master.reloading")
+        push(client, "say", {"n": 0})
+        witness.wait("say")
+        assert [line.split()[0] for line in witness.lines] == ["start", "end", "say"]
+        work.wait_line("master.reloaded workers=2")
+        work.stop()
+        assert not work.matches("lease|ERROR")
+        assert client.keys() == []
+        client.close()
+
+
+@pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
+def test_the_log_and_the_limits_of_the_new_configuration_count(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop, "-w", "1")
+    shop.config('[worker]\nlog_format = "json"\ntimeout = "100ms"')
+    work.signal(signal.SIGHUP)
+    work.wait_line('"event": "master.reloaded"|master.reloaded')
+    push(redis, "slow", {"seconds": 60})
+    work.wait_line('^{.*"event": "job.failed".*JobTimeout')
+    work.signal(signal.SIGUSR1)
+    work.wait_line(f'^{{.*"pid": {work.pid}, "event": "worker.state", "slot": 0, "child": ')
+    work.stop()
 
 
 # -- development

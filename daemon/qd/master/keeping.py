@@ -32,17 +32,18 @@ class Keeping:
 
     def want(self, settings: str | None) -> None:
         """The settings that count now. A keeper that runs with others is replaced."""
-        if settings is None or settings == self.settings:
+        before, self.settings = self.settings, settings or self.settings
+        if before is None or settings is None or settings == before:
             return
-        if self.settings is not None and place_of(settings) == place_of(self.settings):
-            self.also = tuple(dict.fromkeys((*self.also, *json.loads(self.settings)["work"]["queues"])))
-        else:
-            self.also = ()
-        self.settings = settings
-        if self.pid:
+        stays = place_of(settings) == place_of(before)
+        self.also = tuple(dict.fromkeys((*self.also, *json.loads(before)["work"]["queues"]))) if stays else ()
+        if self.pid and self.orders is not None:
             self.log.info("keeper.replaced", reason="the configuration changed")
             self._replaced = True
-            child.kill_group(self.pid)
+            if stays and home_of(settings) == home_of(before):
+                child.kill_group(self.pid)
+            else:
+                self.orders.dismiss()  # it takes its report away: nobody else would, there
 
     def watch(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         """Start it when it is missing, kill it when it is silent. The next look replaces a killed one."""
@@ -105,6 +106,9 @@ class Keeping:
             self.pid = 0
 
 
+PLACE = ("driver", "url", "prefix")
+
+
 def connection_of(settings: str) -> dict[str, Any]:
     """The worked connection in resolved settings."""
     read = json.loads(settings)
@@ -114,4 +118,10 @@ def connection_of(settings: str) -> dict[str, Any]:
 
 def place_of(settings: str) -> tuple[object, ...]:
     """Which keys on which server: leases are renewed there, and nowhere else."""
-    return tuple(connection_of(settings)[key] for key in ("driver", "url", "prefix"))
+    return tuple(connection_of(settings)[key] for key in PLACE)
+
+
+def home_of(settings: str) -> tuple[object, ...]:
+    """The same for stamps and reports."""
+    read = json.loads(settings)
+    return tuple(read["connections"][read["control"]][key] for key in PLACE)
