@@ -22,13 +22,11 @@ PARTS = {  # every other script is its own file
 
 
 class Script:
-    def __init__(self, name: str) -> None:
-        folder = Path(__file__).parent
-        self.text = "\n".join((folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",)))
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self.by_hash = packed_items(("EVALSHA", self.sha))
-        self.by_text = packed_items(("EVAL", self.text))
+        self.by_text = packed_items(("EVAL", text))
 
     def call(self, wire: Wire, keys: Sequence[str], *args: Arg) -> Any:
         return self.send(wire, packed(("EVALSHA", self.sha, len(keys), *keys, *args)))
@@ -47,4 +45,5 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    return Script(name)
+    folder = Path(__file__).parent
+    return Script("\n".join([(folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))

@@ -28,15 +28,13 @@ BUSY = (
     "MISCONF",
     "BUSY",
     "OOM",
+    "NOREPLICAS",
     "CLUSTERDOWN",
     "TRYAGAIN",
-    "NOREPLICAS",
     "UNBLOCKED",
 )
-PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH")
-STRANGER = (
-    "unauthenticated"  # "ERR Protocol error: unauthenticated multibulk length": NOAUTH to a command of many words
-)
+# A command of many words to a server that wants a password is a protocol error to it, and not NOAUTH.
+PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH", "ERR Protocol error: unauthenticated")
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
 LEAVING = 0.1  # seconds a server may take to hang up, too
@@ -224,7 +222,7 @@ def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
 
 def classified(text: str) -> Exception:
     word = text.split(" ", 1)[0].rstrip(":")
-    if text.startswith(PASSWORD) or STRANGER in text:
+    if text.startswith(PASSWORD):
         return WrongPassword(f"Redis refuses this user or password: {text}")
     if word == "OOM" or "-OOM " in text:
         return ServerBusy(

@@ -1,0 +1,373 @@
+"""A model of two queues, three workers, a keeper and a PHP worker, played against a real server by Hypothesis.
+
+Each rule is a thing that happens; after each, what stands in Redis is compared with what must stand there. Time is moved
+by hand: scores are set back to make a delayed job due, or a lease run out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qd.config import ConnectionSettings
+from qd.connectors.base import Reserved, Turn
+from qd.connectors.redis.queue import RedisQueue
+from qd.errors import ServerRefused
+from qd.payload import answered, read
+from tests.contract.test_queue import job
+from tests.support.beat import beat
+from tests.support.resp import Client
+
+QUEUES = ("a", "b")
+SLOTS = (1, 2, 3)
+TOKEN = "Tok3nTok3n"
+PREFIX = "p:"
+
+# All that stands in a queue, in one answer: ready, delayed, reserved, owners, tokens, failed.
+LOOK = """
+local k = KEYS[1]
+local function call(...) local r = redis.pcall(...) if type(r) == 'table' and r.err then return {} end return r end
+return {call('LRANGE', k, 0, -1), call('ZRANGE', k .. ':delayed', 0, -1), call('ZRANGE', k .. ':reserved', 0, -1),
+        call('HGETALL', k .. ':owners'), call('LLEN', k .. ':notify'), call('HVALS', k .. ':failed')}
+"""
+
+# What Laravel's worker does: decode, count, encode again.
+PHP_POP = """
+local p = redis.call('LPOP', KEYS[1])
+local job = cjson.decode(p)
+job.attempts = job.attempts + 1
+local text = cjson.encode(job)
+redis.call('ZADD', KEYS[2], redis.call('TIME')[1] + 30, text)
+redis.call('LPOP', KEYS[3])
+return text
+"""
+
+
+class Look:
+    """One queue as it stands."""
+
+    def __init__(self, reply: list[Any]) -> None:
+        self.ready, self.delayed, self.reserved, owners, self.tokens, failed = reply
+        self.owners = {
+            int(field.split(b"/")[1]): member for field, member in zip(owners[::2], owners[1::2], strict=True)
+        }
+        self.failed = [text.split(b"\n", 1)[1] for text in failed]
+
+    def ids(self) -> Counter[str]:
+        return Counter(id_of(text) for text in [*self.ready, *self.delayed, *self.reserved, *self.failed])
+
+
+class Known(msgspec.Struct):
+    id: str
+
+
+def id_of(text: bytes) -> str:
+    return msgspec.json.decode(text, type=Known).id
+
+
+@dataclass
+class Count:
+    """What a job's payload must say: attempts, crashes, and the attempts of a reservation nobody has answered."""
+
+    attempts: int = 0
+    crashes: int = 0
+    unanswered: int | None = None
+
+    def reserve(self) -> None:
+        if self.unanswered == self.attempts:
+            self.crashes += 1
+        else:
+            self.attempts += 1
+        self.unanswered = self.attempts
+
+
+slots, queues = st.sampled_from(SLOTS), st.sampled_from(QUEUES)
+orders = st.sampled_from([("a", "b"), ("b", "a"), ("a",), ("b",)])
+picks = st.integers(0, 2)
+answers = st.sampled_from(["ack", "bury", "release", "release with a delay", "hand back"])
+
+
+class Machine(RuleBasedStateMachine):
+    socket: ClassVar[Path]
+    client: ClassVar[Client]
+    workers: ClassVar[dict[int, RedisQueue]]
+
+    @classmethod
+    def at(cls, socket: Path) -> type[Machine]:
+        """The machine on the server at this unix socket."""
+        settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix=PREFIX, retry_after=30.0)
+        workers = {slot: RedisQueue(settings, token=TOKEN, slot=slot) for slot in SLOTS}
+        return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "workers": workers})
+
+    @classmethod
+    def close(cls) -> None:
+        cls.client.close()
+        for worker in cls.workers.values():
+            worker.close()
+
+    @initialize()
+    def begin(self) -> None:
+        self.client.call("FLUSHALL")
+        self.stands: Counter[str] = Counter()  # id -> payloads that must be somewhere
+        self.counts: dict[str, Count] = {}  # of jobs that were pushed once
+        self.hands: dict[int, Reserved] = {}
+        self.dead: set[int] = set()
+        self.number = 0
+        for queue in QUEUES:
+            self.push(queue, 1)
+
+    def look(self, queue: str) -> Look:
+        return Look(self.client.call("EVAL", LOOK, 1, self.key(queue)))
+
+    @staticmethod
+    def key(queue: str, kind: str = "") -> str:
+        return f"{PREFIX}queues:{queue}" + (f":{kind}" if kind else "")
+
+    # -- sending
+
+    def new(self) -> bytes:
+        self.number += 1
+        name = f"id{self.number}"
+        self.stands[name], self.counts[name] = 1, Count()
+        return job(self.number)
+
+    @rule(queue=queues, many=st.integers(1, 3))
+    def push(self, queue: str, many: int) -> None:
+        self.workers[1].push_many([(queue, self.new(), None) for _ in range(many)])
+
+    @rule(queue=queues)
+    def push_the_same_again(self, queue: str) -> None:
+        """The very bytes of the last one, which may be anywhere by now: two jobs."""
+        name = f"id{self.number}"
+        self.stands[name] += 1
+        self.counts.pop(name, None)
+        self.workers[1].push(queue, job(self.number))
+
+    @rule(queue=queues, due=st.booleans())
+    def later(self, queue: str, due: bool) -> None:
+        self.workers[1].later(queue, self.new(), 60)
+        if due:
+            for payload in self.look(queue).delayed:
+                self.client.call("ZADD", self.key(queue, "delayed"), "XX", 1, payload)
+
+    # -- a worker
+
+    def able(self, slot: int) -> bool:
+        return slot not in self.dead
+
+    def in_hand(self, slot: int) -> Reserved | None:
+        return self.hands.get(slot) if self.able(slot) else None
+
+    def leased(self, held: Reserved) -> bool:
+        return held.member in self.look(held.queue).reserved
+
+    def forget(self, held: Reserved) -> None:
+        self.stands[id_of(held.member)] -= 1
+
+    def count_of(self, text: bytes) -> Count | None:
+        return self.counts.get(id_of(text))
+
+    def taken(self, slot: int, turn: Turn) -> None:
+        """What a turn must have done, by its answer."""
+        done = self.hands.pop(slot, None)
+        if done is not None and turn.acked:
+            self.forget(done)
+        if turn.reserved is not None:
+            self.hands[slot] = turn.reserved
+            payload, count = read(turn.reserved.member), self.count_of(turn.reserved.member)
+            assert payload.rsv == turn.reserved.mark
+            if count is not None:
+                count.reserve()
+                assert (payload.attempts, payload.crashes) == (count.attempts, count.crashes)
+
+    def turn_of(self, slot: int, order: tuple[str, ...]) -> Turn:
+        done = self.in_hand(slot)
+        if done is not None and done.queue not in order:
+            order = QUEUES  # a worker keeps to its queues
+        leased = done is not None and self.leased(done)
+        before = {queue: self.look(queue) for queue in order}
+        turn = self.workers[slot].turn(done, order)
+        assert turn.acked == (leased if done is not None else None)
+        if turn.reserved is None:
+            assert not any(before[queue].ready for queue in order if queue not in turn.paused)
+        return turn
+
+    @rule(slot=slots, order=orders)
+    def turn(self, slot: int, order: tuple[str, ...]) -> None:
+        if self.able(slot):
+            self.taken(slot, self.turn_of(slot, order))
+
+    @rule(slot=slots, order=orders, paused=queues)
+    def turn_beside_a_paused_queue(self, slot: int, order: tuple[str, ...], paused: str) -> None:
+        if self.able(slot):
+            self.client.call("SET", self.key(paused, "paused"), "{}")
+            turn = self.turn_of(slot, order)
+            self.client.call("DEL", self.key(paused, "paused"))
+            assert turn.reserved is None or turn.reserved.queue != paused
+            self.taken(slot, turn)
+
+    @rule(slot=slots, order=orders)
+    def turn_whose_reply_is_lost(self, slot: int, order: tuple[str, ...]) -> None:
+        """The worker asks what it holds; it must be told what the lost reply said."""
+        if self.able(slot):
+            turn = self.turn_of(slot, order)
+            told = self.workers[slot].held(QUEUES)
+            assert (told and told.mark) == (turn.reserved and turn.reserved.mark)
+            self.taken(slot, turn)
+
+    def busy(self) -> list[int]:
+        return [slot for slot in self.hands if self.able(slot)]
+
+    somebody_works = precondition(lambda self: bool(self.busy()))
+
+    @somebody_works
+    @rule(which=picks, answer=answers, lost=st.integers(0, 2))
+    def answer(self, which: int, answer: str, lost: int) -> None:
+        """Once in three its lease is lost before: then it is told so, and changes nothing."""
+        slot = self.busy()[which % len(self.busy())]
+        if not lost:
+            self.lose(slot)
+        held = self.hands.pop(slot)
+        worker, leased, count = self.workers[slot], self.leased(held), self.count_of(held.member)
+        if answer == "ack":
+            assert worker.ack(held) is leased
+            self.stands[id_of(held.member)] -= leased
+        elif answer == "bury":
+            assert worker.bury(held, b"{}", held.member) is leased
+        else:
+            attempts = read(held.member).attempts - (answer == "hand back")
+            text = answered(held.member, held.mark, attempts=attempts)
+            delay = 60 if answer == "release with a delay" else 0
+            assert worker.release(held, text, delay, head=answer == "hand back") is leased
+            if leased and count is not None:
+                count.attempts, count.unanswered = attempts, None
+
+    def lose(self, slot: int) -> None:
+        """The lease ran out, and somebody else has moved the job back: PHP, or a keeper of another host."""
+        held = self.hands[slot]
+        if self.client.call("ZREM", self.key(held.queue, "reserved"), held.member):
+            self.client.call("RPUSH", self.key(held.queue), held.member)
+
+    @somebody_works
+    @rule(which=picks, settled=st.booleans())
+    def crash(self, which: int, settled: bool) -> None:
+        self.dead.add(self.busy()[which % len(self.busy())])
+        if settled:
+            self.settle_the_dead()
+
+    # -- the keeper
+
+    @precondition(lambda self: self.dead)
+    @rule()
+    def settle_the_dead(self) -> None:
+        keeper = self.workers[1]
+        for slot in self.dead:
+            for queue in QUEUES:
+                owner = f"{TOKEN}/{slot}"
+                member = keeper.owned(queue, owner)
+                if member is not None:
+                    leased = member in self.look(queue).reserved
+                    assert keeper.give_back(queue, owner, member, member, 0) is leased
+            self.hands.pop(slot, None)
+        self.dead.clear()
+
+    @rule(reclaim=st.booleans(), expired=st.booleans(), lost=st.booleans(), which=picks)
+    def beat(self, reclaim: bool, expired: bool, lost: bool, which: int) -> None:
+        """Some time after the last: leases may have run out, one may be lost."""
+        if expired:
+            for queue in QUEUES:
+                for member in self.look(queue).reserved:
+                    self.client.call("ZADD", self.key(queue, "reserved"), "XX", 1, member)
+        if lost and self.busy():
+            self.lose(self.busy()[which % len(self.busy())])
+        before = {queue: self.look(queue) for queue in QUEUES}
+        alive = [slot for slot in SLOTS if self.able(slot)]
+        done = beat(self.workers[1], *QUEUES, slots=alive, reclaim=reclaim)
+        told = set()
+        for queue in QUEUES:
+            was, now = before[queue], self.look(queue)
+            assert set(now.reserved) <= set(was.reserved), "a beat made a lease"
+            assert reclaim or len(now.reserved) == len(was.reserved)
+            assert now.tokens >= min(64, len(now.ready)), "ready jobs that nobody is told of"
+            for slot in alive:
+                member = was.owners.get(slot)
+                if member in was.reserved:
+                    assert member in now.reserved, "the lease of a live worker was not renewed"
+                elif member is not None:
+                    told.add(f"{slot}:{read(member).rsv.split('.')[2]}")  # type: ignore[union-attr]
+        assert set(done.lost) == told
+
+    # -- PHP on the same queues
+
+    @rule(queue=queues, ending=st.sampled_from(["done", "released", "killed", "at work"]))
+    def php(self, queue: str, ending: str) -> None:
+        ready = self.look(queue).ready
+        if not ready or self.count_of(ready[0]) is None:
+            return  # two equal payloads are one in its reserved set: Laravel's own loss
+        text = self.client.call("EVAL", PHP_POP, 3, *[self.key(queue, kind) for kind in ("", "reserved", "notify")])
+        count = self.count_of(text)
+        assert count is not None
+        count.attempts += 1
+        if ending == "at work":
+            return
+        self.client.call("ZREM", self.key(queue, "reserved"), text)
+        if ending == "done":
+            self.stands[id_of(text)] -= 1
+        elif ending == "released":
+            self.client.call("ZADD", self.key(queue, "delayed"), 1, text)
+        else:
+            self.client.call("RPUSH", self.key(queue), text)
+
+    # -- what else can come
+
+    @rule(queue=queues, slot=slots, what=st.sampled_from(["clear", "flush", "", "reserved"]))
+    def trouble(self, queue: str, slot: int, what: str) -> None:
+        if what == "clear":
+            look = self.look(queue)
+            assert self.workers[1].clear(queue) == len(look.ready) + len(look.delayed)
+            for text in [*look.ready, *look.delayed]:
+                self.stands[id_of(text)] -= 1
+        elif what == "flush":
+            self.client.call("SCRIPT", "FLUSH")
+        else:
+            self.a_foreign_key_stands_in_the_way(queue, what, self.workers[slot])
+
+    def a_foreign_key_stands_in_the_way(self, queue: str, kind: str, worker: RedisQueue) -> None:
+        """Calls fail in the middle; nothing that they had begun may cost a job."""
+        key = self.key(queue, kind)
+        aside = bool(self.client.call("EXISTS", key)) and self.client.call("RENAME", key, "aside")
+        self.client.call("SET", key, "foreign")
+        for call in (lambda: worker.turn(None, (queue,)), lambda: beat(worker, queue)):
+            with suppress(ServerRefused):
+                call()
+        self.client.call(*(("RENAME", "aside", key) if aside else ("DEL", key)))
+
+    # -- what must hold after each
+
+    @invariant()
+    def each_job_stands_somewhere_once(self) -> None:
+        found = Counter[str]()
+        for queue in QUEUES:
+            found += self.look(queue).ids()
+        assert found == +self.stands
+
+    @invariant()
+    def owners_hold_what_is_reserved(self) -> None:
+        for queue in QUEUES:
+            look = self.look(queue)
+            for slot, member in look.owners.items():
+                held = self.hands.get(slot)
+                assert held is not None, "an owner without a job"
+                assert held.member == member
+            owned = [member for member in look.owners.values() if member in look.reserved]
+            assert len(owned) == len(set(owned)), "two owners of one reservation"
+            for slot, held in self.hands.items():
+                if held.queue == queue and held.member in look.reserved:
+                    assert look.owners.get(slot) == held.member, "a job in hand that nobody would find"

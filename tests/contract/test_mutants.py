@@ -1,0 +1,93 @@
+"""A test that cannot fail is no test: scripts with one mistake each, and the state machine must notice every one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from qd.connectors.redis.scripts import Script, script
+from tests.contract.machine import Machine
+from tests.support.server import Server
+
+
+class Mutant(NamedTuple):
+    script: str
+    changes: dict[str, str]  # text of the script -> what stands there instead
+
+
+MUTANTS = {
+    "a renewal that makes a lease": Mutant(
+        "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
+    ),
+    "a renewal after the reclaim": Mutant("beat", {"  renew(i)\n  reclaim(i)\n": "  reclaim(i)\n  renew(i)\n"}),
+    "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
+    "a migrate that removes first": Mutant(
+        "beat",
+        {
+            "    to_ready(i, payloads)\n    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n": (
+                "    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n    to_ready(i, payloads)\n"
+            )
+        },
+    ),
+    "a beat that adds no tokens": Mutant("beat", {"  tokens(i)\nend": "end"}),
+    "a pop before the reservation is made": Mutant(
+        "turn",
+        {
+            "    local text, mark, start, length, before = fresh_text(p, base)\n": (
+                "    redis.call('LPOP', ready)\n    local text, mark, start, length, before = fresh_text(p, base)\n"
+            ),
+            "    if head then redis.call('LPOP', ready) else redis.call('LREM', ready, 1, p) end\n": "",
+        },
+    ),
+    "a reserve that pops nothing": Mutant("turn", {"if head then redis.call('LPOP', ready) else": "if not head then"}),
+    "a reserve without an owner": Mutant("turn", {"      redis.call('HSET', KEYS[i + 4], owner, text)\n": ""}),
+    "marks that repeat themselves": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
+    "a turn that believes its ack": Mutant("turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}),
+    "a turn that does not ack": Mutant(
+        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[8])\n": "  acked = 1\n"}
+    ),
+    "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
+    "an ack without a check": Mutant(
+        "ack", {"return redis.call('ZREM', KEYS[1], ARGV[2])": "redis.call('ZREM', KEYS[1], ARGV[2]) return 1"}
+    ),
+    "a release without a check": Mutant(
+        "release", {"if not redis.call('ZSCORE', KEYS[2], member) then": "if false then"}
+    ),
+    "a release that keeps the reservation": Mutant("release", {"redis.call('ZREM', KEYS[2], member)\n": ""}),
+    "a bury without a check": Mutant(
+        "bury", {"local held = redis.call('ZSCORE', KEYS[1], ARGV[2])": "local held = true"}
+    ),
+    "a bury that keeps the reservation": Mutant("bury", {"  redis.call('ZREM', KEYS[1], ARGV[2])\n": ""}),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_a_script_is_noticed(name: str, server: Server, monkeypatch: pytest.MonkeyPatch):
+    real = script(MUTANTS[name].script)
+    text = real.text
+    for old, new in MUTANTS[name].changes.items():
+        assert text.count(old) == 1, f"the script has changed: where is {old!r}?"
+        text = text.replace(old, new)
+    for attribute, value in vars(Script(text)).items():
+        monkeypatch.setattr(real, attribute, value)
+    machine = Machine.at(server.socket)
+    try:
+        with pytest.raises(AssertionError):
+            run_state_machine_as_test(
+                machine,
+                settings=settings(
+                    max_examples=300,
+                    stateful_step_count=30,
+                    phases=[Phase.generate],
+                    derandomize=True,
+                    deadline=None,
+                    database=None,
+                    report_multiple_bugs=False,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+    finally:
+        machine.close()
