@@ -138,8 +138,7 @@ def test_killed_server_leaves_a_socket_that_does_not_hinder_the_next(root):
     assert asked(url, "GET", "kept") == "1"
 
 
-def test_server_whose_socket_was_swept_away_is_replaced(root, monkeypatch):
-    monkeypatch.setattr(server, "LOST_AFTER", 0.0)
+def test_server_whose_socket_was_swept_away_is_replaced(root):
     url = embedded.resolve("embedded:", root)
     asked(url, "SET", "kept", 1)
     pid = pid_of(root)

@@ -18,7 +18,9 @@ def app() -> Qd:
     """The app with its jobs. Raises ConfigError: none is named, or it does not import."""
     found = app_if_named(common.loaded())
     if found is None:
-        raise ConfigError("no app is named: give --app MODULE:ATTR, set QD_APP, or write app = below [qd] in qd.toml")
+        raise ConfigError(
+            "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or `qd init`"
+        )
     return found
 
 

@@ -135,7 +135,7 @@ class Master:
         self.codes.end()
         self.keeping.kill()
         deadline = time.monotonic() + 2.0  # what SIGKILL does not end by then is the kernel's
-        while child.any_left() and time.monotonic() < deadline:
+        while (self.codes.leaving or self.children.workers) and time.monotonic() < deadline:
             if self._reap_one() is None:
                 self.mailbox.wait(QUICK)
         self.mailbox.close()
@@ -377,7 +377,9 @@ class Master:
 
     def stop(self, reason: str, code: Exit, *, by_signal: bool = False) -> None:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
-        self.log.info("master.stopping", reason=reason, running=self.busy)
+        deadline = self.plan.stop_timeout or None
+        hint = "what still runs then is handed back; a second signal ends it now" if self.busy and deadline else None
+        self.log.info("master.stopping", reason=reason, running=self.busy, deadline=deadline, hint=hint)
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime
         self.stopping = Stopping(code, self.plan.stop_timeout, linger, by_signal)
         self.notifier.stopping()

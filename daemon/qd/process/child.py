@@ -117,14 +117,6 @@ def ended() -> int | None:
     return info.si_pid if info is not None else None
 
 
-def any_left() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def reap(pid: int) -> tuple[int, int]:
     """Take a child that has ended, its group with it. Returns its wait status and its peak resident bytes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

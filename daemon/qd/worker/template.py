@@ -78,7 +78,9 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
 def load_app(settings: Settings) -> Qd:
     """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
     if not settings.app:
-        raise ConfigError('no app is named: write app = "module:attribute" into qd.toml, or set QD_APP, or use --app')
+        raise ConfigError(
+            'no app is named: write app = "module:attribute" into qd.toml, set QD_APP, use --app, or `qd init`'
+        )
     module_name, _, attribute = settings.app.partition(":")
     invalidate_caches()  # what the master has seen of the start folder may be of another release
     if str(settings.root) not in sys.path:
