@@ -15,7 +15,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
-from qd.connectors.base import Reserved
 from qd.connectors.manager import open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
@@ -141,15 +140,12 @@ class Inline(Worker):
             self._leave("qd restart")
 
     def _wait(self) -> None:
-        reason = self.emptiness.reason(True, self.work.stop_when_empty, self.work.stop_when_empty_for)
+        at_once, seconds = self.work.stop_when_empty, self.work.stop_when_empty_for
+        reason = self.emptiness.reason(True, self.jobs, at_once, seconds)
         if reason is None:
             super()._wait()
         else:
             self._leave(reason)
-
-    def _do(self, job: Reserved) -> None:
-        self.emptiness = Emptiness()
-        super()._do(job)
 
     def _leave(self, reason: str) -> None:
         self.log.info("worker.stopping", reason=reason)

@@ -344,7 +344,7 @@ def test_the_log_and_the_limits_of_the_new_configuration_count(shop: Project, wi
     push(redis, "slow", {"seconds": 60})
     work.wait_line('^{.*"event": "job.failed".*JobTimeout')
     work.signal(signal.SIGUSR1)
-    work.wait_line(f'^{{.*"pid": {work.pid}, "event": "worker.state", "slot": 0, "child": ')
+    work.wait_line(f'^{{.*"pid": {work.pid}, "event": "worker.state", "slot": [01], "child": ')
     work.stop()
 
 

@@ -131,12 +131,29 @@ def test_down_holds_every_worker_but_those_with_force(shop: Project, witness: Wi
     forced.stop()
 
 
+HELD = (
+    JOBS
+    + """
+@app.job("held")
+def held(n: int) -> None:
+    note("start", n)
+    while not Path("go").exists():
+        time.sleep(0.01)
+    note("end", n)
+"""
+)
+
+
 def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.allowed.add("go")
+    shop.jobs(HELD)
     work = waiting(shop)
     for number in range(2):
-        push(redis, "slow", {"seconds": 1.5, "n": number})
+        push(redis, "held", {"n": number})
     witness.wait("start")
     shop.qd("down")
+    eventually(partial(is_down, work), 5)
+    (shop.root / "go").touch()
     witness.wait("end")
     eventually(lambda: work.children(" down"), 5)
     assert len(witness.starting("start")) == 1

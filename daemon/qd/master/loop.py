@@ -109,7 +109,8 @@ class Master:
             self._look_after_template()
             self._keep_number()
             empty = self.children.all_found_nothing()
-            reason = self.emptiness.reason(empty, self.plan.stop_when_empty, self.plan.stop_when_empty_for)
+            at_once, seconds = self.plan.stop_when_empty, self.plan.stop_when_empty_for
+            reason = self.emptiness.reason(empty, self.jobs_done, at_once, seconds)
             if reason is not None:
                 self.stop(reason, Exit.OK)
         else:

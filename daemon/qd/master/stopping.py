@@ -18,10 +18,14 @@ class Emptiness:
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._jobs = 0
 
-    def reason(self, empty: bool, at_once: bool, seconds: float) -> str | None:
-        """Why to stop now, or None. `empty`: all workers found nothing at this moment."""
+    def reason(self, empty: bool, jobs: int, at_once: bool, seconds: float) -> str | None:
+        """Why to stop now, or None. `empty`: all workers found nothing at this moment. `jobs`: they have done so many; one
+        may have come and gone between two looks."""
         now = time.monotonic()
+        if jobs != self._jobs:
+            self._jobs, self._since = jobs, None
         self._since = (self._since or now) if empty else None
         if self._since is None or not (at_once or seconds):
             return None
