@@ -171,7 +171,7 @@ def test_a_delayed_job_starts_on_time(shop: Project, witness: Witness, redis: Cl
     for line in witness.wait("when", 2):
         _, number, at = line.split()
         late = float(at) - due.get(int(number), float(at))
-        assert 0 <= late < 0.5, f"job {number} started {late} s after its moment"
+        assert 0 <= late < 1.5, f"job {number} started {late} s after its moment"
     work.stop()
 
 
@@ -194,7 +194,7 @@ def test_a_job_without_uuid_and_token_starts_within_a_second_or_so(
     redis.call("RPUSH", "queues:default", PLAIN[laravel])
     began = time.monotonic()
     assert witness.wait("quick")[0].split()[1] == "5"
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 5  # and not the 60 s of --sleep
     work.stop()
 
 

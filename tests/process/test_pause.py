@@ -41,23 +41,38 @@ def waiting(shop: Project, *arguments: str, workers: int = 1) -> Procs:
 # -- pause and resume
 
 
+PACED = (
+    JOBS
+    + """
+@app.job("paced")
+def paced() -> None:
+    note("paced")
+    if not Path("fast").exists():
+        time.sleep(0.02)
+"""
+)
+
+
 def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness, redis: Client) -> None:
     """Under load: after the command has returned no further job begins, and resume goes on with all of them."""
-    work = waiting(shop, workers=2)
-    shop.qd("dispatch", "quick", "--count", "3000")
-    witness.wait("quick", 50)
+    shop.allowed.add("fast")
+    shop.jobs(PACED)
+    work = waiting(shop, "--log-level", "warning", workers=2)
+    shop.qd("dispatch", "paced", "--count", "1000")
+    witness.wait("paced", 20)
     assert shop.qd("pause", "default").returncode == 0
     reserved = redis.call("ZCARD", "queues:default:reserved")
     left = redis.call("LLEN", "queues:default")
     assert left > 0
     eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 0)
     assert redis.call("LLEN", "queues:default") == left
-    assert len(witness.starting("quick")) <= 3000 - left
+    assert len(witness.lines) == 1000 - left
     assert reserved <= 2
+    (shop.root / "fast").touch()
     shop.qd("resume", "default")
-    witness.wait("quick", 3000, 30)
+    witness.wait("paced", 1000, 30)
     work.stop()
-    assert len(witness.starting("quick")) == 3000
+    assert len(witness.lines) == 1000
 
 
 def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness, redis: Client) -> None:
