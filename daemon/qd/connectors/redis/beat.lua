@@ -69,11 +69,11 @@ local function migrate(i)
   if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
 end
 
--- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over: bring both near each other.
+-- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over by who left a wait: one a ready job.
 local function tokens(i)
   local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
   for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
-  if have > ready + 256 then redis.call('LTRIM', KEYS[i + 3], 0, ready + 255) end
+  if have > ready then redis.call('LTRIM', KEYS[i + 3], have - ready, -1) end
 end
 
 for i = 4, #KEYS, 5 do
