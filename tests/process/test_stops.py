@@ -46,9 +46,8 @@ def test_stop_when_empty_waits_for_the_worker_that_is_busy(shop: Project, witnes
 
 
 def test_stop_when_empty_for_waits_that_long(shop: Project, witness: Witness) -> None:
-    work = shop.work("-w", "1", "--stop-when-empty-for", "1.5s")
-    work.wait_line("master.ready")
     shop.qd("dispatch", "quick")
+    work = shop.work("-w", "1", "--stop-when-empty-for", "1.5s")
     witness.wait("quick")
     done = time.monotonic()
     work.ends_clean(code=0)

@@ -260,6 +260,7 @@ class Keeper:
         while time.monotonic() < until:
             try:
                 self.settle.dead_workers()
+                self._call(self.queues, "", False)  # no token may be left that no job stands behind
                 if not self.settle.unsettled():
                     self._forget(self.hands.token)
                 return
