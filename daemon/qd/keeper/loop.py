@@ -39,7 +39,6 @@ from qd.store.hosts import Master
 from qd.store.stamps import Restart, read_restart
 
 MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
-TOKENS = 64  # missing tokens a beat adds for each queue
 SOON = 0.01
 REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
@@ -143,7 +142,16 @@ class Keeper:
         names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         reclaim = time.monotonic() - self._connected_at > self.lease / 3 + 2 if self._connected_at else False
-        args: tuple[Arg, ...] = (self.hands.token, report, self.lease, int(renew), int(reclaim), MOVE, TOKENS, *slots)
+        args: tuple[Arg, ...] = (
+            self.hands.token,
+            report,
+            self.lease,
+            int(renew),
+            int(reclaim),
+            MOVE,
+            len(slots),
+            *slots,
+        )
         reply: list[bytes] = script("beat").call(wire or self.queue.wire, [prefix + name for name in names], *args)
         return reply
 
