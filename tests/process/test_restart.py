@@ -48,9 +48,7 @@ def masters(shop: Project) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "paused by a signal", "paused by command", "down"])
-def test_restart_is_seen_soon_whatever_it_does(
-    shop: Project, witness: Witness, redis: Client, state: str
-) -> None:
+def test_restart_is_seen_soon_whatever_it_does(shop: Project, witness: Witness, redis: Client, state: str) -> None:
     work = waiting(shop, "--sleep", "60", workers=2)
     if state == "busy":
         push(redis, "slow", {"seconds": 2.5})
