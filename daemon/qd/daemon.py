@@ -55,6 +55,8 @@ def run(load: Load) -> int:
 def plan_of(settings: Settings, load: Load) -> Plan:
     """What the master needs of the settings, and the bodies of its children."""
     work = settings.work
+    if work.workers > MOST:
+        raise ConfigError(f"workers = {work.workers} is more than the {MOST} of one `qd work` (start a second one)")
     if not work.workers:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
 

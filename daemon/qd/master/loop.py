@@ -31,6 +31,7 @@ from qd.process.exits import Exit, told
 from qd.process.scoreboard import H, Scoreboard, Verdict, Why
 from qd.process.talk import Ear, Message
 
+MOST = 200  # of the 256 places; the rest are for those who come while others leave
 WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
 REVIVE = (1.0, 60.0)  # seconds between two tries to replace a template that died, while the code is bad
@@ -177,7 +178,7 @@ class Master:
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
 
     def _resize(self, number: int) -> None:
-        self.wanted = max(1, number)
+        self.wanted = min(max(1, number), MOST)
         self.log.info("master.resized", workers=self.wanted)
 
     # -- news
@@ -185,8 +186,12 @@ class Master:
     def _hear(self) -> None:
         for message, fd in self.ear.read():
             act = getattr(self, f"_on_{message.get('kind')}", None)
-            if act is not None:
+            if act is None:
+                continue
+            try:
                 act(message, fd)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:  # a job can write to this socket too
+                self.log.warning("master.news_refused", news=message.get("kind"), error=repr(error))
 
     def _on_imported(self, message: Message, fd: int | None) -> None:
         code = self.codes.by_number(message["code"])
@@ -307,7 +312,7 @@ class Master:
         self.rolling.enter()
         try:
             plan = self._replan()
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # OSError: the folder it was started in is gone
             self.log.error("master.reload_refused", reason=str(error))
             return
         self.log.info("master.reloading", why=why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource  # noqa: F401 - os.wait4 imports it at its first call, when there may be no descriptor left
 import signal
 import sys
 import time

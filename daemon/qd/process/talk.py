@@ -55,7 +55,7 @@ class Ear:
                 return
             try:
                 message = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             if isinstance(message, dict):
                 yield message, fds[0] if fds else None

@@ -196,7 +196,7 @@ class Worker:
 
     def _recover(self, error: Exception) -> Reserved | None:
         """A broken turn may have acked, and may have reserved: ask, and only then go on. None: nothing is in hand."""
-        self.log.debug("redis.broken", error=str(error))
+        self._say_broken(error)
         try:
             self._pause_before_retry()
             mine = self.queue.held(self.work.queues)
@@ -206,6 +206,13 @@ class Worker:
             return None  # neither acked nor reserved
         self.done = None
         return mine
+
+    def _say_broken(self, error: Exception) -> None:
+        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
+        if isinstance(error, ServerRefused) and not self._away_since:
+            self.log.warning("redis.refused", error=str(error))
+        else:
+            self.log.debug("redis.broken", error=str(error))
 
     def _pause_before_retry(self) -> None:
         at = time.monotonic()
@@ -276,7 +283,7 @@ class Worker:
                 self._away_since = 0.0
                 return answered
             except (ConnectionLost, ServerRefused) as error:
-                self.log.debug("redis.broken", error=str(error))
+                self._say_broken(error)
             self._pause_before_retry()
             try:
                 mine = self.queue.held((job.queue,))
@@ -301,7 +308,7 @@ class Worker:
             else:
                 self.mailbox.peek(min(seconds, 1.0))
         except (ConnectionLost, ServerRefused) as error:
-            self.log.debug("redis.broken", error=str(error))
+            self._say_broken(error)
             self._pause_before_retry()
         self._after_wait()
 

@@ -50,7 +50,7 @@ class Settler:
             "queue": job.queue,
             "job": payload.job if payload else None,
             "error": type(failed.error).__name__,
-            "reason": str(failed.error),
+            "reason": words_of(failed.error),
             "attempts": payload.attempts if payload else 0,
             "crashes": payload.crashes if payload else 0,
             "failed_at": round(time.time(), 3),
@@ -103,7 +103,16 @@ def base_of(mark: str) -> str:
 
 def short(error: BaseException) -> str:
     """For a line of the log; the record has all of it."""
-    return cut(f"{type(error).__name__}: {error}", LINE) if str(error) else type(error).__name__
+    text = words_of(error)
+    return cut(f"{type(error).__name__}: {text}", LINE) if text else type(error).__name__
+
+
+def words_of(error: BaseException) -> str:
+    """What the error says, bounded; also of one whose own code fails at saying it."""
+    try:
+        return cut(str(error), LONGEST)
+    except Exception:
+        return f"({type(error).__name__} cannot say what it is)"
 
 
 def full(error: BaseException) -> str | None:

@@ -14,8 +14,8 @@ redis.call('HDEL', KEYS[3], '') -- the first write takes something away: see tur
 local function to_ready(i, payloads)
   local tokens = {}
   for k = 1, #payloads do tokens[k] = '1' end
+  redis.call('RPUSH', KEYS[i + 3], unpack(tokens)) -- what may be refused comes before what adds
   redis.call('RPUSH', KEYS[i], unpack(payloads))
-  redis.call('RPUSH', KEYS[i + 3], unpack(tokens))
 end
 
 local function renew(i)
@@ -49,6 +49,7 @@ local function reclaim(i)
   if ARGV[5] ~= '1' then return end
   local expired = redis.call('ZRANGEBYSCORE', KEYS[i + 1], '-inf', stamp, 'LIMIT', 0, 100)
   if #expired == 0 then return end
+  redis.call('ZREM', KEYS[i + 1], '')
   to_ready(i, expired)
   for _, payload in ipairs(expired) do
     redis.call('ZREM', KEYS[i + 1], payload)
@@ -61,6 +62,7 @@ end
 local function migrate(i)
   local payloads = redis.call('ZRANGEBYSCORE', KEYS[i + 2], '-inf', stamp, 'LIMIT', 0, most)
   if #payloads > 0 then
+    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 1, 0)
     to_ready(i, payloads)
     redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)
     if #payloads == most then more = 1 end

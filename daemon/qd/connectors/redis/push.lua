@@ -2,6 +2,6 @@
 -- KEYS ready, notify   ARGV payloads (at most 1,000)
 local tokens = {}
 for i = 1, #ARGV do tokens[i] = '1' end
+redis.call('RPUSH', KEYS[2], unpack(tokens)) -- first: when it is refused, nothing was pushed
 redis.call('RPUSH', KEYS[1], unpack(ARGV))
-redis.call('RPUSH', KEYS[2], unpack(tokens))
 return #ARGV

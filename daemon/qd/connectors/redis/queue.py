@@ -159,7 +159,7 @@ class RedisQueue:
         return member
 
     def owners(self, queue: str) -> list[str]:
-        return [field.decode() for field in self.wire.call("HKEYS", *self._keys(keys.owners(queue)))]
+        return [field.decode("utf-8", "replace") for field in self.wire.call("HKEYS", *self._keys(keys.owners(queue)))]
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
         (name,) = self._keys(keys.deaths(queue))

@@ -2,7 +2,9 @@
 -- KEYS ready, reserved, delayed, notify, owners
 -- ARGV owner, payload as reserved, payload as it goes back, delay in seconds, 1 for the head of ready
 -- Returns 1, or 0 when the lease was lost: then nothing is added.
-redis.call('HDEL', KEYS[5], '') -- the first write takes something away: see turn.lua
+-- What may be refused comes first (a key of a wrong type, a command that an ACL forbids): a script that stops after it has
+-- added would add again at each try. And the first write takes something away: see turn.lua.
+redis.call('ZREM', KEYS[2], '')
 local owner, member, text, delay = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local mine = redis.call('HGET', KEYS[5], owner) == member
 if not redis.call('ZSCORE', KEYS[2], member) then
@@ -12,11 +14,11 @@ end
 if delay > 0 then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-  redis.call('ZADD', KEYS[3], string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), text)
   if delay < 1 then redis.call('RPUSH', KEYS[4], '1') end
+  redis.call('ZADD', KEYS[3], string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), text)
 else
-  redis.call(ARGV[5] == '1' and 'LPUSH' or 'RPUSH', KEYS[1], text)
   redis.call('RPUSH', KEYS[4], '1')
+  redis.call(ARGV[5] == '1' and 'LPUSH' or 'RPUSH', KEYS[1], text)
 end
 redis.call('ZREM', KEYS[2], member)
 if mine then redis.call('HDEL', KEYS[5], owner) end

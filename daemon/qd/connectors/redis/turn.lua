@@ -17,8 +17,9 @@ local function migrate(i)
   if #payloads == 0 then return end
   local tokens = {}
   for k = 1, #payloads do tokens[k] = '1' end
-  redis.call('RPUSH', KEYS[i], unpack(payloads))
+  redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 1, 0) -- nothing yet: what may be refused comes before what adds
   redis.call('RPUSH', KEYS[i + 3], unpack(tokens))
+  redis.call('RPUSH', KEYS[i], unpack(payloads))
   redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)
 end
 
