@@ -19,7 +19,7 @@ from qd import __version__, config
 from qd.config import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
-from qd.master.loop import Master
+from qd.master.loop import MOST, Master
 from qd.master.plan import Hands, Plan, Seat
 from qd.process import systemd
 from qd.units import mask_url
