@@ -147,7 +147,10 @@ def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 # What the job's own code sees; and what has to be killed, with the function that stands in the stack that is told.
