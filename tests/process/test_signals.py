@@ -132,7 +132,7 @@ def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Proj
     eventually(lambda: len(work.children("paused")) == 2, what="paused workers titled so")
     shop.qd("dispatch", "quick")
     assert work.matches("master.paused")
-    assert shop.qd("status", "--json").stdout.count('"state": "idle"') == 2
+    eventually(lambda: shop.qd("status", "--json").stdout.count('"state": "idle"') == 2, what="a report that says so")
     assert not witness.lines
     work.signal(signal.SIGCONT)
     work.signal(signal.SIGCONT)
