@@ -1,7 +1,8 @@
 # Every target sets up what it needs: Python 3.11 or newer and make are enough, the rest goes into .venv.
 #   make demo        a real queue, two workers and a few jobs, in twenty seconds
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
-#   make soak        what takes minutes: two of them idle under supervisord and under systemd
+#   make faults      the tests of everything that can go wrong, one after the other, and their table in docs/reliability.md
+#   make soak        the long ones of them, and minutes idle under supervisord and under systemd
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= auto
 ARGS ?=
 
-.PHONY: demo test soak check static format lint types floors bench clean
+.PHONY: demo test faults soak check static format lint types floors bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -28,8 +29,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
+faults: $(STAMP)
+	@$(BIN)/python -m pytest -m "fault and not slow" --reliability docs/reliability.md $(ARGS)
+
 soak: $(STAMP)
-	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=300 tests/process $(ARGS)
+	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability docs/reliability.md $(ARGS)
 
 check: static test
 

@@ -8,14 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clock
+from tests.support import clock, reliability
 from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import Server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    reliability.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*patterns): Redis keys that the test may leave behind (see clean_redis)")
+    config.addinivalue_line("markers", "slow: minutes long, left out unless asked for (-m slow; `make soak`)")
+    config.addinivalue_line("markers", "fault(row, what, holds): a row of the table of faults (support/reliability.py)")
+    page = config.getoption("--reliability")
+    config.pluginmanager.register(reliability.Report(Path(page) if page else None))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("-m"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> reliability.Figures:
+    """What this test of a fault saw, for the table."""
+    found = reliability.Figures(strict=request.config.getoption("--reliability") is not None)
+    request.node.user_properties.append(("figures", found.seen))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,36 @@
+"""A project whose jobs write the ledger, and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.resp import Client
+
+Start = Callable[..., Procs]
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project]) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def ledger(shop: Project, redis: Client) -> Ledger:
+    return Ledger(shop, redis)
+
+
+@pytest.fixture
+def start(shop: Project) -> Start:
+    """start(*arguments, workers=1): a `qd work` of the shop whose workers are ready."""
+
+    def started(*arguments: str, workers: int = 1, **env: str) -> Procs:
+        work = shop.work("-w", str(workers), *arguments, **env)
+        work.wait_line("master.ready")
+        return work
+
+    return started

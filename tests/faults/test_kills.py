@@ -1,0 +1,75 @@
+"""Processes are killed while jobs run: rows 1 and 2."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.ledger import Ledger
+from tests.support.procs import Procs
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+
+Start = Callable[..., Procs]
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
+
+
+@pytest.mark.fault(
+    "2", "kill -9 of a worker in a lone job", "counted as a crash and not as an attempt; one line says it"
+)
+def test_a_lone_job_is_back_at_once_and_counts_a_crash(
+    start: Start, ledger: Ledger, figures: Figures, redis: Client
+) -> None:
+    work = start()
+    for _ in range(10):
+        (n,) = ledger.push(seconds=0.6)
+        ledger.kill(ledger.wait_start(n).pid)
+        again = ledger.wait_start(n, 2)
+        (member,) = redis.text("ZRANGE", "queues:default:reserved", "0", "-1")
+        assert '"attempts":1,"crashes":1,' in member
+        assert again.attempt == 1
+        ledger.wait_end(n)
+    ledger.wait_all()
+    assert len(work.matches(r'worker.died .*how="signal 9 \(SIGKILL\).*job=work')) == 10
+    work.stop()
+    ledger.conserve()
+    figures.tell(ledger, p50=0.2, p99=1.0)
+
+
+def storm(work: Procs, ledger: Ledger, count: int, every: float) -> None:
+    """Push so many jobs, sixty a second of 50 ms each; kill -9 a worker chosen at random until all are done."""
+    draw = random.Random(7)
+    began = last = time.monotonic()
+
+    def over() -> bool:
+        nonlocal last
+        at = time.monotonic()
+        if at - last >= every and (workers := work.children("qd: worker")):
+            ledger.kill(draw.choice(workers).pid)
+            last = at
+        due = min(count, int((at - began) * 60)) - len(ledger.pushed)
+        if due > 0:
+            ledger.push(due, seconds=0.05)
+        return len(ledger.pushed) == count and {note.n for note in ledger.ends()} >= set(ledger.pushed)
+
+    eventually(over, 300, every=0.02, what="the end of every job")
+    ledger.wait_all()
+
+
+@pytest.mark.fault(
+    "1", "kill -9 of a random worker every 200 ms", "twice only what was in hand at a kill; four workers again"
+)
+@pytest.mark.parametrize(
+    "count", [pytest.param(1000, id="1,000 jobs"), pytest.param(10_000, id="10,000 jobs", marks=pytest.mark.slow)]
+)
+def test_a_storm_of_kills_loses_nothing(count: int, start: Start, ledger: Ledger, figures: Figures) -> None:
+    work = start("--max-crashes", "1000", workers=4)
+    storm(work, ledger, count, 0.2)
+    eventually(lambda: len(work.children("waiting on")) == 4, 5, what="four workers again")
+    work.stop()
+    ledger.conserve(doubles=ledger.in_flight())
+    figures.tell(ledger, p50=0.2, p99=1.0)

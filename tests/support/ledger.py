@@ -1,0 +1,195 @@
+"""What jobs under fault leave behind outside Redis, and the one law: each job that was pushed is in exactly one place.
+
+Each attempt writes `S n attempt pid moment` when it begins and `E ...` when it ends, in one write each; the moment is the
+monotonic clock of the machine, the same for every process. Read beside Redis it tells what was lost, what ran twice and why,
+and how long each interrupted job waited for its next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.pushing import push_raw
+from tests.support.resp import Client
+from tests.support.seen import Seen
+
+JOBS = """
+import ctypes, signal, subprocess, threading
+
+def mark(kind, n):
+    line = f"{kind} {n} {current_job().attempt} {os.getpid()} {time.monotonic_ns()}\\n"
+    fd = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, line.encode())
+    os.close(fd)
+
+def hold(seconds):
+    "In C, with the interpreter's lock kept: no Python code runs in this process meanwhile."
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        ctypes.PyDLL(None).usleep(int(min(left, 100) * 1e6))
+
+WAYS = {"sleep": time.sleep, "hold": hold, "sub": lambda s: subprocess.run(["sleep", str(s)])}
+
+@app.job("work", tries=5)
+def work(n: int, seconds: float = 0.0, how: str = "sleep") -> None:
+    mark("S", n)
+    if seconds:
+        WAYS[how](seconds)
+    mark("E", n)
+"""
+
+
+class Note(NamedTuple):
+    kind: str  # S or E
+    n: int
+    attempt: int
+    pid: int
+    at: float  # monotonic seconds
+
+
+@dataclass
+class Kill:
+    """A process that the test ended. at: monotonic seconds."""
+
+    pid: int
+    at: float
+
+
+class Ledger:
+    def __init__(self, project: Project, client: Client, queue: str = "default") -> None:
+        self.file: Path = project.root / "ledger"
+        project.allowed.add("ledger")
+        self.client, self.queue = client, queue
+        self.pushed: list[int] = []
+        self.kills: list[Kill] = []
+
+    # -- acting
+
+    def push(self, count: int = 1, job: str = "work", **arguments: object) -> list[int]:
+        """Jobs with numbers of their own, ready now."""
+        first = len(self.pushed)
+        numbers = list(range(first, first + count))
+        made = [make(job, json.dumps({"n": n, **arguments}).encode(), created_at=int(time.time())) for n in numbers]
+        self.pushed += numbers
+        push_raw(self.client, *made, queue=self.queue)
+        return numbers
+
+    def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        self.kills.append(Kill(pid, time.monotonic()))
+        os.kill(pid, number)
+
+    # -- reading
+
+    @property
+    def notes(self) -> list[Note]:
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        split = [line.split() for line in lines]
+        return [Note(w[0], int(w[1]), int(w[2]), int(w[3]), int(w[4]) / 1e9) for w in split]
+
+    def starts(self, n: int | None = None) -> list[Note]:
+        return [note for note in self.notes if note.kind == "S" and n in (None, note.n)]
+
+    def ends(self, n: int | None = None) -> list[Note]:
+        return [note for note in self.notes if note.kind == "E" and n in (None, note.n)]
+
+    def wait_start(self, n: int, count: int = 1, seconds: float = 10.0) -> Note:
+        """The `count`-th start of job n."""
+        return eventually(
+            lambda: len(self.starts(n)) >= count and self.starts(n)[count - 1],
+            seconds,
+            what=f"start {count} of job {n}",
+        )
+
+    def wait_end(self, n: int, seconds: float = 10.0) -> Note:
+        eventually(lambda: self.ends(n), seconds, what=f"the end of job {n}")
+        return self.ends(n)[0]
+
+    def wait_all(self, seconds: float = 30.0) -> None:
+        """Every pushed job has ended, and its reservation was answered."""
+        every = set(self.pushed)
+        eventually(
+            lambda: every <= {note.n for note in self.ends()} and not self.standing(),
+            seconds,
+            every=0.05,
+            what="the end of every job",
+        )
+
+    def standing(self) -> Counter[int]:
+        """How often each job stands anywhere in Redis: ready, delayed, reserved or failed."""
+        seen = Seen(self.client)
+        return Counter(number_in(raw) for raw in seen.everywhere(self.queue).elements())
+
+    # -- judging
+
+    def lost(self) -> list[int]:
+        """Pushed, never finished, and standing nowhere."""
+        finished, standing = {note.n for note in self.ends()}, self.standing()
+        return [n for n in self.pushed if n not in finished and not standing[n]]
+
+    def doubles(self) -> list[int]:
+        """Jobs that ran to their end more than once, or that ended and stand in Redis still."""
+        ends = Counter(note.n for note in self.ends())
+        ends.update({n: count for n, count in self.standing().items() if n in ends})
+        return sorted(n for n, count in ends.items() if count > 1)
+
+    def in_flight(self) -> set[int]:
+        """The jobs that killed processes had in hand, or had just ended and not answered yet."""
+        return {mine[-1].n for kill in self.kills if (mine := self._of(kill))}
+
+    def _of(self, kill: Kill) -> list[Note]:
+        return [note for note in self.notes if note.pid == kill.pid and note.at <= kill.at + 0.2]
+
+    def overlaps(self) -> list[int]:
+        """Jobs that ran in two places at one moment. A span without an end lasts to its process's kill, else to the next
+        note of the same process."""
+        ended_at = {kill.pid: kill.at for kill in self.kills}
+        spans: dict[int, list[tuple[float, float]]] = {}
+        notes = self.notes
+        for place, note in enumerate(notes):
+            if note.kind != "S":
+                continue
+            later = next((other.at for other in notes[place + 1 :] if other.pid == note.pid), None)
+            spans.setdefault(note.n, []).append((note.at, later or ended_at.get(note.pid, note.at)))
+        return [n for n, each in spans.items() if crosses(sorted(each))]
+
+    def recoveries(self) -> list[float]:
+        """For each kill that interrupted a job: seconds until that job started again."""
+        found = []
+        for kill in self.kills:
+            mine = self._of(kill)
+            if not mine or mine[-1].kind == "E":
+                continue
+            again = [note.at for note in self.starts(mine[-1].n) if note.at > kill.at]
+            found.append(min(again) - kill.at if again else float("inf"))
+        return found
+
+    def conserve(self, *, doubles: Iterable[int] = ()) -> None:
+        """Nothing lost, nothing twice but `doubles`, nothing in two places at once."""
+        assert not self.lost(), f"lost: {self.lost()}"
+        unexplained = set(self.doubles()) - set(doubles)
+        assert not unexplained, f"twice without a reason: {sorted(unexplained)}"
+        assert not self.overlaps(), f"in two places at once: {self.overlaps()}"
+
+
+def number_in(raw: bytes) -> int:
+    """The job's own number, -1 where a payload has none."""
+    try:
+        return int(json.loads(raw)["data"]["n"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def crosses(spans: list[tuple[float, float]]) -> bool:
+    return any(start < end for (_, end), (start, _) in pairwise(spans))

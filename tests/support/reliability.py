@@ -1,0 +1,141 @@
+"""The table of faults: each marked test tells what it did and saw, and one run writes them all down.
+
+    @pytest.mark.fault("2", "kill -9 of the worker in a lone job", "back at once, a crash counted and no attempt")
+    def test_...(figures: Figures): ... figures.tell(ledger)
+
+`--reliability PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
+build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ledger import Ledger
+
+HEAD = (
+    "| what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+)
+
+
+@dataclass
+class Figures:
+    """What one test saw. strict: the limits count, since nothing else runs."""
+
+    strict: bool
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self, ledger: Ledger, *, p50: float = math.inf, p99: float = math.inf) -> None:
+        """Count what the ledger shows. p50, p99: seconds that the recoveries may take."""
+        self.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=ledger.recoveries(), p50=p50, p99=p99)
+
+    def add(
+        self,
+        *,
+        lost: int = 0,
+        doubles: int = 0,
+        back: Sequence[float] = (),
+        p50: float = math.inf,
+        p99: float = math.inf,
+        **more: float | str,
+    ) -> None:
+        """back: seconds until the work went on; more: what else is to stand in the JSON."""
+        self.seen["lost"] = self.seen.get("lost", 0) + lost
+        self.seen["doubles"] = self.seen.get("doubles", 0) + doubles
+        self.seen["back"] = [*self.seen.get("back", ()), *back]
+        self.seen |= more
+        times = self.seen["back"]
+        if self.strict and times:
+            assert share(times, 0.5) <= p50, f"half of them were back after {share(times, 0.5):.3f} s, not {p50:g} s"
+            assert share(times, 0.99) <= p99, f"99 of 100 were back after {share(times, 0.99):.3f} s, not {p99:g} s"
+
+
+def share(times: Sequence[float], part: float) -> float:
+    """The time within which this part of them lies."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)]
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--reliability", metavar="PAGE", help="write what the fault tests saw into this page")
+
+
+class Report:
+    """Collects in the process that the user started; the tests may run in others."""
+
+    def __init__(self, page: Path | None) -> None:
+        self.page = page
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("fault"):
+            row, what, holds = mark.args
+            slow = item.get_closest_marker("slow") is not None
+            item.user_properties.append(("fault", {"row": str(row), "what": what, "holds": holds, "slow": slow}))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        told: dict[str, Any] = dict(report.user_properties)
+        if "fault" not in told or (report.when != "call" and report.passed):
+            return
+        seen = {"test": report.nodeid, "outcome": report.outcome, **told["fault"], **told.get("figures", {})}
+        self.rows.setdefault(seen["row"], []).append(seen)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.page is None or hasattr(session.config, "workerinput") or not self.rows:
+            return
+        folder = session.config.rootpath / "build"
+        folder.mkdir(exist_ok=True)
+        (folder / "reliability.json").write_text(json.dumps(self.rows, indent=1))
+        text = self.page.read_text()
+        for kind, slow in (("quick", False), ("long", True)):
+            lines = [line_of(tests) for tests in self._ordered() if tests[0]["slow"] is slow]
+            if lines:
+                text = between(text, kind, f"{stamp()}\n\n{HEAD}" + "\n".join(lines) + "\n")
+        self.page.write_text(text)
+
+    def _ordered(self) -> list[list[dict[str, Any]]]:
+        return [self.rows[row] for row in sorted(self.rows, key=order)]
+
+
+def order(row: str) -> tuple[int, str]:
+    digits = "".join(letter for letter in row if letter.isdigit())
+    return (int(digits or 0), row)
+
+
+def line_of(tests: list[dict[str, Any]]) -> str:
+    """One line a row: all tests of it together."""
+    first = tests[0]
+    measured = [test for test in tests if "lost" in test]
+    times = [t for test in measured for t in test["back"]]
+    verdict = "holds" if all(test["outcome"] == "passed" for test in tests) else "**broken**"
+    counts = [str(sum(test[key] for test in measured)) if measured else "" for key in ("lost", "doubles")]
+    spans = [span(share(times, part)) for part in (0.5, 0.99, 1.0)] if times else ["", "", ""]
+    return f"| {' | '.join([first['what'], first['holds'], str(len(tests)), *counts, *spans, verdict])} |"
+
+
+def span(seconds: float) -> str:
+    return "never" if math.isinf(seconds) else f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def stamp() -> str:
+    cpus = len(os.sched_getaffinity(0))
+    return f"Written by a run of {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {cpus} CPUs."
+
+
+def between(text: str, kind: str, body: str) -> str:
+    """`text` with what stands between the marks of `kind` replaced."""
+    first, last = f"<!-- {kind} rows -->", f"<!-- end of {kind} rows -->"
+    head, rest = text.split(first, 1)
+    return f"{head}{first}\n\n{body}\n{last}{rest.split(last, 1)[1]}"
