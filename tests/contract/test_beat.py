@@ -17,7 +17,7 @@ def expire(seen, held) -> None:
 
 def test_a_beat_with_nothing_to_do_leaves_no_key(queue, seen):
     done = beat(queue, "a", "b", slots=[1, 2])
-    assert (done.restart, done.down, done.due_ms, done.more, done.reclaimed, done.lost) == ("", "", -1, False, 0, [])
+    assert done[1:] == ("", "", -1, False, 0, [], [])
     assert done.now == pytest.approx(seen.now(), abs=5)
 
 
@@ -132,6 +132,19 @@ def test_a_beat_moves_so_many_due_jobs_and_says_when_more_are(queue, seen):
     told = [beat(queue, "a", move=10).more for _ in range(4)]
     assert told == [True, True, False, False]
     assert seen.ready("a") == [job(n) for n in range(25)]
+
+
+def test_queues_that_wait_for_somebody_are_told(connect, seen):
+    queue = connect(1)
+    queue.push_many([(name, job(n), None) for name in "abc" for n in range(2)] + [("d", job(4), 60.0)])
+    held = queue.turn(None, ["b"]).reserved
+    seen.client.call("SET", queue.settings.prefix + "queues:c:paused", "{}")
+    assert beat(queue, "b", "c", "d", "a", slots=[1]).waiting == ["a"]
+    assert queue.ack(held)
+    seen.client.call("DEL", queue.settings.prefix + "queues:c:paused")
+    assert beat(queue, "b", "c", "d", "a", slots=[1]).waiting == ["b", "c", "a"]
+    for name in "abcd":
+        queue.clear(name)
 
 
 def test_ready_jobs_without_tokens_get_some(queue, seen):

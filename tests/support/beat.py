@@ -18,6 +18,7 @@ class Beat(NamedTuple):
     due_ms: int
     more: bool
     reclaimed: int
+    waiting: list[str]
     lost: list[str]
 
 
@@ -33,12 +34,12 @@ def beat(
     lease: float = 30.0,
 ) -> Beat:
     """slots: the live workers of the master that `queue` belongs to."""
-    kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+    kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
     names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(name) for name in queues for kind in kinds)]
     token = queue.owner.partition("/")[0]
     args: tuple[Arg, ...] = (token, report, lease, int(renew), int(reclaim), move, tokens, *slots)
     reply = script("beat").call(queue.wire, [queue.settings.prefix + name for name in names], *args)
-    stamp, restart, down, due, more, reclaimed, *lost = reply
-    return Beat(
-        float(stamp), restart.decode(), down.decode(), due, bool(more), reclaimed, [item.decode() for item in lost]
-    )
+    stamp, restart, down, due, more, reclaimed, waiting, *lost = reply
+    waits = [queues[int(place) - 1] for place in waiting.split()]
+    told = [item.decode() for item in lost]
+    return Beat(float(stamp), restart.decode(), down.decode(), due, bool(more), reclaimed, waits, told)

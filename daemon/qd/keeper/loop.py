@@ -10,7 +10,6 @@ last one fell. It leaves when the master closes its line.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
@@ -19,7 +18,6 @@ import time
 
 from setproctitle import setproctitle
 
-from qd import __version__
 from qd.config import Settings
 from qd.connectors.manager import located
 from qd.connectors.redis import keys
@@ -28,11 +26,11 @@ from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.laravel import LaravelKeys
+from qd.keeper.report import Report
 from qd.keeper.settle import Settle
 from qd.log import Log, Unblocked
 from qd.master.plan import Hands
-from qd.process import vitals
-from qd.process.scoreboard import H, Scoreboard, Slot, State, W, now
+from qd.process.scoreboard import ALIVE, H, Scoreboard, W, now
 from qd.process.talk import Inbox
 from qd.store import hosts
 from qd.store.hosts import Master
@@ -44,7 +42,6 @@ REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment n
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
 OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's restart key is ours too
 LEAVING = 2.0  # seconds it tries to settle the last dead workers
-ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
 
 
 def run(hands: Hands, line: socket.socket, settings: Settings, also: tuple[str, ...] = ()) -> int:
@@ -84,6 +81,7 @@ class Keeper:
         self._laravel_asks = False
         self._forked_redis: tuple[int, float] = (0, 0.0)
         self._redis_now = self._reported_at = 0.0
+        self.report = Report(settings, hands)
 
     def run(self, inbox: Inbox) -> int:
         deadline = 0.0
@@ -117,10 +115,12 @@ class Keeper:
         # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
         if self.laravel is not None and self.laravel.restart_changed():
             self._laravel_asks = True
-        report = self._report() if at - self._reported_at > REPORT else ""
+        report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
         reply = self._call(queues, report if control else "", self._renews(at))
         received = time.monotonic()
-        stamp, restart, down, due, more, reclaimed = (x if isinstance(x, int) else text_of(x) for x in reply[:6])
+        stamp, restart, down, due, more, reclaimed, waiting = (
+            x if isinstance(x, int) else text_of(x) for x in reply[:7]
+        )
         if not control:
             _, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
@@ -129,16 +129,17 @@ class Keeper:
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._forked_at(redis_now)
+        self.report.saw(redis_now, [queues[int(place) - 1] for place in str(waiting).split()])
         self._obey(read_restart(restart.encode()), redis_now)
         self.board.set_header(H.DOWN, int(bool(down)))
-        self._tell_lost([item.decode() for item in reply[6:]])
+        self._tell_lost([item.decode() for item in reply[7:]])
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
         return received + (SOON if first else self._until_next(redis_now, due, more))
 
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix
-        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
         names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         reclaim = time.monotonic() - self._connected_at > self.lease / 3 + 2 if self._connected_at else False
@@ -194,44 +195,7 @@ class Keeper:
             self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
 
-    # -- the report
-
-    def _report(self) -> str:
-        work = self.settings.work
-        booted = self._forked_redis[1]
-        state = "down" if self.board.header(H.DOWN) else "paused" if self.board.header(H.PAUSED) else "running"
-        state = "stopping" if self.board.header(H.STOP_AT) else state
-        report = {
-            "token": self.hands.token,
-            "host": socket.gethostname(),
-            "pid": self.hands.master,
-            "start": vitals.start_time(self.hands.master),
-            "boot": vitals.boot_id(),
-            "ns": vitals.pid_namespace(),
-            "pool": work.pool,
-            "connection": work.connection,
-            "queues": list(work.queues),
-            "version": __version__,
-            "booted_at": round(booted, 3),
-            "state": state,
-            "leases_lost": self.board.header(H.LEASES_LOST),
-            "workers": [self._worker(slot) for slot in self.board if slot[W.STATE] in ALIVE],
-        }
-        return json.dumps(report)
-
-    def _worker(self, slot: Slot) -> dict[str, object]:
-        busy = slot[W.STATE] == State.BUSY
-        return {
-            "slot": slot.number,
-            "pid": slot[W.PID],
-            "start": slot[W.START] or None,
-            "state": State(slot[W.STATE]).name.lower(),
-            "job": slot.job if busy else None,
-            "queue": slot.queue if busy else None,
-            "since": slot[W.JOB_UNIX] if busy else None,
-            "done": slot[W.JOBS],
-            "grown": slot[W.GROWN],
-        }
+    # -- the reports of others
 
     def _masters(self) -> list[Master]:
         """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""

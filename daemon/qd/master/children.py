@@ -74,6 +74,13 @@ class Death:
     def at_boot(self) -> bool:
         return not self.worker.ready
 
+    @property
+    def is_crash(self) -> bool:
+        """Nobody asked for its end."""
+        if self.verdict is None:
+            return self.at_boot and not self.worker.draining
+        return self.verdict in (Verdict.CRASH, Verdict.MEMORY)
+
 
 class Children:
     """Slots and the workers in them. It forks nothing by itself: the master says how a worker comes to be."""

@@ -276,6 +276,8 @@ class Master:
         worker, slot = death.worker, death.worker.slot.number
         self.jobs += death.jobs
         self.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
+        if death.is_crash and self.stopping is None:
+            self.board.note_crash()
         if death.verdict is not None:
             tell_death(self.log, death, death.verdict)
             self.keeping.tell_dead(death)

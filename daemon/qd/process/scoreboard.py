@@ -32,6 +32,9 @@ class State(IntEnum):
     SETTLED = 7
 
 
+ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
+
+
 class Verdict(IntEnum):
     """What becomes of the job of a dead worker."""
 
@@ -55,6 +58,7 @@ class W(IntEnum):
     PID = 0  # master
     GENERATION = 1  # master: counts the workers a slot has had
     STATE = 2  # worker while it lives, then master, then keeper
+    BEAT = 3  # worker: moment at which it was last about, between jobs
     JOB_AT = 4  # worker: moment the job in hand began, 0 none
     DEADLINE = 5  # worker: moment at which its time is over, 0 none
     BACKOFF_MS = 6  # worker: the delay after a timeout
@@ -68,6 +72,7 @@ class W(IntEnum):
     PEAK = 15  # master: peak resident bytes, when it was known
     FAILS = 19  # worker: 1 when the job is to fail if it is killed for its timeout
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
+    SILENT = 16  # master: 1 when it was killed for its silence, or does not end although it was killed
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 
@@ -81,6 +86,13 @@ class H(IntEnum):
     PAUSED = 4  # master: 1 while paused by USR2
     STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
     LEASES_LOST = 6  # keeper: count
+    CRASHES = 7  # master: count of workers that crashed
+    CRASHED_AT = 8  # master: with the words after it, the moments of the last KEPT_CRASHES of them
+    KEEPER_DEATHS = 16  # master: count
+    TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
+
+
+KEPT_CRASHES = 8
 
 
 class Scoreboard:
@@ -96,6 +108,16 @@ class Scoreboard:
 
     def set_header(self, word: H, value: int) -> None:
         self.words[word] = value
+
+    def note_crash(self) -> None:
+        count = self.words[H.CRASHES]
+        self.words[H.CRASHED_AT + count % KEPT_CRASHES] = now()
+        self.words[H.CRASHES] = count + 1
+
+    def crashes(self) -> list[int]:
+        """The moments of the last crashes of workers, the oldest first."""
+        moments = self.words[H.CRASHED_AT : H.CRASHED_AT + KEPT_CRASHES].tolist()
+        return sorted(moment for moment in moments if moment)
 
     def slot(self, number: int) -> Slot:
         return Slot(self, number)

@@ -47,6 +47,12 @@ class Master(msgspec.Struct):
     boot: str = ""  # boot id of its host, pid namespace, start of the process: who compares them knows a dead one
     ns: str = ""
     start: int | None = None
+    crashes: list[float] = []  # moments of the last crashes of its workers, at most 8, of the last 60 s
+    keeper_restarts: int = 0
+    silent_workers: list[int] = msgspec.field(default_factory=list, name="silent")  # slots of those that do not answer
+    stuck: dict[str, float] = {}  # queue -> since when it has work that nobody holds back and nobody takes
+    took_at: float | None = None  # the last reservation by any of its workers
+    root: bool = False
 
     @property
     def place(self) -> tuple[str, str]:

@@ -1,14 +1,14 @@
 -- The keeper's beat: everything periodic, in one call.
--- KEYS  1 restart stamp, 2 down, 3 masters; then five a queue: ready, reserved, delayed, notify, owners
+-- KEYS  1 restart stamp, 2 down, 3 masters; then six a queue: ready, reserved, delayed, notify, owners, paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)   5 reclaim (1 or 0)
 --       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, "slot:turn" of lost leases ... }
+--           jobs reclaimed, queues that wait for somebody ("1 3": their places), "slot:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local stamp = string.format('%.6f', now)
-local more, reclaimed, due, lost = 0, 0, nil, {}
+local more, reclaimed, due, lost, waiting = 0, 0, nil, {}, {}
 redis.call('HDEL', KEYS[3], '') -- the first write takes something away: see turn.lua
 
 local function to_ready(i, payloads)
@@ -71,14 +71,21 @@ local function migrate(i)
   if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
 end
 
+-- Work is there, nobody holds it back, and nobody has any of it in hand.
+local function waits(i, ready)
+  if ready == 0 or redis.call('ZCARD', KEYS[i + 1]) > 0 or redis.call('EXISTS', KEYS[i + 5]) == 1 then return end
+  waiting[#waiting + 1] = (i + 2) / 6
+end
+
 -- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over by who left a wait: one a ready job.
 local function tokens(i)
   local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
   for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
   if have > ready then redis.call('LTRIM', KEYS[i + 3], have - ready, -1) end
+  waits(i, ready)
 end
 
-for i = 4, #KEYS, 5 do
+for i = 4, #KEYS, 6 do
   renew(i)
   reclaim(i)
   migrate(i)
@@ -86,4 +93,4 @@ for i = 4, #KEYS, 5 do
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
-return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, unpack(lost)}
+return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, table.concat(waiting, ' '), unpack(lost)}

@@ -1,0 +1,100 @@
+"""What a keeper tells of its master in the hash qd:masters, once a second: read by `qd status`, `qd health`, other keepers.
+
+after each beat: saw(Redis's clock, queues that wait) -> since when     with the next one: text()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+from qd import __version__
+from qd.config import Settings
+from qd.master.plan import Hands
+from qd.process import vitals
+from qd.process.scoreboard import ALIVE, H, Slot, State, W, now
+
+RECENT = 60.0  # seconds for which a crash is told
+
+
+class Report:
+    """Moments are told by Redis's clock, as far as the last beat has shown it."""
+
+    def __init__(self, settings: Settings, hands: Hands) -> None:
+        self.settings, self.hands, self.board = settings, hands, hands.board
+        self._offset: float | None = (
+            None  # of Redis's clock to the monotonic one, seconds; None before the first answer
+        )
+        self._turns = self._looked()
+        self._stuck: dict[str, float] = {}
+
+    def saw(self, redis_now: float, waiting: Sequence[str]) -> None:
+        """waiting: queues with ready jobs that nobody holds back, and of which nobody has one in hand at this moment."""
+        self._offset = redis_now - now() / 1e9
+        taken = self._taken()
+        # What was taken since the last look was not stuck, though this look falls between two jobs.
+        self._stuck = {q: redis_now if q in taken else self._stuck.get(q, redis_now) for q in waiting}
+
+    def _taken(self) -> set[str]:
+        """The queues of which a worker has taken a job since the last look."""
+        before, self._turns = self._turns, self._looked()
+        moved = [slot for slot in self.board if slot[W.TURN] and before.get(slot.number) != self._turns[slot.number]]
+        if moved:
+            self.board.set_header(H.TOOK_AT, now())
+        return {slot.queue for slot in moved}
+
+    def _looked(self) -> dict[int, tuple[int, int]]:
+        """Slot -> its generation and the turn of its last job."""
+        return {slot.number: (slot[W.GENERATION], slot[W.TURN]) for slot in self.board}
+
+    def text(self, booted_at: float) -> str:
+        work, header = self.settings.work, self.board.header
+        took, since = header(H.TOOK_AT), now() - int(RECENT * 1e9)
+        known = self._offset is not None
+        report = {
+            "token": self.hands.token,
+            "host": socket.gethostname(),
+            "pid": self.hands.master,
+            "start": vitals.start_time(self.hands.master),
+            "boot": vitals.boot_id(),
+            "ns": vitals.pid_namespace(),
+            "root": os.geteuid() == 0,
+            "pool": work.pool,
+            "connection": work.connection,
+            "queues": list(work.queues),
+            "version": __version__,
+            "booted_at": round(booted_at, 3),
+            "state": self._state(),
+            "leases_lost": header(H.LEASES_LOST),
+            "keeper_restarts": header(H.KEEPER_DEATHS),
+            "crashes": [self._unix(moment) for moment in self.board.crashes() if moment > since and known],
+            "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
+            "stuck": {queue: round(moment, 3) for queue, moment in self._stuck.items()},
+            "took_at": self._unix(took) if took and known else None,
+            "workers": [told(slot) for slot in self.board if slot[W.STATE] in ALIVE],
+        }
+        return json.dumps(report)
+
+    def _state(self) -> str:
+        words = {H.STOP_AT: "stopping", H.DOWN: "down", H.PAUSED: "paused"}
+        return next((word for header, word in words.items() if self.board.header(header)), "running")
+
+    def _unix(self, moment: int) -> float:
+        return round(moment / 1e9 + (self._offset or 0.0), 3)
+
+
+def told(slot: Slot) -> dict[str, object]:
+    busy = slot[W.STATE] == State.BUSY
+    return {
+        "slot": slot.number,
+        "pid": slot[W.PID],
+        "start": slot[W.START] or None,
+        "state": State(slot[W.STATE]).name.lower(),
+        "job": slot.job if busy else None,
+        "queue": slot.queue if busy else None,
+        "since": slot[W.JOB_UNIX] if busy else None,
+        "done": slot[W.JOBS],
+        "grown": slot[W.GROWN],
+    }

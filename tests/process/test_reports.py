@@ -1,0 +1,121 @@
+"""What a master's report says beside its workers: crashes, lost keepers, queues that nobody serves. `qd health` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+def report(redis: Client) -> dict[str, Any]:
+    """Of the one master."""
+    (text,) = eventually(lambda: [*redis.hash("qd:masters").values()], what="a report")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def comes(redis: Client, field: str, wanted: Callable[[Any], object], seconds: float = 5.0) -> Any:
+    """What the report says in `field`, once it is as wanted."""
+
+    def found() -> list[Any] | None:
+        said = report(redis)[field]
+        return [said] if wanted(said) else None
+
+    return eventually(found, seconds, what=field)[0]
+
+
+def now(redis: Client) -> float:
+    seconds, micros = redis.text("TIME")
+    return float(seconds) + float(micros) / 1e6
+
+
+def started(shop: Project, *arguments: str) -> Procs:
+    work = shop.work("-w", "1", *arguments)
+    work.wait_line("master.ready")
+    return work
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = started(shop)
+    first = report(redis)
+    assert (first["crashes"], first["keeper_restarts"], first["silent"], first["stuck"]) == ([], 0, [], {})
+    assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0)
+    began = now(redis)
+    push(redis, "slow", seconds=0.2)
+    os.kill(int(witness.wait("start")[0].split()[2]), 9)
+    comes(redis, "crashes", lambda crashes: len(crashes) == 1 and began - 0.5 <= crashes[0] <= now(redis))
+    witness.wait("end")
+    took = comes(redis, "took_at", lambda at: at and began <= at <= now(redis) + 0.5)
+    keeper = work.child("qd: keeper")
+    keeper.kill()
+    comes(redis, "keeper_restarts", lambda count: count == 1)
+    after = comes(redis, "crashes", lambda crashes: len(crashes) == 1)  # a new keeper knows them too
+    assert began - 0.5 <= after[0] <= now(redis)
+    assert abs(comes(redis, "took_at", bool) - took) < 1.5
+    work.stop()
+
+
+def test_nine_crashes_are_told_as_the_last_eight(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    work = started(shop)
+    killed: set[int] = set()
+    for _ in range(9):
+        (worker,) = eventually(lambda: [w for w in work.children("qd: worker") if w.pid not in killed], what="a worker")
+        eventually(lambda: work.children("waiting on"), what="that it is ready")
+        killed.add(worker.pid)
+        worker.kill()
+        work.wait_line("worker.died", count=len(killed))
+    crashes = comes(redis, "crashes", lambda crashes: len(crashes) == 8)
+    assert crashes == sorted(crashes)
+    eventually(lambda: work.children("waiting on"), what="a worker")
+    work.stop()
+
+
+LAZY = (
+    JOBS
+    + """
+from qd import events
+
+@app.on(events.Looping)
+def look(event: events.Looping) -> bool:
+    return Path("awake").exists()
+"""
+)
+
+
+def test_a_queue_that_nobody_serves_is_told_since_when(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LAZY)
+    witness = Witness(shop)
+    shop.allowed.add("awake")
+    work = started(shop)
+    began = now(redis)
+    push(redis, "quick")
+    since = comes(redis, "stuck", lambda stuck: stuck.get("default"))["default"]
+    assert began - 0.5 <= since <= now(redis)
+    later = report(redis)["seen_at"] + 1.5
+    eventually(lambda: report(redis)["seen_at"] > later, what="later reports")
+    assert report(redis)["stuck"] == {"default": since}
+    redis.call("SET", "queues:default:paused", "{}")
+    comes(redis, "stuck", lambda stuck: stuck == {})
+    redis.call("DEL", "queues:default:paused")
+    comes(redis, "stuck", lambda stuck: stuck.get("default", 0) > since)
+    (shop.root / "awake").touch()
+    witness.wait("quick")
+    comes(redis, "stuck", lambda stuck: stuck == {})
+    work.stop()
