@@ -32,6 +32,7 @@ class Given:
     config: str | None = None
     connection: str | None = None
     json: bool = False
+    patience: float = 5.0  # seconds a server may take to be reached, and for each answer
 
 
 def given() -> Given:
@@ -110,7 +111,8 @@ def store_at(url: str, prefix: str) -> RedisStore:
     from qd.connectors.redis.wire import Wire
     from qd.store.redis import RedisStore
 
-    wire = Wire(url, name="qd: command")
+    patience = given().patience
+    wire = Wire(url, name="qd: command", connect_timeout=patience, timeout=patience)
     click.get_current_context().call_on_close(wire.close)
     return RedisStore(wire, prefix)
 
@@ -119,7 +121,7 @@ def queue(found: Settings, name: str) -> Queue:
     """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.connectors.manager import open_queue
 
-    opened = open_queue(found, name, title="qd: command")
+    opened = open_queue(found, name, title="qd: command", patience=given().patience)
     click.get_current_context().call_on_close(opened.close)
     return opened
 

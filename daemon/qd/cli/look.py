@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from qd.cli import common, output
+from qd.cli.state import Line, State, looked
 from qd.store import hosts, stamps
 
-if TYPE_CHECKING:
-    from qd.config import Settings
-    from qd.connectors.base import Sizes
-
 BUSY = "busy"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A queue and what stands in it. workers: those that serve it, idle or not."""
-
-    connection: str
-    name: str
-    sizes: Sizes
-    paused: stamps.Pause | None
-    workers: int
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock)."""
-
-    now: float
-    down: stamps.Down | None
-    restart: stamps.Restart | None
-    masters: list[hosts.Master]
-    queues: list[Line]
 
 
 @click.command()
@@ -56,40 +31,6 @@ def status() -> None:
     say_queues(state)
     for line in warnings(state):
         output.say(f"warn: {line}")
-
-
-# -- reading
-
-
-def looked(found: Settings) -> State:
-    """Raises ConnectionLost."""
-    store = common.store(found, found.control)
-    masters, now = hosts.masters(store), store.now()
-    asked = common.given().connection
-    if asked:
-        common.connection_name(found)
-        masters = [master for master in masters if master.connection == asked]
-    queues = [line for name in places(found, masters) for line in lines(found, name, masters, now)]
-    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues)
-
-
-def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
-    """The connections to look at: the one asked for, else the default one and those that masters here work on."""
-    if common.given().connection:
-        return [common.connection_name(found)]
-    names = [found.default, *[m.connection for m in masters if m.connection in found.connections]]
-    return list(dict.fromkeys(names))
-
-
-def lines(found: Settings, place: str, masters: list[hosts.Master], now: float) -> list[Line]:
-    """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
-    store, queue = common.store(found, place), common.queue(found, place)
-    own = [*common.queues_named(found, place), found.connection(place).queue]
-    names = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *hosts.queues_found(store)])
-    paused = stamps.paused(store, names)
-    alive = [master for master in masters if master.connection == place and not master.silent(now)]
-    serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
-    return [Line(place, name, queue.sizes(name), paused.get(name), serve[name]) for name in names]
 
 
 # -- for people

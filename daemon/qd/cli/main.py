@@ -23,6 +23,7 @@ from qd.units import did_you_mean
 COMMANDS = {
     "work": ("work", "command"),
     "status": ("look", "status"),
+    "health": ("health", "command"),
     "restart": ("steer", "restart"),
     "pause": ("steer", "pause"),
     "resume": ("steer", "resume"),

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 DRIVERS = ("redis",)
 
 
-def open_queue(settings: Settings, name: str | None, *, token: str = "", slot: int = 0, title: str = "") -> Queue:
+def open_queue(
+    settings: Settings, name: str | None, *, token: str = "", slot: int = 0, title: str = "", patience: float = 5.0
+) -> Queue:
     """A connection of its own to the connection called `name` (None: the default); it connects on first use.
 
-    token, slot: who reserves; empty for a producer. title: what the server's list of clients shows. An `embedded:` url
-    starts the project's server. Raises ConfigError.
+    token, slot: who reserves; empty for a producer. title: what the server's list of clients shows. patience: seconds to
+    connect, and for each reply. An `embedded:` url starts the project's server. Raises ConfigError.
     """
     found = settings.connection(name)
     if found.driver not in DRIVERS:
@@ -31,7 +33,9 @@ def open_queue(settings: Settings, name: str | None, *, token: str = "", slot: i
     from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
 
     keep = (settings.failed.max_count, settings.failed.keep)
-    return RedisQueue(located(found, settings), token=token, slot=slot, name=title, keep=keep)
+    queue = RedisQueue(located(found, settings), token=token, slot=slot, name=title, keep=keep)
+    queue.wire.connect_timeout = queue.wire.timeout = patience
+    return queue
 
 
 def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:

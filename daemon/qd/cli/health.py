@@ -1,0 +1,142 @@
+"""`qd health`: is it well? Exit 0, or 1 with each reason in a line. `--live` asks the masters here, and no server.
+
+For cron, load balancers and probes: it starts nothing, changes nothing, and answers within a few seconds whatever hangs.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import common, output
+from qd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from qd.cli.reasons import Limits, Reason
+    from qd.cli.state import State
+    from qd.config import Settings
+
+PATIENCE = 2.0  # seconds for a connection, and for each answer
+AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that names the url
+
+
+@click.command("health")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
+@click.option("--max-age", type=common.Span(), metavar="TIME", help="Not well when a ready job waits longer than this.")
+@common.options
+def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | None) -> int:
+    """Say whether masters and queues are well: exit 0, or 1 with each reason in a line.
+
+    With a name, of the queues only these are looked at; else those that masters work on and the configuration names.
+    """
+    from qd.cli.reasons import Limits
+
+    with deadline():
+        return of_fleet(queues, Limits(max_ready, max_age))
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Raises ConnectionLost when the block takes longer than AT_MOST."""
+
+    def late(*_: object) -> None:
+        raise ConnectionLost(f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(AT_MOST)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- the whole fleet, by what is on the server
+
+
+def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
+    from qd.cli.reasons import reasons
+    from qd.cli.state import looked
+
+    common.given().patience = PATIENCE
+    found = common.settings()
+    must_run(found)
+    state = narrowed(looked(found, search=False, also=queues), queues)
+    why = list(reasons(state, limits, waiting_for_php(found, state)))
+    if common.given().json:
+        output.document(document(state, why))
+    else:
+        for reason in why:
+            output.say(output.clean(reason.text))
+        if not why:
+            output.say(output.clean(well(state)))
+    return 1 if why else 0
+
+
+def must_run(found: Settings) -> None:
+    """Raises ConnectionLost for an embedded server that does not run: whoever asks for its health must not start it."""
+    if not (found.connection(common.given().connection).url or "").startswith("embedded:"):
+        return
+    from qd import embedded
+
+    if embedded.status(found.root) is None:
+        raise ConnectionLost(f"the embedded server of {found.root} is not running; `qd work` starts it")
+
+
+def narrowed(state: State, queues: tuple[str, ...]) -> State:
+    from dataclasses import replace
+
+    return replace(state, queues=[line for line in state.queues if line.name in queues]) if queues else state
+
+
+def waiting_for_php(found: Settings, state: State) -> frozenset[tuple[str, str]]:
+    from qd.cli.state import for_php
+
+    busy = [line for line in state.queues if line.sizes.ready and not line.paused]
+    return frozenset((line.connection, line.name) for line in busy if for_php(found, line))
+
+
+def well(state: State) -> str:
+    """The one line when there is nothing to complain of."""
+    from qd.cli.reasons import stale
+
+    alive = [master for master in state.masters if not stale(master, state.now)]
+    workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
+    ages = [line.sizes.oldest_age for line in state.queues if line.sizes.oldest_age is not None]
+    said = [f"{len(alive)} masters with {workers} workers" if alive else "no master reports", f"{ready} jobs ready"]
+    if ages:
+        said.append(f"the oldest for {output.duration(max(ages))}")
+    if state.down:
+        said.append("maintenance mode")
+    if paused := [line.name for line in state.queues if line.paused]:
+        said.append(f"paused: {' '.join(paused)}")
+    return f"ok: {', '.join(said)}"
+
+
+def document(state: State, why: list[Reason]) -> dict[str, Any]:
+    from qd.cli.reasons import stale
+
+    alive = [master for master in state.masters if not stale(master, state.now)]
+    queues = [
+        {
+            "connection": line.connection,
+            "name": line.name,
+            "ready": line.sizes.ready,
+            "oldest_age_s": line.sizes.oldest_age,
+            "paused": line.paused is not None,
+            "workers": line.workers,
+        }
+        for line in state.queues
+    ]
+    facts = {"masters": len(alive), "workers": sum(len(m.workers) for m in alive), "queues": queues}
+    return {"ok": not why, "at": state.now, "down": state.down is not None, "reasons": told(why), **facts}
+
+
+def told(why: list[Reason]) -> list[dict[str, str]]:
+    return [{key: value for key, value in asdict(reason).items() if value} for reason in why]

@@ -1,0 +1,159 @@
+"""Why things are not well, from what `state` has read: one line for each reason. Nothing is asked here; `health` prints.
+
+A reason says the fact, the thing with its value, and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qd.cli.output import duration
+from qd.cli.state import Line, State
+from qd.store.hosts import Master
+
+STUCK = 10.0  # seconds in which nothing was taken from a queue with work
+UNTAKEN = 60.0  # seconds that a job for PHP may wait where no master tells since when
+STALE = 5.0  # seconds without a report; one comes each second
+CRASHES, WITHIN = 5, 30.0  # so many workers of one master in so many seconds
+REPLACED, APART = 5, 60.0  # keepers of one master, and the seconds between them on the average
+GRACE = 10.0  # seconds after `qd restart`, or for a job that came just now, in which masters may be on their way
+
+
+@dataclass(frozen=True)
+class Reason:
+    """kind: a word for programs. queue, master: what it is about, "" when it is not about one."""
+
+    kind: str
+    text: str
+    queue: str = ""
+    master: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What --max-ready and --max-age said; None: not given. max_age: seconds."""
+
+    max_ready: int | None = None
+    max_age: float | None = None
+
+
+def reasons(state: State, limits: Limits, php: frozenset[tuple[str, str]]) -> Iterator[Reason]:
+    """php: (connection, queue) of those whose head waits for a PHP worker."""
+    for master in state.masters:
+        yield from of_master(master, state)
+    for line in state.queues:
+        yield from of_queue(line, state, waits_for_php=(line.connection, line.name) in php)
+        yield from over(line, limits)
+
+
+# -- masters
+
+
+def named(master: Master) -> str:
+    return f"{master.pool or 'default'}@{master.host}"
+
+
+def of_master(master: Master, state: State) -> Iterator[Reason]:
+    who = f"{named(master)} (pid {master.pid})"
+    if stale(master, state.now):
+        if not replaced(master, state):
+            yield Reason("silent-master", f"{who}: {silence(master, state.now)}", master=named(master))
+        return
+    crashed = [moment for moment in master.crashes if state.now - moment <= WITHIN]
+    if len(crashed) >= CRASHES:
+        said = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; its log tells how, at `worker.died`"
+        yield Reason("crashes", f"{who}: {said}", master=named(master))
+    for slot in master.silent_workers:
+        pid = next((f" (pid {worker.pid})" for worker in master.workers if worker.slot == slot), "")
+        said = f"worker {slot}{pid} stopped answering; USR1 to the master writes its stack to the log"
+        yield Reason("silent-worker", f"{who}: {said}", master=named(master))
+    up = state.now - master.booted_at
+    if master.keeper_restarts >= REPLACED and up / master.keeper_restarts < APART:
+        said = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; its log tells how, at `keeper.`"
+        yield Reason("keeper", f"{who}: {said}", master=named(master))
+
+
+def silence(master: Master, now: float) -> str:
+    return (
+        f"its keeper has not reported for {duration(now - master.seen_at)}; see whether it runs there and reaches this "
+        f"server; if that host is gone for good: HDEL qd:masters {master.token}"
+    )
+
+
+def stale(master: Master, now: float) -> bool:
+    return now - master.seen_at > STALE
+
+
+def replaced(gone: Master, state: State) -> bool:
+    """Whether one of the same pool was started since it fell silent: a new container on another host."""
+    others = [m for m in state.masters if m.pool == gone.pool and m.token != gone.token and not stale(m, state.now)]
+    return any(other.booted_at > gone.seen_at for other in others)
+
+
+# -- queues
+
+
+def of_queue(line: Line, state: State, *, waits_for_php: bool) -> Iterator[Reason]:
+    ready = line.sizes.ready
+    if not ready or line.paused or state.down:
+        return
+    serving = [m for m in state.masters if serves(m, line) and not stale(m, state.now)]
+    since = stuck_since(line, serving)
+    stuck_for = 0.0 if since is None else state.now - since
+    if waits_for_php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
+        said = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
+        what = (
+            f"queue '{line.name}': {ready} ready, the first an object job of Laravel that no PHP worker takes; {said}"
+        )
+        yield Reason("php", what, queue=line.name)
+    elif not serving and not waits_for_php and old(line) and not restarting(state):
+        what = f"queue '{line.name}': {ready} ready and no live master works on it; start `qd work {line.name}`"
+        yield Reason("unserved", what, queue=line.name)
+    elif stuck_for > STUCK:
+        yield Reason("stuck", stuck(line, serving, stuck_for), queue=line.name)
+
+
+def serves(master: Master, line: Line) -> bool:
+    return master.connection == line.connection and line.name in master.queues
+
+
+def stuck_since(line: Line, serving: list[Master]) -> float | None:
+    """Since when nobody took anything though somebody could have. None: it moves, or all hands are busy elsewhere."""
+    able = [m for m in serving if m.state == "running" and not busy(m)]
+    moments = [m.stuck[line.name] for m in able if line.name in m.stuck]
+    return max(moments) if moments and len(moments) == len(able) else None
+
+
+def busy(master: Master) -> bool:
+    """Whether each worker has a job in hand: then what waits is behind, not stuck (--max-age tells how long)."""
+    return bool(master.workers) and all(worker.job for worker in master.workers)
+
+
+def stuck(line: Line, serving: list[Master], seconds: float) -> str:
+    workers = sum(len(master.workers) for master in serving)
+    who = ", ".join(f"{named(m)} (pid {m.pid})" for m in serving[:3])
+    return (
+        f"queue '{line.name}': {line.sizes.ready} ready and nothing taken for {duration(seconds)} by the {workers} workers "
+        f"of {who}; `qd status` shows what they do, USR1 to the master writes all stacks to its log"
+    )
+
+
+def old(line: Line) -> bool:
+    """Not known is old: payloads of Laravel 8 do not tell when they were made."""
+    return line.sizes.oldest_age is None or line.sizes.oldest_age >= GRACE
+
+
+def restarting(state: State) -> bool:
+    return state.restart is not None and state.now - state.restart.at < GRACE
+
+
+def over(line: Line, limits: Limits) -> Iterator[Reason]:
+    held = " (it is paused)" if line.paused else ""
+    ready, age = line.sizes.ready, line.sizes.oldest_age
+    if limits.max_ready is not None and ready > limits.max_ready:
+        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{held}; add workers"
+        yield Reason("max-ready", what, queue=line.name)
+    if limits.max_age is not None and age is not None and age > limits.max_age:
+        what = f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age"
+        yield Reason("max-age", f"{what} {duration(limits.max_age)}{held}; add workers", queue=line.name)

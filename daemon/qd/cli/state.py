@@ -1,0 +1,98 @@
+"""What stands on the server at this moment: masters and their workers, queues, stamps. `status` and `health` read here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qd.cli import common
+from qd.connectors.redis import keys
+from qd.store import hosts, stamps
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+    from qd.connectors.base import Sizes
+
+OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
+HELD = 99  # reservations of a queue that are looked at
+
+
+@dataclass(frozen=True)
+class Line:
+    """A queue and what stands in it. workers: those that serve it, idle or not."""
+
+    connection: str
+    name: str
+    sizes: Sizes
+    paused: stamps.Pause | None
+    workers: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock)."""
+
+    now: float
+    down: stamps.Down | None
+    restart: stamps.Restart | None
+    masters: list[hosts.Master]
+    queues: list[Line]
+
+
+def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
+    """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost."""
+    store = common.store(found, found.control)
+    masters, now = hosts.masters(store), store.now()
+    asked = common.given().connection
+    if asked:
+        common.connection_name(found)
+        masters = [master for master in masters if master.connection == asked]
+    first, *others = places(found, masters)
+    queues = lines(found, first, masters, now, search=search, also=also)
+    queues += [line for name in others for line in lines(found, name, masters, now, search=search)]
+    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues)
+
+
+def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
+    """The connections to look at: the one asked for, else the default one and those that masters here work on."""
+    if common.given().connection:
+        return [common.connection_name(found)]
+    names = [found.default, *[m.connection for m in masters if m.connection in found.connections]]
+    return list(dict.fromkeys(names))
+
+
+def lines(
+    found: Settings,
+    place: str,
+    masters: list[hosts.Master],
+    now: float,
+    *,
+    search: bool,
+    also: Sequence[str] = (),
+) -> list[Line]:
+    """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
+    store, queue = common.store(found, place), common.queue(found, place)
+    own = [*common.queues_named(found, place), found.connection(place).queue]
+    there = hosts.queues_found(store) if search else []
+    names = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
+    paused = stamps.paused(store, names)
+    alive = [master for master in masters if master.connection == place and not master.silent(now)]
+    serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
+    return [Line(place, name, queue.sizes(name), paused.get(name), serve[name]) for name in names]
+
+
+def for_php(found: Settings, line: Line) -> bool:
+    """Whether the next job in line is an object job of Laravel that no PHP worker has taken for a while, and none of this
+    queue's jobs is in a PHP worker's hands: one that takes the next job at once would be seen with the one before."""
+    store = common.store(found, line.connection)
+    ready, reserved = (store.prefix + key(line.name) for key in (keys.ready, keys.reserved))
+    head, held = store.wire.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD)])
+    if not isinstance(head, bytes) or not isinstance(held, list):
+        return False
+    return is_object_job(head) and all(b'"rsv":"' in member for member in held)
+
+
+def is_object_job(payload: bytes) -> bool:
+    """As turn.lua sees it: without reading the JSON of what is not ours."""
+    return OBJECT_JOB in payload

@@ -1,0 +1,300 @@
+"""qd health: each reason by itself, what is none, and the exit codes. The reports are as keepers write them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, document, done, report
+from tests.support.procs import QD
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.server import Server, free_port
+
+PAYLOAD = '{"uuid":"u","job":"%s","data":{},"attempts":0,"createdAt":%d}'
+OBJECT = r"Illuminate\\Queue\\CallQueuedHandler@call"
+WAITING = {"slot": 0, "pid": 414, "state": "waiting", "job": None}
+BUSY = {"slot": 1, "pid": 415, "state": "busy", "job": "mail.welcome", "queue": "high"}
+
+
+def server_time(redis: Client) -> float:
+    return float(redis.text("TIME")[0])
+
+
+def push(redis: Client, queue: str = "mail", *, age: float = 60, job: str = "mail.welcome", count: int = 1) -> None:
+    payload = PAYLOAD % (job, int(server_time(redis) - age))
+    redis.call("RPUSH", f"queues:{queue}", *[payload] * count)
+
+
+def reasons(qd: Run, *words: str) -> list[tuple[str, str]]:
+    """(kind, text) of each reason; the exit code says the same, and people read the same."""
+    result = qd("health", "--json", *words)
+    found = json.loads(result.stdout)
+    assert result.exit_code == (1 if found["reasons"] else 0)
+    assert found["ok"] is not bool(found["reasons"])
+    said = qd("health", *words)
+    assert said.exit_code == result.exit_code
+    assert len(said.stdout.splitlines()) == max(1, len(found["reasons"]))
+    return [(reason["kind"], reason["text"]) for reason in found["reasons"]]
+
+
+def reason(qd: Run, *words: str) -> tuple[str, str]:
+    (found,) = reasons(qd, *words)
+    return found
+
+
+# -- well
+
+
+def test_an_empty_server_is_well(qd: Run) -> None:
+    assert done(qd("health")) == "ok: no master reports, 0 jobs ready\n"
+
+
+def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
+    push(redis, age=3, count=2)
+    report(redis, workers=[WAITING, BUSY])
+    assert done(qd("health")).startswith("ok: 1 masters with 2 workers, 2 jobs ready, the oldest for ")
+    found = document(qd("health", "--json"))
+    (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
+    assert 3 <= mail.pop("oldest_age_s") < 30
+    assert mail == {"connection": "redis", "name": "mail", "ready": 2, "paused": False, "workers": 2}
+    assert (found["ok"], found["masters"], found["workers"], found["down"]) == (True, 1, 2, False)
+
+
+# -- work that nobody takes
+
+
+def test_work_without_a_master(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+    configured('[worker]\nqueues = ["mail"]\n')
+    push(redis, count=3)
+    kind, text = reason(qd)
+    assert kind == "unserved"
+    assert text == "queue 'mail': 3 ready and no live master works on it; start `qd work mail`"
+    report(redis, workers=[WAITING])  # the way out
+    assert reasons(qd) == []
+
+
+def test_work_that_came_just_now_or_waits_for_a_restart_is_given_time(qd: Run, redis: Client) -> None:
+    push(redis, "default", age=1)
+    assert reasons(qd) == []
+    push(redis, "mail", age=100)
+    assert reason(qd, "mail")[0] == "unserved"
+    done(qd("restart"))
+    assert reasons(qd, "mail") == []
+
+
+def test_a_named_queue_is_looked_at_and_no_other(qd: Run, redis: Client) -> None:
+    push(redis, "other")
+    assert reasons(qd) == []
+    assert reason(qd, "other")[0] == "unserved"
+    report(redis, queues=["mail"])
+    push(redis, "mail", count=5)
+    assert reasons(qd, "elsewhere", "--max-ready", "1") == []
+
+
+def test_a_queue_of_which_nothing_is_taken(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    push(redis, count=12)
+    report(redis, workers=[WAITING, {**WAITING, "slot": 1}], stuck={"mail": now - 14})
+    kind, text = reason(qd)
+    assert kind == "stuck"
+    assert "queue 'mail': 12 ready and nothing taken for 14s by the 2 workers of mail@app-1 (pid 411)" in text
+    assert "qd status" in text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"stuck": {"mail": -4}},
+        {"stuck": {}},
+        {"stuck": {"mail": -60}, "workers": [BUSY]},
+        {"stuck": {"mail": -60}, "state": "paused"},
+        {"stuck": {"mail": -60}, "state": "stopping"},
+    ],
+    ids=["not for long", "not any more", "all are busy", "paused by a signal", "it stops"],
+)
+def test_what_waits_is_not_stuck_when(said: dict[str, Any], qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    push(redis)
+    stuck = {queue: now + ago for queue, ago in said["stuck"].items()}
+    report(redis, **{"workers": [WAITING], **said, "stuck": stuck})
+    assert reasons(qd) == []
+
+
+def test_a_queue_is_not_stuck_while_one_of_its_masters_takes_jobs(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    push(redis)
+    report(redis, "T1", workers=[WAITING], stuck={"mail": now - 60})
+    report(redis, "T2", workers=[WAITING], host="app-2", stuck={})
+    assert reasons(qd) == []
+    report(redis, "T2", workers=[WAITING], host="app-2", stuck={"mail": now - 30})
+    assert reason(qd)[0] == "stuck"
+
+
+def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) -> None:
+    push(redis)
+    report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60})
+    assert reason(qd)[0] == "stuck"
+    qd("pause", "mail")
+    assert reasons(qd) == []
+    assert "paused: mail" in done(qd("health"))
+    qd("resume", "mail")
+    qd("down")
+    assert reasons(qd) == []
+    assert "maintenance mode" in done(qd("health"))
+
+
+# -- jobs for PHP
+
+
+def test_an_object_job_that_no_php_worker_takes(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    push(redis, job=OBJECT)
+    report(redis, workers=[WAITING], stuck={"mail": now - 14})
+    kind, text = reason(qd)
+    assert kind == "php"
+    assert "queue 'mail': 1 ready, the first an object job of Laravel that no PHP worker takes" in text
+    assert "queue:work --queue=mail" in text
+    redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # one of them works
+    assert reason(qd)[0] == "stuck"
+    report(redis, workers=[WAITING], stuck={})
+    assert reasons(qd) == []
+
+
+def test_an_object_job_that_waits_for_a_minute_while_others_are_done(qd: Run, redis: Client) -> None:
+    push(redis, job=OBJECT, age=70)
+    report(redis, workers=[WAITING])
+    assert reason(qd)[0] == "php"
+    redis.call("DEL", "queues:mail")
+    push(redis, job=OBJECT, age=40)
+    assert reasons(qd) == []
+
+
+# -- those who work
+
+
+def test_workers_that_crash_in_a_row(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    report(redis, crashes=[now - 70, now - 31, now - 25, now - 20, now - 10, now - 5])
+    assert reasons(qd) == []
+    report(redis, crashes=[now - 25, now - 20, now - 10, now - 5, now - 1])
+    kind, text = reason(qd)
+    assert kind == "crashes"
+    assert "mail@app-1 (pid 411): 5 workers crashed in the last 30s" in text
+    assert "worker.died" in text
+
+
+def test_a_worker_that_does_not_answer(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING, BUSY], silent=[1])
+    assert reason(qd)[0] == "silent-worker"
+    assert "worker 1 (pid 415) stopped answering" in reason(qd)[1]
+
+
+def test_a_master_without_news(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    report(redis, seen_at=now - 3)
+    assert reasons(qd) == []
+    report(redis, seen_at=now - 100)
+    kind, text = reason(qd)
+    assert kind == "silent-master"
+    assert "mail@app-1 (pid 411): its keeper has not reported for 1m 4" in text
+    token = text.rpartition(" ")[2]
+    redis.call("HDEL", "qd:masters", token)  # the way out
+    assert reasons(qd) == []
+
+
+def test_a_master_that_another_has_replaced_is_not_missed(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    report(redis, "T1", host="pod-a", seen_at=now - 100)
+    report(redis, "T2", host="pod-b", booted_at=now - 200)
+    assert reason(qd)[0] == "silent-master"
+    report(redis, "T2", host="pod-b", booted_at=now - 90)
+    assert reasons(qd) == []
+
+
+def test_a_keeper_that_ends_again_and_again(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    report(redis, booted_at=now - 86400, keeper_restarts=6)
+    assert reasons(qd) == []
+    report(redis, booted_at=now - 180, keeper_restarts=6)
+    kind, text = reason(qd)
+    assert (kind, "its keeper ended 6 times in 3m" in text) == ("keeper", True)
+
+
+# -- limits
+
+
+def test_more_ready_than_allowed(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING])
+    push(redis, count=4)
+    assert reasons(qd, "--max-ready", "4") == []
+    assert reason(qd, "--max-ready", "3") == ("max-ready", "queue 'mail': 4 ready, over --max-ready 3; add workers")
+    qd("pause", "mail")
+    assert "(it is paused)" in reason(qd, "--max-ready", "3")[1]
+
+
+def test_older_than_allowed(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING])
+    push(redis, age=192)
+    assert reasons(qd, "--max-age", "5m") == []
+    kind, text = reason(qd, "--max-age", "90s")
+    assert kind == "max-age"
+    assert "queue 'mail': its oldest job waits for 3m 1" in text
+
+
+def test_several_reasons_are_a_line_each(qd: Run, redis: Client) -> None:
+    push(redis, age=192, count=4)
+    report(redis, workers=[WAITING], silent=[0], stuck={"mail": server_time(redis) - 60})
+    found = reasons(qd, "--max-ready", "3", "--max-age", "90s")
+    assert [kind for kind, _ in found] == ["silent-worker", "stuck", "max-ready", "max-age"]
+
+
+# -- exit codes, and no hanging
+
+
+def test_redis_away_is_69(qd: Run, folder: Path) -> None:
+    (folder / "qd.toml").write_text(f'[connections.redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n')
+    result = qd("health")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (69, "", 1)
+
+
+def test_a_wrong_file_is_78_and_a_wrong_word_2(qd: Run, folder: Path) -> None:
+    assert qd("health", "--max-ready", "-1").exit_code == 2
+    assert qd("health", "--max-age", "soon").exit_code == 2
+    (folder / "qd.toml").write_text("[worker]\ntimout = 1\n")
+    assert qd("health").exit_code == 78
+
+
+def test_an_embedded_server_is_not_started(qd: Run, folder: Path) -> None:
+    (folder / "qd.toml").write_text('[connections.redis]\nurl = "embedded:"\n')
+    result = qd("health")
+    assert (result.exit_code, "is not running" in result.stderr) == (69, True)
+    assert not (folder / ".qd" / "embedded" / "address").exists()
+
+
+def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) -> None:
+    """It takes the connection and answers nothing: what a firewall leaves of a server."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        shop = project(url=f"redis://127.0.0.1:{mute.getsockname()[1]}/0")
+        began = time.monotonic()
+        found = shop.qd("health", seconds=20)
+        assert (found.returncode, found.stderr.count("\n")) == (69, 1)
+        assert time.monotonic() - began < 8  # the promise: it answers within 8 s
+
+
+def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
+    shop = project()
+    code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health']\ntry:\n    main()\nfinally:\n"
+    code += (
+        "    print(*[n for n in ('rich', 'qd.worker', 'qd.master', 'qd.app', 'jobs', 'psutil') if n in sys.modules])"
+    )
+    done = shop.python(code)
+    assert done.stdout.splitlines()[1:] == [""], (QD, done.stdout)
