@@ -1,7 +1,8 @@
-"""Laravel's JSON payload: made, read, and the few bytes that change while a job is held. Nothing else knows its keys.
+"""Laravel's JSON payload: made and read. Nothing but this file and unit.py beside it knows its keys.
 
-bus/send.py makes payloads, the worker reads them, worker and keeper answer them. Keys, order and escapes are those of
-Laravel 13 (Queue/Queue.php and Queue/RedisQueue.php, createPayload); every shape since 5.5 is read.
+bus/send.py makes payloads, the worker reads them; the few bytes that change while a job is held are unit.py's. Keys, order
+and escapes are those of Laravel 13 (Queue/Queue.php and Queue/RedisQueue.php, createPayload); every shape since 5.5 is
+read.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as quoted
 from math import ceil
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -46,11 +48,12 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
     attempts: Count = 0
-    # qd's own, beside attempts; see `answered`
+    # qd's own, beside attempts; see unit.py
     crashes: Count = 0
     exceptions: Count = 0
     held: Count = 0
     rsv: str | None = None
+    saved: msgspec.Raw = msgspec.Raw()  # the last checkpoint; whatever stands there, it makes no payload malformed
 
     @property
     def name(self) -> str:
@@ -94,6 +97,28 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def deadline(self) -> float | None:
         """Unix seconds after which it is not run again, None: no such moment. Before Laravel 8 it was `timeoutAt`."""
         return (self.timeoutAt if self.retryUntil is None else self.retryUntil) or None
+
+    @property
+    def checkpoint(self) -> bytes | None:
+        """The JSON text that the job saved last; None: nothing, or nothing that qd has written."""
+        raw = bytes(self.saved)
+        try:
+            return base64url_decoded(raw[1:-1]) if raw[:1] == b'"' else None
+        except ValueError:
+            return None
+
+
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
+
+
+def base64url(text: bytes) -> bytes:
+    """No padding: letters, digits, - and _ only, which no JSON encoder changes and none of our keys can stand in."""
+    return b2a_base64(text, newline=False).rstrip(b"=").translate(_TO_URL)
+
+
+def base64url_decoded(text: bytes) -> bytes:
+    """Raises ValueError."""
+    return a2b_base64(text.translate(_FROM_URL) + b"=" * (-len(text) % 4), strict_mode=True)
 
 
 _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)")
@@ -245,76 +270,3 @@ def _bytes(text: str) -> bytes:
     if b"\xe2\x80" in encoded:
         encoded = encoded.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
     return encoded
-
-
-# -- changing: what the reserve script writes, worker and keeper answer
-#
-# The unit stands where Laravel's top-level `attempts` stands, in one piece:
-#     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
-# N repeats A while the reservation is unanswered: a payload found ready in that state cost its worker its life.
-
-_UNIT = re.compile(
-    rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
-)
-_LONGEST_UNIT = 160  # bytes before its mark
-
-
-class Mark(NamedTuple):
-    """Who reserved a payload: master token, slot, turn, and the attempts then ("-" once it was answered)."""
-
-    token: str
-    slot: int
-    turn: int
-    n: str
-
-
-def split_mark(mark: str) -> Mark:
-    """The parts of a mark. Raises ValueError when it is none."""
-    parts = mark.split(".")
-    if len(parts) != 4 or not parts[0] or not (parts[3] in ("-", "x") or parts[3].isdecimal()):
-        raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
-    return Mark(parts[0], int(parts[1]), int(parts[2]), parts[3])
-
-
-def answered(
-    member: bytes,
-    mark: str,
-    *,
-    attempts: int | None = None,
-    crashes: int | None = None,
-    exceptions: int | None = None,
-    held: int | None = None,
-    ended: str = "-",
-) -> bytes:
-    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
-    "-", or "x" when the next reserve is to fail the job, because it was killed in its last timeout.
-
-    No other byte changes. Raises ValueError when that unit does not stand in it.
-    """
-    unit = _find(member, mark)
-    given = (crashes, exceptions, held)
-    count = unit[1] if attempts is None else b"%d" % attempts
-    text = b'"attempts":' + count
-    for key, old, new in zip((b"crashes", b"exceptions", b"held"), unit.groups()[1:4], given, strict=True):
-        value = int(old or 0) if new is None else new
-        if value:
-            text += b',"%b":%d' % (key, value)
-    text += b',"rsv":"%b%b"' % (mark[: mark.rindex(".") + 1].encode(), ended.encode())
-    return member[: unit.start()] + text + member[unit.end() :]
-
-
-def _find(member: bytes, mark: str) -> re.Match[bytes]:
-    needle = b',"rsv":"%b"' % mark.encode()
-    at = member.find(needle)
-    while at >= 0 and mark.count(".") == 3:
-        start = member.rfind(b'"attempts":', max(0, at - _LONGEST_UNIT), at)
-        unit = _UNIT.match(member, start) if start >= 0 else None
-        if unit and unit.end() == at + len(needle):
-            return unit
-        at = member.find(needle, at + 1)
-    raise ValueError(f"no reservation '{mark[:80]}' stands in this payload")
-
-
-def original(member: bytes, start: int, length: int, before: bytes) -> bytes:
-    """The payload as it was before a reserve wrote `length` bytes at `start` over `before`."""
-    return member[:start] + before + member[start + length :]

@@ -11,6 +11,7 @@ import pytest
 from qd import payload
 from qd.arguments import signature_of
 from qd.errors import WrongType
+from qd.unit import answered, original
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(path.relative_to(GOLDEN).as_posix() for path in GOLDEN.glob("laravel*/*.json"))
@@ -155,10 +156,10 @@ def test_data_bytes_survive_a_reservation_and_its_answer(name):
     before = raw[start : start + len('"attempts":0')]
     unit = b'"attempts":1,"crashes":2,"rsv":"%b"' % MARK.encode()
     member = raw[:start] + unit + raw[start + len(before) :]
-    text = payload.answered(member, MARK, attempts=0, exceptions=1, held=5)
+    text = answered(member, MARK, attempts=0, exceptions=1, held=5)
     assert payload.read(text).exceptions == 1
     assert data_of(text) == data_of(member) == data_of(raw)
-    assert payload.original(member, start, len(unit), before) == raw
+    assert original(member, start, len(unit), before) == raw
 
 
 # -- what cjson does to data when a PHP worker has reserved the job once, undone by the declared type

@@ -20,7 +20,8 @@ from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved, Turn
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ServerRefused
-from qd.payload import answered, read
+from qd.payload import read
+from qd.unit import answered
 from tests.contract.test_queue import job
 from tests.support.beat import beat
 from tests.support.resp import Client

@@ -12,7 +12,7 @@ from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
-from qd.payload import answered
+from qd.unit import answered
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.certificates import Certificates

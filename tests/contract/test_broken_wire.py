@@ -11,7 +11,7 @@ from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConnectionLost
-from qd.payload import answered
+from qd.unit import answered
 from tests.contract.test_queue import job, take
 from tests.support.proxy import Proxy
 from tests.support.seen import Seen

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import Malformed
-from qd.payload import Payload, answered, original, read
+from qd.payload import Payload, read
+from qd.unit import answered, original
 from tests.contract.conftest import ONE
 from tests.support.hostile import VALID, malformed, odd
 from tests.support.seen import Seen

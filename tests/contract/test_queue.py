@@ -9,7 +9,8 @@ import pytest
 
 from qd.connectors.base import Reserved, Sizes
 from qd.connectors.redis.queue import RedisQueue
-from qd.payload import answered, original, read
+from qd.payload import read
+from qd.unit import answered, original
 from tests.contract.conftest import ONE
 from tests.support.clock import eventually
 from tests.support.seen import Seen

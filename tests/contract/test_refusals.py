@@ -13,7 +13,7 @@ from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
 from qd.errors import ServerBusy, ServerRefused
-from qd.payload import answered
+from qd.unit import answered
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.clock import eventually

@@ -1,4 +1,4 @@
-"""qd.payload: reading whatever comes, making what Laravel would, and editing no byte but its own."""
+"""qd.payload: reading whatever comes, and making what Laravel would."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.errors import ArgumentError, Malformed
-from qd.payload import OBJECT_JOB, Payload, answered, make, new_id, new_uuid, original, read, split_mark
+from qd.payload import OBJECT_JOB, Payload, make, new_id, new_uuid, read
 from tests.support.hostile import VALID, malformed, odd
-
-MARK = "Ab3Ab3Ab3A.3.17.2"
 
 
 def made(**more: object) -> Payload:
@@ -218,98 +216,3 @@ def test_a_job_needs_a_name():
 
 def test_no_data_is_the_empty_text_of_laravel():
     assert b'"data":"",' in make("x", b"", created_at=1)
-
-
-# -- editing
-
-
-def reserved(raw: bytes, unit: str = '"attempts":2', mark: str = MARK) -> bytes:
-    """As the reserve script writes it."""
-    before, after = raw.rsplit(b'"attempts":0', 1)
-    return before + f'{unit},"rsv":"{mark}"'.encode() + after
-
-
-def test_an_answer_keeps_what_is_not_given():
-    member = reserved(VALID, '"attempts":2,"crashes":1,"exceptions":3,"held":1795225685')
-    payload = read(answered(member, MARK))
-    assert (payload.attempts, payload.crashes, payload.exceptions, payload.held) == (2, 1, 3, 1795225685)
-    assert payload.rsv == "Ab3Ab3Ab3A.3.17.-"
-
-
-def test_an_answer_puts_in_what_is_given_and_leaves_zeroes_out():
-    member = reserved(VALID, '"attempts":2,"crashes":1,"held":1795225685')
-    text = answered(member, MARK, attempts=1, crashes=0, exceptions=4, held=0)
-    assert text == reserved(VALID, '"attempts":1,"exceptions":4', "Ab3Ab3Ab3A.3.17.-")
-
-
-def test_an_answer_finds_its_unit_beside_others():
-    inner = '{"attempts":2,"rsv":"Ab3Ab3Ab3A.3.17.1"}'
-    raw = b'{"job":"x","data":%b,"attempts":0}' % inner.encode()
-    text = answered(reserved(raw), MARK, exceptions=1)
-    assert bytes(read(text).data) == inner.encode()
-    assert read(text).exceptions == 1
-
-
-@pytest.mark.parametrize(
-    "mark", ["Ab3Ab3Ab3A.3.17.1", "Ab3Ab3Ab3A.3.17.22", "b3Ab3Ab3A.3.17.2", "", "2", 'x","rsv":"Ab3Ab3Ab3A.3.17.2']
-)
-def test_an_answer_to_another_reservation_is_refused(mark):
-    with pytest.raises(ValueError, match="no reservation"):
-        answered(reserved(VALID), mark)
-
-
-def test_a_reservation_is_answered_once():
-    text = answered(reserved(VALID), MARK)
-    with pytest.raises(ValueError, match="no reservation"):
-        answered(text, MARK)
-
-
-counts = st.none() | st.integers(0, 2**53)
-
-
-@settings(deadline=None)
-@given(
-    data=st.recursive(
-        st.none() | st.integers() | st.text() | st.just('"attempts":0,"rsv":"Ab3Ab3Ab3A.3.17.2"'),
-        lambda inner: st.dictionaries(st.sampled_from(["attempts", "rsv", "x"]), inner) | st.lists(inner),
-    ).map(lambda value: json.dumps(value).encode()),
-    job=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
-    given_counts=st.tuples(counts, counts, counts, counts),
-    attempts=st.integers(0, 2**53),
-)
-def test_an_answer_changes_its_unit_only(data, job, given_counts, attempts):
-    pushed = make(job, data, created_at=1795225685)
-    mark = f"Ab3Ab3Ab3A.3.17.{attempts}"
-    member = reserved(pushed, f'"attempts":{attempts},"crashes":1', mark)
-    names = ("attempts", "crashes", "exceptions", "held")
-    text = answered(member, mark, **dict(zip(names, given_counts, strict=True)))
-
-    before, after = read(member), read(text)
-    assert bytes(after.data) == data
-    for name, value in zip(names, given_counts, strict=True):
-        assert getattr(after, name) == (getattr(before, name) if value is None else value)
-    start = pushed.rindex(b'"attempts":0')
-    end = len(pushed) - start - len(b'"attempts":0')
-    assert text[:start] == pushed[:start]
-    assert text[len(text) - end :] == pushed[len(pushed) - end :]
-    assert split_mark(after.rsv or "") == ("Ab3Ab3Ab3A", 3, 17, "-")
-
-
-@settings(deadline=None)
-@given(st.binary(), st.integers(0, 50), st.integers(0, 20), st.binary(max_size=60))
-def test_the_original_is_what_stood_there_before_the_splice(pushed, start, length, text):
-    start = min(start, len(pushed))
-    before = pushed[start : start + length]
-    member = pushed[:start] + text + pushed[start + len(before) :]
-    assert original(member, start, len(text), before) == pushed
-
-
-def test_a_mark_has_four_parts():
-    assert split_mark(MARK) == ("Ab3Ab3Ab3A", 3, 17, "2")
-    assert split_mark("T.1.2.-").n == "-"
-
-
-@pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.y", "a.1.2."])
-def test_what_is_no_mark_is_refused(mark):
-    with pytest.raises(ValueError):
-        split_mark(mark)

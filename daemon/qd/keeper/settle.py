@@ -18,12 +18,13 @@ from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
 from qd.log import Log, cut
 from qd.master.plan import Hands
-from qd.payload import answered, read, split_mark
+from qd.payload import read
 from qd.process import vitals
 from qd.process.exits import told
 from qd.process.scoreboard import Slot, State, Verdict, W
 from qd.process.talk import Message
 from qd.store.hosts import Master
+from qd.unit import answered, split_mark
 
 
 class Settle:

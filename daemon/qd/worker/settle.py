@@ -12,7 +12,8 @@ from pathlib import Path
 from qd.connectors.base import Queue, Reserved
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
-from qd.payload import Payload, answered, original, read, split_mark
+from qd.payload import Payload, read
+from qd.unit import answered, original, split_mark
 from qd.worker.attempt import Back, Failed
 
 OURS = str(Path(__file__).parent.parent) + os.sep

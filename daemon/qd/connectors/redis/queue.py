@@ -20,6 +20,7 @@ from qd.connectors.base import Reserved, Sizes, Turn
 from qd.connectors.redis import keys
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
+from qd.unit import unanswered
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 CHUNK = 1000  # payloads a script call carries at most
 MOVE = 100  # due jobs a turn moves at most
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
-UNIT = re.compile(rb'"attempts":(\d+)(?:,"crashes":\d+)?(?:,"exceptions":\d+)?(?:,"held":\d+)?,"rsv":"([\w.]+)"')
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
@@ -201,15 +201,13 @@ class RedisQueue:
 
 
 def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
-    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known (the
-    arguments of a job may hold units too). What stood there before the reserve is told as the attempt before.
-    """
-    units = list(UNIT.finditer(member))
-    if not units:
+    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known. What
+    stood there before the reserve is told as the attempt before."""
+    unit = unanswered(member, base)
+    if unit is None:
         return Reserved(queue, member, "", 0, 0, b"")
-    found = next((unit for unit in reversed(units) if unit[2].startswith(base.encode())), units[-1])
-    before = b'"attempts":%d' % max(0, int(found[1]) - 1)
-    return Reserved(queue, member, found[2].decode(), found.start(), found.end() - found.start(), before)
+    before = b'"attempts":%d' % max(0, unit.attempts - 1)
+    return Reserved(queue, member, unit.mark, unit.start, unit.end - unit.start, before)
 
 
 def age_of(payload: bytes | None, now: int) -> float | None:

@@ -1,0 +1,120 @@
+"""The bytes of a payload that change while a job is held: the unit that the reserve script writes, worker and keeper answer.
+
+It stands where Laravel's top-level `attempts` stands, in one piece; what the job saved stands behind it:
+    "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]
+N repeats A while the reservation is unanswered: a payload found ready in that state cost its worker its life. `saved`
+belongs to no reservation: whatever moves the payload moves it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from qd.payload import base64url, read
+
+_UNIT = re.compile(
+    rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
+)
+_LONGEST_UNIT = 160  # bytes before its mark
+_SAVED = re.compile(rb',"saved":"[\w-]*"')
+ENDS = ("-", "x", "t")  # what N becomes, see `answered`
+
+
+class Mark(NamedTuple):
+    """Who reserved a payload: master token, slot, turn, and the attempts then (one of ENDS once it was answered)."""
+
+    token: str
+    slot: int
+    turn: int
+    n: str
+
+
+def split_mark(mark: str) -> Mark:
+    """The parts of a mark. Raises ValueError when it is none."""
+    parts = mark.split(".")
+    if len(parts) != 4 or not parts[0] or not (parts[3] in ENDS or parts[3].isdecimal()):
+        raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
+    return Mark(parts[0], int(parts[1]), int(parts[2]), parts[3])
+
+
+class Unit(NamedTuple):
+    """A unit as it stands in a payload, from `start` to before `end`."""
+
+    mark: str
+    attempts: int
+    start: int
+    end: int
+
+
+def unanswered(member: bytes, base: str = "") -> Unit | None:
+    """The unit of the reservation that holds `member`, of the reserver whose marks begin with `base` when that is known
+    (the arguments of a job may hold units too), else the last one. None: no unit stands in it."""
+    units = [unit for unit in _UNIT.finditer(member) if unit[5].rpartition(b".")[2].isdigit()]
+    if not units:
+        return None
+    found = next((unit for unit in reversed(units) if unit[5].startswith(base.encode())), units[-1])
+    return Unit(found[5].decode("utf-8", "replace"), int(found[1]), found.start(), found.end())
+
+
+def answered(
+    member: bytes,
+    mark: str,
+    *,
+    attempts: int | None = None,
+    crashes: int | None = None,
+    exceptions: int | None = None,
+    held: int | None = None,
+    ended: str = "-",
+) -> bytes:
+    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
+    "-"; "t" when it was killed for its timeout; "x" when the next reserve is to fail the job for that.
+
+    No other byte changes. Raises ValueError when that unit does not stand in it.
+    """
+    unit = _find(member, mark)
+    given = (crashes, exceptions, held)
+    count = unit[1] if attempts is None else b"%d" % attempts
+    text = b'"attempts":' + count
+    for key, old, new in zip((b"crashes", b"exceptions", b"held"), unit.groups()[1:4], given, strict=True):
+        value = int(old or 0) if new is None else new
+        if value:
+            text += b',"%b":%d' % (key, value)
+    text += b',"rsv":"%b%b"' % (mark[: mark.rindex(".") + 1].encode(), ended.encode())
+    return member[: unit.start()] + text + member[unit.end() :]
+
+
+def _find(member: bytes, mark: str) -> re.Match[bytes]:
+    needle = b',"rsv":"%b"' % mark.encode()
+    at = member.find(needle)
+    while at >= 0 and mark.count(".") == 3:
+        start = member.rfind(b'"attempts":', max(0, at - _LONGEST_UNIT), at)
+        unit = _UNIT.match(member, start) if start >= 0 else None
+        if unit and unit.end() == at + len(needle):
+            return unit
+        at = member.find(needle, at + 1)
+    raise ValueError(f"no reservation '{mark[:80]}' stands in this payload")
+
+
+def saving(member: bytes, mark: str, state: bytes) -> bytes:
+    """`member` with `state` (JSON text) saved behind the unit of `mark`, in place of what was saved there before.
+
+    No other byte changes. Where such a key stands further behind (another program has written the payload again, or means
+    something else by it) the place is the end: of two equal keys the last one counts. Raises ValueError when that unit
+    does not stand in it.
+    """
+    text = b',"saved":"%b"' % base64url(state)
+    end = _find(member, mark).end()
+    old = _SAVED.match(member, end)
+    new = member[:end] + text + member[old.end() if old else end :]
+    if bytes(read(new).saved) == text[len(b',"saved":') :]:
+        return new
+    close = member.rindex(b"}")
+    last = member.rfind(b',"saved":"', end, close)
+    start = last if last >= 0 and _SAVED.fullmatch(member, last, close) else close
+    return member[:start] + text + member[close:]
+
+
+def original(member: bytes, start: int, length: int, before: bytes) -> bytes:
+    """The payload as it was before a reserve wrote `length` bytes at `start` over `before`."""
+    return member[:start] + before + member[start + length :]
