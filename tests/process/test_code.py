@@ -22,6 +22,11 @@ from tests.support.witness import JOBS, Witness
 MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 RESTARTED = pytest.mark.leaves("qd:restart")
+BAD_CODE = pytest.mark.fault(
+    "38",
+    "new code that does not import, dies or hangs at import, or whose workers do not boot; at a reload and at the start",
+    "a reload is refused and the old workers go on; a start ends with exit code 3 and no fork loop",
+)
 PRELOADS = pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])
 
 
@@ -184,6 +189,7 @@ BAD = {
 }
 
 
+@BAD_CODE
 @PRELOADS
 @pytest.mark.parametrize("bad", BAD)
 def test_the_old_code_goes_on_when_the_new(
@@ -215,6 +221,7 @@ main()
 """
 
 
+@BAD_CODE
 @PRELOADS
 def test_code_that_hangs_at_import_is_given_up(
     shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import psutil
@@ -13,6 +14,7 @@ from tests.support.clock import eventually
 from tests.support.procs import Procs, titled
 from tests.support.project import Project
 from tests.support.pushing import failed, push
+from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
@@ -24,7 +26,12 @@ DEATHS = pytest.mark.leaves("queues:*:deaths")
 DEADLY = (
     JOBS
     + """
-import ctypes, multiprocessing, signal, subprocess
+import ctypes, multiprocessing, resource, signal, subprocess
+
+def burn():
+    resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+    while True:
+        pass
 
 def overflow():
     sys.setrecursionlimit(10**6)
@@ -39,6 +46,7 @@ WAYS = {
     "segv": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "overflow": overflow,
+    "cpu": burn,
     "term": lambda: (signal.signal(signal.SIGTERM, signal.SIG_DFL), os.kill(os.getpid(), signal.SIGTERM)),
 }
 
@@ -135,26 +143,36 @@ POISON = {
     "segv": "signal 11 (SIGSEGV)",
     "abort": "signal 6 (SIGABRT)",
     "overflow": "signal 11 (SIGSEGV)",
+    "cpu": "signal 24 (SIGXCPU)",
     "term": "signal 15 (SIGTERM)",
 }
 
 
 @FAILED
+@pytest.mark.fault(
+    "11",
+    "a job that kills its worker each time: SIGSEGV, abort, exit, sys.exit, stack overflow, CPU limit, signals",
+    "started three times exactly, then failed with how its workers died; the 60 jobs behind it are done "
+    "(times: until those are done)",
+)
 @pytest.mark.parametrize("how", POISON)
 def test_poison_kills_max_crashes_workers_and_is_failed_with_how_they_died(
-    shop: Project, witness: Witness, redis: Client, how: str
+    shop: Project, witness: Witness, redis: Client, figures: Figures, how: str
 ) -> None:
     work = ready(shop)
+    began = time.monotonic()
     push(redis, "die", how=how)
-    push(redis, "quick", count=20)
+    push(redis, "quick", count=60)
+    witness.wait("quick", 60)
+    figures.add(back=[time.monotonic() - began], p99=3.0)
     work.wait_line("job.failed .*job=die.*max_crashes")
-    witness.wait("quick", 20)
     assert witness.starting("die") == ["die 1"] * 3
     died = [match.string for match in work.matches("worker.died .*job=die")]
     assert [POISON[how] in line.replace('\\"', '"') for line in died] == [True] * 3
     ((record, raw),) = failed(redis)
     assert record["crashes"] == 3
     assert POISON[how] in record["reason"]
+    assert len(witness.starting("quick")) == 60
     assert b'"attempts":1,"crashes":3,' in raw
     waiting(work)
     work.stop()
@@ -413,6 +431,11 @@ def fork_and_hang() -> None:
 )
 
 
+@pytest.mark.fault(
+    "11 forks",
+    "a job that forks: a multiprocessing pool, a child ended by a signal, a bare fork that comes back from the job",
+    "the job is done once, by its own worker, which goes on",
+)
 def test_a_copy_of_the_worker_that_comes_back_from_the_job_harms_nothing(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=FORKS)
     witness = Witness(shop)

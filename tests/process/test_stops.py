@@ -17,6 +17,11 @@ from tests.support.witness import JOBS, Witness
 
 MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
+BAD_CODE = pytest.mark.fault(
+    "38",
+    "new code that does not import, dies or hangs at import, or whose workers do not boot; at a reload and at the start",
+    "a reload is refused and the old workers go on; a start ends with exit code 3 and no fork loop",
+)
 FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 
 
@@ -205,6 +210,7 @@ def test_a_signal_does_not_wait_for_min_uptime(shop: Project) -> None:
     work.stop(seconds=5)
 
 
+@BAD_CODE
 def test_an_app_that_does_not_import_is_exit_3_with_its_traceback_and_no_fork_loop(project: MakeProject) -> None:
     shop = project(jobs="import nothing_of_that_name\n")
     for arguments in ((), ("--no-preload",)):
@@ -214,6 +220,7 @@ def test_an_app_that_does_not_import_is_exit_3_with_its_traceback_and_no_fork_lo
         assert work.matches("ModuleNotFoundError.*nothing_of_that_name")
 
 
+@BAD_CODE
 def test_five_boot_deaths_with_none_ever_ready_is_exit_3(project: MakeProject) -> None:
     shop = project(
         jobs="import qd.worker.boot as boot\nboot.own_stdin = lambda: os._exit(9)  # every worker dies there\n"
