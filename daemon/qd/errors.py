@@ -43,6 +43,10 @@ class Malformed(QdError, ValueError):
     """The payload is not one: not JSON, cut, of wrong types. Its bytes go to the failed store as they are."""
 
 
+class SignatureRefused(QdError):
+    """The payload is not signed, or by a key that is not known, or was changed since: it is never run."""
+
+
 class ConnectionLost(QdError):
     """The server is away, or the connection broke in a call. What the call did is unknown until it is asked."""
 

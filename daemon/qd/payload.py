@@ -47,6 +47,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timeoutAt: float | None = None
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
+    sig: str | None = None  # see signing.py
     attempts: Count = 0
     # qd's own, beside attempts; see unit.py
     crashes: Count = 0

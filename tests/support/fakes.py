@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd import Qd
-from qd.config import ConnectionSettings, FailedSettings, Settings
+from qd.config import ConnectionSettings, FailedSettings, Settings, SigningSettings
 from qd.connectors.base import Sizes
 from qd.options import WorkOptions
 
@@ -88,6 +88,9 @@ def settings(root: Path = Path("/nowhere"), **more: ConnectionSettings) -> Setti
         work=WorkOptions(),
         laravel=None,
         failed=FailedSettings(),
+        signing=SigningSettings(),
+        max_payload=16 << 20,
+        max_depth=512,
         origins={},
     )
 

@@ -128,9 +128,10 @@ def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
         assert f"unknown key '{row.name}' in qd.toml:5 [worker]" in refused()
 
 
-@pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed"])
+@pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed", "signing"])
 def test_every_other_key_is_read_from_its_variable(section, folder):
-    words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis"}
+    words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis", "size": "7M", "switch": "no"}
+    words["keys"] = "a:0123456789abcdef,b:0123456789abcdef"
     for row in SECTIONS[section].values():
         word = words.get(row.kind, "redis")
         variable = environ_name(row, "redis")
@@ -139,6 +140,7 @@ def test_every_other_key_is_read_from_its_variable(section, folder):
             word = environ[variable] = "redis://other/1"
         found = load(environ=environ)
         homes = {"connections.NAME": found.connections["redis"], "laravel": found.laravel, "failed": found.failed}
+        homes["signing"] = found.signing
         held = homes.get(section, found)
         assert getattr(held, row.name) == row.read(word)
         assert found.origins[f"{section.replace('NAME', 'redis')}.{row.name}"] == f"environment {variable}"
@@ -290,9 +292,9 @@ def test_a_lease_of_zero_is_refused(write):
         ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
         ("[pools.a]\n\nworkrs = 5\n", "unknown key 'workrs' in qd.toml:3 [pools.a] (did you mean 'workers'?)"),
         ("[qd]\ntimeout = 5\n", "unknown key 'timeout' in qd.toml:2 [qd] (it belongs into [worker] or [pools.NAME])"),
-        ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, default, control)"),
+        ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, default, control, max_"),
         ("[qd]\n[wroker]\n", "unknown section [wroker] in qd.toml:2 (did you mean 'worker'?)"),
-        ("[zzz]\n", "unknown section [zzz] in qd.toml:1 (known: qd, connections, worker, pools, laravel, failed)"),
+        ("[zzz]\n", "unknown section [zzz] in qd.toml:1 (known: qd, connections, worker, pools, laravel, failed, signing)"),
         ('app = "x:y"\n', "key 'app' in qd.toml:1 stands in no section (it belongs into [qd])"),
         ('connections = {redis = {urll = "x"}}\n', "unknown key 'urll' in qd.toml:1 [connections.redis]"),
         ('[connections]\nredis = "x"\n', "connections.redis in qd.toml:2 is a table of keys, written ["),

@@ -25,11 +25,11 @@ class Queue:
         return Handle(self._send.push_named(self._connection, self.name, job, encode_value(data), seconds))
 
     def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
-        """Send these bytes as they are; nothing looks into them."""
+        """Send these bytes as they are; only their size and depth are looked at."""
         if not isinstance(payload, bytes):
             raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
         seconds = 0.0 if delay is None else due_in(delay)
-        self._send.push(self._send.connection(self._connection), self.name, payload, seconds, None, None)
+        self._send.push_raw(self._connection, self.name, payload, seconds)
 
     def size(self) -> int:
         """How many jobs are ready, delayed or running."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qd.bounds import check
 from qd.bus.running import RunningJob, run_here
 from qd.bus.skeleton import SEED, Skeleton
 from qd.connectors.base import Queue
@@ -21,8 +22,9 @@ from qd.errors import DeclarationError
 from qd.events import JobQueued, Listeners
 from qd.jobs import Declared, Plan, Span
 from qd.options import JobOptions
-from qd.payload import make, new_id, new_uuid
+from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield
+from qd.signing import Signing
 from qd.units import span
 
 if TYPE_CHECKING:
@@ -35,14 +37,20 @@ class Route(NamedTuple):
     settings: Settings
     connection: str
     queue: str
+    job: str
     skeleton: Skeleton
     retry_for: float | None
+    signing: Signing | None
 
     def payload(self, data: bytes, seed: bytes, delay: float) -> tuple[str, bytes]:
-        """Its id, which current_job().id will be, and its bytes."""
-        now, id = time.time(), new_id(seed)
+        """Its id, which current_job().id will be, and its bytes. Raises ArgumentError: they are too many."""
+        now, id, uuid = time.time(), new_id(seed), new_uuid(seed)
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
-        return id, self.skeleton.filled(data, new_uuid(seed), id, int(now), until)
+        body = self.skeleton.filled(data, uuid, id, int(now), until)
+        if self.signing is not None:
+            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
+        check(body, self.job, self.settings.max_payload, self.settings.max_depth)
+        return id, body
 
 
 class Send:
@@ -95,10 +103,20 @@ class Send:
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
-        id = new_id(os.urandom(SEED))
-        body = make(job, data, id=id, created_at=int(time.time()))
-        self.push(self.connection(connection), queue, body, delay, job, id)
+        settings, seed = self._settings(), os.urandom(SEED)
+        id, uuid, signing = new_id(seed), new_uuid(seed), signing_of(settings)
+        body = make(job, data, uuid=uuid, id=id, created_at=int(time.time()))
+        if signing is not None:
+            body = signing.signed(body, uuid, id, job, data or NO_DATA)
+        check(body, job, settings.max_payload, settings.max_depth)
+        self.push(settings.connection(connection).name, queue, body, delay, job, id)
         return id
+
+    def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
+        """Send these bytes, signed or not, as they are. Raises ArgumentError: they are too many or nested too deep."""
+        settings = self._settings()
+        check(payload, None, settings.max_payload, settings.max_depth)
+        self.push(settings.connection(connection).name, queue, payload, delay, None, None)
 
     def connection(self, name: str | None) -> str:
         """The name of a configured connection, None: of the default one. Raises ConfigError."""
@@ -136,7 +154,13 @@ def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route
         extra={"tags": options.tags} if options.tags else None,
     )
     skeleton = Skeleton(fixed, options.retry_for is not None)
-    return Route(settings, connection.name, options.queue or connection.queue, skeleton, options.retry_for)
+    queue, signing = options.queue or connection.queue, signing_of(settings)
+    return Route(settings, connection.name, queue, declared.name, skeleton, options.retry_for, signing)
+
+
+def signing_of(settings: Settings) -> Signing | None:
+    """None: no keys are configured."""
+    return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
 
 
 def travelling(timeout: float | None, declared: Declared) -> float | None:

@@ -63,11 +63,18 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
     sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
-    for section, rows, held in (*sections, ("failed", table.FAILED, found.failed)):
+    sections += [("failed", table.FAILED, found.failed), ("signing", table.SIGNING, found.signing)]
+    for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
-                value = getattr(held, option.name, None)
-                yield f"{section}.{option.name}", option, mask_url(value) if option.kind == "url" and value else value
+                yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
+
+
+def _shown(option: Option, value: Any) -> Any:
+    """The value without what is secret in it: a password, and all of a signing key but its id."""
+    if option.kind == "url" and value:
+        return mask_url(value)
+    return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
 
 
 # --- qd config check -------------------------------------------------------------------------------------------------

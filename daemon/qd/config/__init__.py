@@ -2,7 +2,15 @@
 here: `load` where it is found out, `from_json` where another process has found it out already."""
 
 from qd.config.load import load, strangers
-from qd.config.settings import ConnectionSettings, FailedSettings, LaravelSettings, Settings, from_json, to_json
+from qd.config.settings import (
+    ConnectionSettings,
+    FailedSettings,
+    LaravelSettings,
+    Settings,
+    SigningSettings,
+    from_json,
+    to_json,
+)
 from qd.units import mask_url
 
 __all__ = [
@@ -10,6 +18,7 @@ __all__ = [
     "FailedSettings",
     "LaravelSettings",
     "Settings",
+    "SigningSettings",
     "from_json",
     "load",
     "mask_url",

@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 from qd import units
 from qd.config import table
 from qd.config.file import ConfigFile, find
-from qd.config.settings import ConnectionSettings, FailedSettings, LaravelSettings, Settings, check_connection
+from qd.config.settings import (
+    ConnectionSettings,
+    FailedSettings,
+    LaravelSettings,
+    Settings,
+    SigningSettings,
+    check_connection,
+)
 from qd.errors import ConfigError
 from qd.options import WORK, Option, WorkOptions
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
+FROM_FILE = "file:"
+SHORTEST = 16  # characters of a signing key
 _OTHER_VARIABLES = {"QD_CONFIG", "QD_POOL", "QD_OWNER"}
 
 
@@ -66,7 +75,7 @@ class _Loading:
         connections = {name: self._connection(name, name == default) for name in names}
         control = self._connection_name("control", names, default)
         return Settings(
-            root=self.file.path.parent if self.file else Path.cwd(),
+            root=self._root(),
             file=self.file.path if self.file else None,
             app=self._value("qd.app", table.QD["app"]),
             imports=self._value("qd.imports", table.QD["imports"], code="imports"),
@@ -76,6 +85,9 @@ class _Loading:
             work=self._work(connections, default),
             laravel=self._laravel(),
             failed=FailedSettings(**self._all("failed", table.FAILED)),
+            signing=self._signing(),
+            max_payload=self._value("qd.max_payload", table.QD["max_payload"]),
+            max_depth=self._value("qd.max_depth", table.QD["max_depth"]),
             origins=self.origins,
         )
 
@@ -149,6 +161,21 @@ class _Loading:
             )
         return LaravelSettings(**held) if held["cache_url"] else None
 
+    def _signing(self) -> SigningSettings:
+        held = self._all("signing", table.SIGNING)
+        origin = self.origins["signing.keys"]
+        keys = tuple([_with_secret(key, self._root(), origin) for key in held["keys"]])
+        if len({key.partition(":")[0] for key in keys}) < len(keys):
+            raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
+        if not keys and held["require"] and self.origins["signing.require"] != "built in":
+            raise ConfigError(
+                f'{self.origins["signing.require"]}: require = true needs signing keys (keys = ["ID:SECRET"])'
+            )
+        return SigningSettings(keys, held["require"])
+
+    def _root(self) -> Path:
+        return self.file.path.parent if self.file else Path.cwd()
+
     # --- qd work ---
 
     @property
@@ -182,6 +209,24 @@ class _Loading:
         return LINGER if _supervised(self.environ) else 0.0
 
 
+def _with_secret(key: str, root: Path, origin: str) -> str:
+    """ID:SECRET, also where the secret is in a file. Raises ConfigError, which never shows it."""
+    id, _, secret = key.partition(":")
+    if secret.startswith(FROM_FILE):
+        path = root / secret.removeprefix(FROM_FILE)
+        try:
+            secret = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
+    if len(secret) < SHORTEST or not secret.isprintable():
+        raise ConfigError(
+            f"{origin}: the signing key {id} is too short to be one (at least {SHORTEST} characters; "
+            "`openssl rand -hex 32` makes one)"
+        )
+    return f"{id}:{secret}"
+
+
 _RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else
 
 
@@ -210,7 +255,8 @@ def _variables(option: Option, connection: str) -> list[str]:
 
 def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """One line for each QD_ variable that nothing here reads: a typing error, most likely. For `qd config check`."""
-    fixed = [*table.QD.values(), *WORK.values(), *table.LARAVEL.values(), *table.FAILED.values()]
+    rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING)
+    fixed = [option for each in rows for option in each.values()]
     known = {table.environ_name(option) for option in fixed if option.environ} | _OTHER_VARIABLES
     known |= {table.environ_name(option, name) for option in table.CONNECTION.values() for name in settings.connections}
     return [

@@ -43,6 +43,14 @@ class FailedSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SigningSettings:
+    """keys: "ID:SECRET" each, the first one signs, none: nothing is signed or checked. require: unsigned is refused."""
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    require: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that was configured. root: the folder of the file, or the current one; it comes first on sys.path."""
 
@@ -56,6 +64,9 @@ class Settings:
     work: WorkOptions
     laravel: LaravelSettings | None
     failed: FailedSettings
+    signing: SigningSettings
+    max_payload: int  # bytes, 0: any
+    max_depth: int  # brackets open at once, 0: any
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
@@ -108,4 +119,5 @@ def from_json(data: bytes) -> Settings:
     given["work"] = WorkOptions(**work)
     given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
     given["failed"] = FailedSettings(**given["failed"])
+    given["signing"] = SigningSettings(tuple(given["signing"]["keys"]), given["signing"]["require"])
     return Settings(**given)

@@ -28,6 +28,14 @@ QD = _rows(
         "control", "", "name", "the connection where restart, pause, down, locks and status live", "QD_CONTROL",
         shown="the default connection",
     ),
+    _key(
+        "max_payload", 16 << 20, "size", "refuse payloads that are larger, when they are sent and when they are taken, "
+        "0: any", "QD_MAX_PAYLOAD",
+    ),
+    _key(
+        "max_depth", 512, "count", "refuse payloads that are nested deeper, as PHP counts, 0: any", "QD_MAX_DEPTH",
+        unit="levels",
+    ),
 )  # fmt: skip
 
 # {NAME} is the connection's name in capitals: QD_REDIS_URL for [connections.redis].
@@ -64,6 +72,16 @@ FAILED = _rows(
     ),
 )  # fmt: skip
 
+SIGNING = _rows(
+    _key(
+        "keys", (), "keys", "sign payloads with the first of these keys (ID:SECRET, or ID:file:PATH), accept all of them",
+        "QD_SIGNING_KEYS", shown="none",
+    ),
+    _key(
+        "require", True, "switch", "where there are keys, refuse payloads that are not signed", "QD_SIGNING_REQUIRE",
+    ),
+)  # fmt: skip
+
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 
 # Section -> its keys. A name in capitals is the user's choice.
@@ -74,6 +92,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "pools.NAME": WORKER,
     "laravel": LARAVEL,
     "failed": FAILED,
+    "signing": SIGNING,
 }
 
 # Words that will be keys one day: said so, instead of "unknown".

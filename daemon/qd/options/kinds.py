@@ -99,6 +99,20 @@ def _url(value: object) -> str:
     )
 
 
+_SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
+
+
+def _keys(value: object) -> tuple[str, ...]:
+    """Signing keys. What is wrong in one is told without showing it."""
+    found = _several(value)
+    for number, key in enumerate(found, 1):
+        if not isinstance(key, str) or not _SIGNING_KEY.fullmatch(key):
+            raise ValueError(
+                f"signing key {number} is not written ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
+            )
+    return tuple(str(key) for key in found)
+
+
 KINDS: dict[str, Callable[[object], Any]] = {
     "count": _count,
     "span": units.span,
@@ -109,6 +123,7 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "name": _name,
     "url": _url,
     "driver": _driver,
+    "keys": _keys,
     "names": _names,
     "texts": _texts,
 }

@@ -18,8 +18,10 @@ from typing import Any
 
 from qd import events
 from qd.app import Qd
+from qd.bounds import too_deep
 from qd.bus import running
 from qd.bus.running import RunningJob
+from qd.bus.send import signing_of
 from qd.connectors.base import Reserved
 from qd.errors import (
     AttemptsExceeded,
@@ -30,6 +32,7 @@ from qd.errors import (
     LeaseLost,
     Malformed,
     Settled,
+    SignatureRefused,
     UnknownJob,
     UnknownParameters,
     WrongType,
@@ -89,6 +92,7 @@ class Attempts:
 
     def __init__(self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines) -> None:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
+        self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self._pid = os.getpid()
         self._returned = False  # the job's function has, its listeners may still run
         self._declared_limits: dict[str, Limits] = {}
@@ -97,12 +101,19 @@ class Attempts:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
         try:
+            if too_deep(reserved.member, self._max_depth):
+                raise Malformed(f"nested deeper than max_depth = {self._max_depth}")
             payload = read(reserved.member)
         except Malformed as error:
             return Failed(error)
         now = time.time()
         if payload.is_laravel_object:
             return self._hold(payload, now, "a Laravel object job: PHP runs it")
+        if self._signing is not None:
+            try:
+                self._signing.check(payload)
+            except SignatureRefused as error:
+                return Failed(error, payload.attempts - 1)
         declared = self.app.registry.get(payload.job)
         if declared is None:
             return self._unroutable(payload, now, UnknownJob(self._unknown(payload.job)))

@@ -1,0 +1,115 @@
+"""How large and how deep: counted right for any bytes, cheap, and told where a payload is sent."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qd.bounds import depth, too_deep
+from qd.errors import ArgumentError
+from tests.support.fakes import FakeQd, settings
+
+MEGABYTE = 1 << 20
+
+
+def real_depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(real_depth, value.values()), default=0)
+    return 1 + max(map(real_depth, value), default=0) if isinstance(value, list) else 0
+
+
+TEXTS = st.text(st.sampled_from('ab"\\[]{}/ä'), max_size=6)
+VALUES = st.recursive(
+    TEXTS | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=30
+)
+
+
+@given(value=VALUES, ascii=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_depth_is_that_of_the_value(value: Any, ascii: bool, indent: int | None):
+    found = real_depth(value)
+    text = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
+    assert depth(text) == found
+    assert not too_deep(text, found + 1)
+    assert found < 2 or too_deep(text, found - 1)
+
+
+@given(raw=st.binary())
+def test_any_bytes_have_some_depth(raw: bytes):
+    assert depth(raw) >= 0
+
+
+@pytest.mark.parametrize("piece", [b"[", b"[]", b'"', b'\\"', b'"[', b'"[",', b'{"a":', b"\\", b']"'])
+def test_hostile_bytes_are_counted_in_the_order_of_their_size(piece: bytes):
+    """Ten times the bytes take about ten times as long, and by far not a hundred times."""
+
+    def took(raw: bytes) -> float:
+        began = time.process_time()
+        depth(raw)
+        return time.process_time() - began
+
+    small = min(took(piece * (100_000 // len(piece))) for _ in range(3))
+    assert took(piece * (1_000_000 // len(piece))) < 40 * small + 0.05
+
+
+def app_with(max_depth: int = 512) -> FakeQd:
+    app = FakeQd()
+    app.settings = replace(settings(), max_payload=MEGABYTE, max_depth=max_depth)
+    app.job("mail.welcome")(welcome)
+    return app
+
+
+def welcome(to: Any) -> None: ...
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("way", ["dispatch", "many", "push", "later", "raw"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("x" * MEGABYTE, r"bytes, more than max_payload = 1048576"),
+        (nested(511), r"nested 51\d deep, .*max_depth = 512"),
+    ],
+    ids=["too large", "too deep"],
+)
+def test_what_is_beyond_a_bound_is_refused_before_anything_is_sent(way: str, value: Any, said: str):
+    app = app_with()
+    data = json.dumps({"to": value}).encode()
+    queue = app.queue("a")
+    calls = {
+        "dispatch": lambda: app.call("mail.welcome", data).dispatch(),
+        "many": lambda: app.dispatch(app.call("mail.welcome", b'{"to":1}'), app.call("mail.welcome", data)),
+        "push": lambda: queue.push("mail.welcome", {"to": value}),
+        "later": lambda: queue.push("mail.welcome", {"to": value}, delay=60),
+        "raw": lambda: queue.push_raw(b'{"job":"mail.welcome","data":%b}' % data),
+    }
+    with pytest.raises(ArgumentError, match=said) as error:
+        calls[way]()
+    assert ("this raw payload" if way == "raw" else "'mail.welcome'") in str(error.value)
+    assert not app.sent
+    assert not app.opened
+
+
+def test_what_is_just_within_is_sent():
+    app = app_with()
+    app.call("mail.welcome", json.dumps({"to": nested(510)}).encode()).dispatch()
+    app.queue("a").push_raw(b"x" * MEGABYTE)
+    assert len(app.sent) == 2
+
+
+def test_a_bound_of_0_is_none():
+    app = app_with(max_depth=0)
+    app.settings = replace(app.settings, max_payload=0)
+    app.queue("a").push_raw(b"[" * 2000 + b"x" * MEGABYTE)
+    assert len(app.sent) == 1

@@ -1,0 +1,170 @@
+"""Signatures: what they cover, which key, and what a payload that is refused is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from qd import config
+from qd.config import SigningSettings
+from qd.errors import ConfigError, SignatureRefused
+from qd.payload import read
+from qd.signing import Signing
+from qd.unit import answered
+from tests.support.fakes import FakeQd, settings
+
+OLD, NEW, OTHER = "2026a:an-old-secret-of-ours", "2026b:a-new-secret-of-ours", "2026c:the-secret-of-nobody"
+
+
+def app_with(*keys: str) -> FakeQd:
+    app = FakeQd()
+    app.settings = replace(settings(), signing=SigningSettings(keys))
+    app.job("mail.welcome")(welcome)
+    return app
+
+
+def welcome(to: str, n: int = 0) -> None: ...
+
+
+def pushed(*keys: str) -> bytes:
+    """A payload as an app with these keys sends it."""
+    app = app_with(*keys)
+    app.call("mail.welcome", b'{"to":"a/b \xc3\xa4","n":7}').dispatch()
+    return app.sent[-1].payload
+
+
+def refusal(payload: bytes, *keys: str, require: bool = True) -> str:
+    """Why it is refused; empty: it may run."""
+    try:
+        Signing(keys, require).check(read(payload))
+    except SignatureRefused as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("keys", [(OLD,), (OLD, NEW), (NEW, OLD)])
+def test_the_first_key_signs_and_all_of_them_verify(keys: tuple[str, ...]):
+    payload = pushed(*keys)
+    assert json.loads(payload)["sig"].startswith(f"v2.{keys[0][:5]}.")
+    assert refusal(payload, NEW, OLD) == refusal(payload, OLD, NEW) == ""
+
+
+def test_every_way_to_send_signs():
+    app = app_with(NEW)
+    queue, job = app.queue("php"), app.registry.get("mail.welcome")
+    assert job is not None
+    calls = [app.call("mail.welcome", b'{"to":"a"}') for _ in range(3)]
+    calls[0].dispatch()
+    app.dispatch(*calls[1:])
+    queue.push(r"App\Jobs\X@fire", {"n": [1, {}]})
+    queue.push("later", delay=60)
+    queue.push("no data at all")
+    assert len(app.sent) == 6
+    assert {refusal(sent.payload, NEW) for sent in app.sent} == {""}
+    queue.push_raw(b'{"job":"x"}')
+    assert app.sent[-1].payload == b'{"job":"x"}'
+
+
+def test_nothing_is_signed_without_a_key():
+    assert b'"sig"' not in pushed()
+
+
+@pytest.mark.parametrize("key", ["uuid", "id", "job", "data"])
+def test_a_change_of_what_is_signed_is_noticed(key: str):
+    payload = pushed(NEW)
+    value = json.loads(payload)[key]
+    wrong = (
+        payload.replace(json.dumps(value).encode(), b'"other"') if key != "data" else payload.replace(b":7}", b":8}")
+    )
+    assert wrong != payload
+    assert refusal(wrong, NEW) == "its signature does not fit: job, id or data were changed"
+
+
+def test_each_flipped_bit_of_the_signature_is_noticed():
+    payload = pushed(NEW)
+    start, end = payload.index(b"v2."), payload.index(b'",')
+    for at in range(start, end):
+        for bit in range(7):
+            wrong = payload[:at] + bytes([payload[at] ^ 1 << bit]) + payload[at + 1 :]
+            if wrong[at : at + 1] not in (b'"', b"\\") and wrong[at] >= 32:
+                assert refusal(wrong, NEW), wrong
+
+
+def test_parts_cannot_be_moved_into_each_other():
+    """Lengths stand before each: the end of one is never the beginning of the next."""
+    sign = Signing([NEW])
+    one = sign.signed(b'{"uuid":"a","id":"b","job":"c","data":1}', "a", "b", "c", b"1")
+    assert refusal(one, NEW) == ""
+    for moved in (b'{"uuid":"ab","id":"","job":"c","data":1}', b'{"uuid":"","id":"ab","job":"c","data":1}'):
+        sig = one[: one.index(b",") + 1]
+        assert refusal(sig + moved[1:], NEW)
+    as_v1 = one.replace(b'"v2.', b'"v1.')
+    assert refusal(as_v1, NEW)
+
+
+def test_an_unknown_key_is_named():
+    assert refusal(pushed(OTHER), NEW, OLD) == "signed with a key that is not known: 2026c"
+    assert refusal(b'{"job":"x","sig":"' + b"." * 1000 + b'"}', NEW).startswith("signed in a way that is not known")
+    assert len(refusal(b'{"job":"x","sig":"v2.' + b"k" * 9999 + b'"}', NEW)) < 100
+
+
+def test_unsigned_is_refused_where_it_is_required_and_a_wrong_one_always():
+    assert refusal(pushed(), NEW) == "unsigned"
+    assert refusal(pushed(), NEW, require=False) == ""
+    assert refusal(pushed(OTHER), NEW, require=False)
+
+
+def test_counts_may_change_and_the_signature_holds():
+    payload = pushed(NEW).replace(b'"attempts":0', b'"attempts":1,"rsv":"Tok3n.1.1.1"')
+    assert refusal(answered(payload, "Tok3n.1.1.1", attempts=5, exceptions=2, held=9), NEW) == ""
+
+
+def test_of_two_equal_keys_the_one_that_is_checked_is_the_one_that_runs():
+    payload = pushed(NEW)
+    twice = payload[:-1] + b',"data":{"to":"mallory"}}'
+    assert b"mallory" in bytes(read(twice).data)
+    assert refusal(twice, NEW)
+
+
+# -- the configuration
+
+
+def load(tmp_path, text: str, **environ: str) -> config.Settings:
+    (tmp_path / "qd.toml").write_text(text)
+    return config.load(tmp_path / "qd.toml", environ=environ)
+
+
+def test_keys_come_from_the_file_from_files_and_from_the_environment(tmp_path):
+    (tmp_path / "key").write_text("a-new-secret-of-ours\n")
+    found = load(tmp_path, f'[signing]\nkeys = ["2026b:file:key", "{OLD}"]\n')
+    assert found.signing == SigningSettings((NEW, OLD), True)
+    assert config.from_json(config.to_json(found)).signing == found.signing
+    found = load(tmp_path, "", QD_SIGNING_KEYS=f"{OLD},{NEW}", QD_SIGNING_REQUIRE="no")
+    assert found.signing == SigningSettings((OLD, NEW), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('keys = ["s3cret-without-an-id!"]', "signing key 1 is not written ID:SECRET"),
+        ('keys = ["a:s3cret-with a space"]', "signing key 1 is not written ID:SECRET"),
+        ('keys = ["a:s3cret"]', "the signing key a is too short to be one"),
+        ('keys = ["a:file:s3cret"]', "cannot read the signing key a from .*s3cret: No such file"),
+        ('keys = ["a:s3cret-s3cret-s3cret", "a:s3cret-s3cret-s3cre2"]', "two signing keys have the same id"),
+        ("require = true", "require = true needs signing keys"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_refused_and_not_shown(tmp_path, text: str, said: str):
+    with pytest.raises(ConfigError, match=said) as error:
+        load(tmp_path, f"[signing]\n{text}\n")
+    assert "file:" in text or "s3cret" not in str(error.value)
+
+
+def test_no_repr_shows_a_secret(tmp_path):
+    found = load(tmp_path, f'[signing]\nkeys = ["{NEW}"]\n[connections.redis]\nurl = "redis://:hunter2000@h"\n')
+    app = app_with(NEW)
+    shown = repr((found, found.signing, app, app.settings, Signing([NEW]), vars(app)))
+    assert not re.search("a-new-secret|hunter2000", shown)
