@@ -7,6 +7,7 @@ by hand: scores are set back to make a delayed job due, or a lease run out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from qd.connectors.base import Reserved, Turn
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ServerRefused
 from qd.payload import read
-from qd.unit import answered
+from qd.unit import answered, saving
 from tests.contract.test_queue import job
 from tests.support.beat import beat
 from tests.support.resp import Client
@@ -35,8 +36,9 @@ PREFIX = "p:"
 LOOK = """
 local k = KEYS[1]
 local function call(...) local r = redis.pcall(...) if type(r) == 'table' and r.err then return {} end return r end
-return {call('LRANGE', k, 0, -1), call('ZRANGE', k .. ':delayed', 0, -1), call('ZRANGE', k .. ':reserved', 0, -1),
-        call('HGETALL', k .. ':owners'), call('LLEN', k .. ':notify'), call('HVALS', k .. ':failed')}
+return {call('LRANGE', k, 0, -1), call('ZRANGE', k .. ':delayed', 0, -1),
+        call('ZRANGE', k .. ':reserved', 0, -1, 'WITHSCORES'), call('HGETALL', k .. ':owners'),
+        call('LLEN', k .. ':notify'), call('HVALS', k .. ':failed')}
 """
 
 # What Laravel's worker does: decode, count, encode again.
@@ -55,7 +57,9 @@ class Look:
     """One queue as it stands."""
 
     def __init__(self, reply: list[Any]) -> None:
-        self.ready, self.delayed, self.reserved, owners, self.tokens, failed = reply
+        self.ready, self.delayed, reserved, owners, self.tokens, failed = reply
+        self.leases = dict(zip(reserved[::2], reserved[1::2], strict=True))
+        self.reserved = [*self.leases]
         self.owners = {
             int(field.split(b"/")[1]): member for field, member in zip(owners[::2], owners[1::2], strict=True)
         }
@@ -120,6 +124,7 @@ class Machine(RuleBasedStateMachine):
         self.counts: dict[str, Count] = {}  # of jobs that were pushed once
         self.hands: dict[int, Reserved] = {}
         self.dead: set[int] = set()
+        self.saved: dict[str, bytes] = {}  # id -> what its last checkpoint was
         self.number = 0
         for queue in QUEUES:
             self.push(queue, 1)
@@ -187,6 +192,7 @@ class Machine(RuleBasedStateMachine):
             if count is not None:
                 count.reserve()
                 assert (payload.attempts, payload.crashes) == (count.attempts, count.crashes)
+                assert payload.checkpoint == self.saved.get(str(payload.id))
 
     def turn_of(self, slot: int, order: tuple[str, ...]) -> Turn:
         done = self.in_hand(slot)
@@ -249,6 +255,26 @@ class Machine(RuleBasedStateMachine):
             assert worker.release(held, text, delay, head=answer == "hand back") is leased
             if leased and count is not None:
                 count.attempts, count.unanswered = attempts, None
+
+    @somebody_works
+    @rule(which=picks, state=st.integers(), lost=st.integers(0, 2))
+    def checkpoint(self, which: int, state: int, lost: int) -> None:
+        """The text in hand is another one from then on; a copy of the call that comes late changes nothing."""
+        slot = self.busy()[which % len(self.busy())]
+        if not lost:
+            self.lose(slot)
+        held = self.hands[slot]
+        worker, leased = self.workers[slot], self.leased(held)
+        lease = self.look(held.queue).leases.get(held.member)
+        member = saving(held.member, held.mark, b"%d" % state)
+        assert worker.checkpoint(held, member) is leased
+        if leased:
+            late = saving(held.member, held.mark, b'"late"')
+            assert worker.checkpoint(held, late) is (member == held.member)
+            member = late if member == held.member else member
+            self.hands[slot] = held._replace(member=member)
+            self.saved[id_of(member)] = read(member).checkpoint or b""
+            assert self.look(held.queue).leases[member] == lease
 
     def lose(self, slot: int) -> None:
         """The lease ran out, and somebody else has moved the job back: PHP, or a keeper of another host."""
@@ -345,7 +371,11 @@ class Machine(RuleBasedStateMachine):
         key = self.key(queue, kind)
         aside = bool(self.client.call("EXISTS", key)) and self.client.call("RENAME", key, "aside")
         self.client.call("SET", key, "foreign")
-        for call in (lambda: worker.turn(None, (queue,)), lambda: beat(worker, queue)):
+        mine = next((held for slot, held in self.hands.items() if self.workers[slot] is worker), None)
+        calls: list[Callable[[], object]] = [lambda: worker.turn(None, (queue,)), lambda: beat(worker, queue)]
+        if mine is not None and mine.queue == queue and kind:
+            calls.append(lambda: worker.checkpoint(mine, saving(mine.member, mine.mark, b"0")))
+        for call in calls:
             with suppress(ServerRefused):
                 call()
         self.client.call(*(("RENAME", "aside", key) if aside else ("DEL", key)))

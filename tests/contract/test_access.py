@@ -12,7 +12,7 @@ from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
-from qd.unit import answered
+from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.certificates import Certificates
@@ -137,7 +137,10 @@ def test_a_worker_needs_few_commands(users, connect, seen):
     assert queue.release(held, answered(held.member, held.mark), 0.5)
     held = take(queue)
     assert queue.release(held, answered(held.member, held.mark), 0, head=True)
-    assert queue.bury(take(queue), b"{}", b"raw")
+    held = take(queue)
+    assert queue.checkpoint(held, saving(held.member, held.mark, b"7"))
+    (mine,) = seen.reserved("a")
+    assert queue.bury(held._replace(member=mine), b"{}", b"raw")
     seen.call("ZADD", "a", "delayed", 1, job(9))
     seen.call("LPUSH", "a", "", rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","attempts":0}')
     done = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -11,7 +12,8 @@ from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConnectionLost
-from qd.unit import answered
+from qd.payload import read
+from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.proxy import Proxy
 from tests.support.seen import Seen
@@ -108,6 +110,54 @@ def test_an_answer_whose_reply_is_lost_was_given_once(queue, proxy, seen, way):
     assert ways[way]() is False
     assert seen.everywhere("a") == {text: 1}
     assert {"ready": seen.ready("a"), "delayed": seen.delayed("a"), "failed": seen.failed("a")}[way]
+
+
+def test_a_checkpoint_whose_reply_is_lost_is_found_again(queue, proxy, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    member = saving(held.member, held.mark, b"7")
+    assert queue.checkpoint(held, held.member)  # the server knows the script now
+    proxy.cut()
+    with pytest.raises(ConnectionLost):
+        queue.checkpoint(held, member)
+    mine = queue.held(["a"])
+    assert (mine.mark, mine.member) == (held.mark, member)
+    assert queue.ack(mine)
+
+
+def test_a_checkpoint_that_comes_late_is_found_again(queue, proxy, seen, server, monkeypatch):
+    """Between the two calls of held(): what stood there a moment ago is no longer leased, and nothing is lost."""
+    queue.push("a", job(1))
+    held = take(queue)
+    late = RedisQueue(ConnectionSettings(name="redis", url=server.url), token="Tok3nTok3n", slot=1)
+    owned = queue.owned
+
+    def then_late(name: str, owner: str) -> bytes | None:
+        found: bytes | None = owned(name, owner)
+        late.checkpoint(held, saving(held.member, held.mark, b"7"))
+        return found
+
+    monkeypatch.setattr(queue, "owned", then_late)
+    mine = queue.held(["a"])
+    late.close()
+    assert mine is not None
+    assert read(mine.member).checkpoint == b"7"
+    assert queue.ack(mine)
+
+
+def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
+    queue.turn(None, ["a"])
+    proxy.silence()
+    began = time.monotonic()
+    with queue.within(0.2):
+        for _ in range(2):
+            with pytest.raises(ConnectionLost, match="no answer in time"):
+                queue.turn(None, ["a"])
+    assert time.monotonic() - began < 2
+    assert (queue.wire.connect_timeout, queue.wire.timeout) == (5, 5)
+    proxy.heal()
+    queue.turn(None, ["a"])
+    assert queue.wire._sock.gettimeout() == 5
 
 
 @pytest.mark.parametrize("byte", [0, 1, 3])

@@ -57,6 +57,12 @@ MUTANTS = {
         "release", {"if not redis.call('ZSCORE', KEYS[2], member) then": "if false then"}
     ),
     "a release that keeps the reservation": Mutant("release", {"redis.call('ZREM', KEYS[2], member)\n": ""}),
+    "a checkpoint without a check": Mutant("checkpoint", {"if not lease then return 0 end": "lease = lease or '99'"}),
+    "a checkpoint that keeps the old text": Mutant("checkpoint", {"redis.call('ZREM', KEYS[1], old)\n": ""}),
+    "a checkpoint that tells nobody whose it is": Mutant(
+        "checkpoint", {"redis.call('HSET', KEYS[2], owner, new)\n": ""}
+    ),
+    "a checkpoint with a lease of its own": Mutant("checkpoint", {"'ZADD', KEYS[1], lease": "'ZADD', KEYS[1], '1'"}),
     "a bury without a check": Mutant(
         "bury", {"local held = redis.call('ZSCORE', KEYS[1], ARGV[2])": "local held = true"}
     ),

@@ -13,7 +13,7 @@ from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
 from qd.errors import ServerBusy, ServerRefused
-from qd.unit import answered
+from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.clock import eventually
@@ -73,6 +73,7 @@ OTHERS: dict[str, Operation] = {
     "ack": lambda queue, held: queue.ack(held),
     "release": lambda queue, held: queue.release(held, answered(held.member, held.mark), 0),
     "release with a delay": lambda queue, held: queue.release(held, answered(held.member, held.mark), 5),
+    "checkpoint": lambda queue, held: queue.checkpoint(held, saving(held.member, held.mark, b"7")),
     "bury": lambda queue, held: queue.bury(held, b"{}", b"raw"),
     "a beat": lambda queue, held: beat(queue, "a", slots=[1], report="{}"),
     "clear": lambda queue, held: queue.clear("a"),
@@ -249,6 +250,7 @@ def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, ki
     seen.client.call("RENAME", key, "aside")
     seen.client.call("SET", key, "foreign")
     calls = [lambda: queue.turn(None, ["a"]), lambda: queue.turn(None, ["a"]), lambda: beat(queue, "a", slots=[1])]
+    calls += [lambda: queue.checkpoint(held, saving(held.member, held.mark, b"7"))]
     refusals = [str(error) for call in calls if (error := refusal_of(call)) is not None]
     assert refusals
     assert all("WRONGTYPE" in text for text in refusals)

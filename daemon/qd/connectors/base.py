@@ -4,6 +4,7 @@ keeper is of its server's kind."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -68,6 +69,9 @@ class Queue(Protocol):
     def bury(self, held: Reserved, record: bytes, raw: bytes) -> bool:
         """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""
 
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        """Let the job in hand stand as `member` from now on: same lease, same mark. False: lease lost."""
+
     def held(self, queues: Sequence[str]) -> Reserved | None:
         """After a broken call: the job this worker owns by the server's word, or None."""
 
@@ -78,5 +82,8 @@ class Queue(Protocol):
 
     def clear(self, queue: str) -> int:
         """Delete ready and delayed payloads, never what runs. Returns how many."""
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """Calls inside wait for the server no longer than that, then they raise ConnectionLost."""
 
     def close(self) -> None: ...

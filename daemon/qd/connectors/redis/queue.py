@@ -4,6 +4,7 @@
     turn    turn.lua                 ack the job before, lease the next: reserved + owners, one call a job
     wait    BLPOP on the tokens      ended at once by a signal
     ack, release, bury               what a turn cannot carry
+    checkpoint                       the job in hand stands as another text
     held                             after a broken call: what is mine by the server's word
 
 Keys and payloads as Laravel 8 and 13 keep them (Queue/RedisQueue.php, Queue/LuaScripts.php). One instance belongs to one
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Reserved, Sizes, Turn
@@ -140,15 +142,19 @@ class RedisQueue:
         args = (self.owner, held.member, held.mark, record, raw, most, seconds)
         return bool(script("bury").call(self.wire, names, *args))
 
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        names = self._keys(keys.reserved(held.queue), keys.owners(held.queue))
+        return bool(script("checkpoint").call(self.wire, names, self.owner, held.member, member))
+
     def held(self, queues: Sequence[str]) -> Reserved | None:
         for queue in queues:
-            member = self.owned(queue, self.owner)
-            if member is None:
-                continue
-            held = reserved_of(queue, member, self.base)
-            if self.wire.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
-                return held
-            self.ack(held)  # its lease ran out, others may have run it: only our name is left on it
+            while (member := self.owned(queue, self.owner)) is not None:
+                held = reserved_of(queue, member, self.base)
+                if self.wire.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
+                    return held
+                # Its lease ran out, others may have run it, and only our name is left on it; or a checkpoint of ours,
+                # whose reply was lost, came to pass between these two calls: then another text is found now.
+                self.ack(held)
         return None
 
     # -- the dead, for keepers and for the next worker of their job
@@ -195,6 +201,9 @@ class RedisQueue:
     def clear(self, queue: str) -> int:
         names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue))
         return int(script("clear").call(self.wire, names))
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return self.wire.within(seconds)
 
     def close(self) -> None:
         self.wire.close()

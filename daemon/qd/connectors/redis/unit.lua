@@ -1,8 +1,8 @@
 -- The reserve's own text inside a payload, put in front of turn.lua. cjson is not used: it would turn [] into {} and cut
 -- numbers at 14 digits. The unit stands where Laravel's top-level "attempts" stands:
 --   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
--- In JSON the text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is
--- in question.
+-- What a job saves stands behind it (checkpoint.lua), and is no part of it. In JSON the text "attempts" before a colon can
+-- only be a key when its quote is not behind a backslash; only its depth is in question.
 --   fresh_text   the usual payload, as Laravel and qd push it
 --   other_text   any other; gathered() when another program has written it again
 -- Both return the new payload, its mark, where the reserve wrote (from 0), how long that is, and what stood there: put
@@ -151,9 +151,11 @@ local function gathered(p)
 end
 
 local function other_text(p, base)
-  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level.
+  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level. What the job has
+  -- saved (88 KB at most) may stand between it and the end.
   local function in_tail()
-    local at, from = nil, math.max(0, #p - 512)
+    local saved = string.find(p, '","saved":"', math.max(1, #p - 90000), true)
+    local at, from = nil, math.max(0, math.min(#p, saved or #p) - 512)
     repeat
       from = string.find(p, '"attempts"', from + 1, true)
       at = from or at

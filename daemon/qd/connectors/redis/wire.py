@@ -12,7 +12,8 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hiredis
@@ -204,6 +205,21 @@ class Wire:
     def lost(self, why: object) -> None:
         self.close()
         raise ConnectionLost(f"the connection to Redis at {self.target.place} broke: {reason(why)}") from None
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Calls inside wait `seconds` at most for a connection, and as long for a reply."""
+        before = self.connect_timeout, self.timeout
+        try:
+            self._patience(seconds, seconds)
+            yield
+        finally:
+            self._patience(*before)
+
+    def _patience(self, connect_timeout: float, timeout: float) -> None:
+        self.connect_timeout, self.timeout = connect_timeout, timeout
+        if self._sock is not None:
+            self._sock.settimeout(timeout)
 
     def close(self) -> None:
         if self._sock is not None:

@@ -1,0 +1,138 @@
+"""What a job in hand saves: it stands with the payload at once, and goes wherever the payload goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from qd.connectors.base import Reserved
+from qd.connectors.redis.queue import RedisQueue
+from qd.payload import read
+from qd.unit import answered, saving
+from tests.contract.machine import PHP_POP
+from tests.contract.test_queue import job, steal, take
+from tests.support.beat import beat
+from tests.support.seen import Seen
+
+
+def save(queue: RedisQueue, held: Reserved, state: object) -> Reserved:
+    member = saving(held.member, held.mark, msgspec.json.encode(state))
+    assert queue.checkpoint(held, member)
+    return held._replace(member=member)
+
+
+def saved(held: Reserved) -> object:
+    text = read(held.member).checkpoint
+    return None if text is None else msgspec.json.decode(text)
+
+
+def test_the_job_in_hand_stands_as_another_text_under_the_same_lease(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    ((_, lease),) = seen.reserved("a").items()
+    new = save(queue, held, {"row": 7})
+    assert seen.reserved("a") == {new.member: lease}
+    assert list(seen.owners("a").values()) == [new.member]
+    assert queue.held(["a"]) == new._replace(before=b'"attempts":0')
+    assert queue.ack(held) is False
+    assert queue.ack(new) is True
+
+
+def test_the_same_checkpoint_twice_changes_nothing(queue, seen):
+    queue.push("a", job(1))
+    once = save(queue, take(queue), "x")
+    before = seen.dump()
+    assert save(queue, once, "x") == once
+    assert seen.dump() == before
+    assert queue.ack(once)
+
+
+def test_a_checkpoint_after_the_lease_was_lost_is_refused_and_adds_nothing(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    steal(seen, held)
+    assert queue.checkpoint(held, saving(held.member, held.mark, b"7")) is False
+    assert seen.reserved("a") == {}
+    assert queue.ack(held) is False
+
+
+def test_a_late_checkpoint_does_not_take_the_place_of_a_newer_one(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    new = save(queue, held, "newer")
+    assert queue.checkpoint(held, saving(held.member, held.mark, b'"late"')) is False
+    assert list(seen.reserved("a")) == [new.member]
+    assert queue.ack(new)
+
+
+Way = Callable[[RedisQueue, Seen, Reserved], object]
+WAYS: dict[str, Way] = {
+    "a release": lambda queue, seen, held: queue.release(held, answered(held.member, held.mark), 0),
+    "a hand-back": lambda queue, seen, held: queue.release(
+        held, answered(held.member, held.mark, attempts=0), 0, head=True
+    ),
+    "a delay": lambda queue, seen, held: (
+        queue.release(held, answered(held.member, held.mark, exceptions=1), 60),
+        [seen.call("ZADD", "a", "delayed", "XX", 1, text) for text in seen.delayed("a")],
+    ),
+    "a crash": lambda queue, seen, held: queue.give_back("a", queue.owner, held.member, held.member, 0),
+    "a lease that ran out": lambda queue, seen, held: (
+        seen.call("ZADD", "a", "reserved", "XX", 1, held.member),
+        beat(queue, "a", reclaim=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_attempt_sees_it_whatever_ended_this_one(queue, seen, way):
+    queue.push("a", job(1))
+    held = take(queue)
+    assert saved(held) is None
+    for step in range(3):
+        held = save(queue, save(queue, held, "before"), {"step": step, "list": []})
+        WAYS[way](queue, seen, held)
+        held = take(queue)
+        assert saved(held) == {"step": step, "list": []}
+        assert held.member.count(b'"saved"') == 1
+        assert bytes(read(held.member).data) == b'{"n":1}'
+    assert queue.ack(held)
+
+
+def test_it_is_kept_when_php_takes_the_job_and_writes_it_again(queue, seen):
+    queue.push("a", job(1))
+    WAYS["a release"](queue, seen, save(queue, take(queue), {"row": [], "big": 10**14}))
+    for step in range(3):
+        names = [seen.key("a"), seen.key("a", "reserved"), seen.key("a", "notify")]
+        text = seen.client.call("EVAL", PHP_POP, 3, *names)
+        seen.call("ZREM", "a", "reserved", text)
+        seen.call("RPUSH", "a", "", text)
+        held = take(queue)
+        assert saved(held) == ({"row": [], "big": 10**14} if step == 0 else step)
+        held = save(queue, held, step + 1)
+        assert saved(held) == step + 1
+        WAYS["a crash"](queue, seen, held)
+    held = take(queue)
+    assert saved(held) == 3
+    assert queue.ack(held)
+
+
+def test_64_kib_make_no_turn_slow(queue, seen):
+    """No script longer than a few milliseconds, whatever stands beside: the attempts are looked for in the right place."""
+    seen.client.call("CONFIG", "SET", "slowlog-log-slower-than", 0)
+    queue.push("a", job(1, data=["x"] * 150_000))  # half a megabyte of quotes to look through
+    held = take(queue)
+    costs = []
+    for state in ("", "x" * 65_534):
+        seen.client.call("SLOWLOG", "RESET")
+        for _ in range(9):
+            held = save(queue, held, state)
+            WAYS["a release"](queue, seen, held)
+            held = take(queue)
+        turns = [int(entry[2]) for entry in seen.client.call("SLOWLOG", "GET", 99) if len(entry[3]) > 15]
+        costs.append(min(turns))
+    seen.client.call("CONFIG", "SET", "slowlog-log-slower-than", 10_000)
+    assert saved(held) == "x" * 65_534
+    assert costs[1] < 3 * costs[0] + 2000, f"{costs} microseconds"
+    assert queue.ack(held)
