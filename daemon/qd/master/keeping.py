@@ -52,9 +52,14 @@ class Keeping:
         if not self.pid:
             if time.monotonic() >= self._retry_at:
                 self._start(fork)
-        elif (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 > self._patience():
+        elif self.silent_for > self._patience():
             self.log.error("keeper.silent", pid=self.pid, seconds=self._patience())
             child.kill_group(self.pid)
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since a keeper was last about; 0 while none is wanted."""
+        return (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 if self._started else 0.0
 
     def _patience(self) -> float:
         """max(3 s, a third of the lease): the lease must outlive a stuck keeper and the start of the next."""

@@ -22,6 +22,7 @@ from qd.master.children import Children, Death
 from qd.master.code import Code, Codes
 from qd.master.forking import Forking
 from qd.master.keeping import Keeping
+from qd.master.liveness import Liveness
 from qd.master.plan import Plan, Seat
 from qd.master.rolling import Rolling
 from qd.master.stopping import Emptiness, Stopping
@@ -80,6 +81,7 @@ class Master:
         self.forking = Forking(token, self.board, self.ear, self.mailbox, self.codes, self.keeping, log)
         self.rolling = Rolling(self.codes, self.children, self.board, self.forking, notifier, log, os.environ)
         self._face = Face(title, notifier)
+        self.liveness = Liveness(plan.pool, log, os.environ)
         self.boots, self.emptiness = Boots(), Emptiness()
         self._revive_at, self._revive_in = 0.0, REVIVE[0]
 
@@ -141,6 +143,7 @@ class Master:
             if self._reap_one() is None:
                 self.mailbox.wait(QUICK)
         self.mailbox.close()
+        self.liveness.end()
 
     # -- signals
 
@@ -435,6 +438,7 @@ class Master:
         self._face.show(len(workers), busy, state)
         if self._face.ready(self.children.serving(), self.wanted):
             self.log.info("master.ready", workers=len(workers))
+        self.liveness.tell(len(workers), self._face.is_ready, self.keeping.silent_for)
 
     @property
     def busy(self) -> int:

@@ -59,7 +59,7 @@ class Face:
 
     def __init__(self, title: Callable[[str], None], notifier: systemd.Notifier) -> None:
         self._title, self._notifier = title, notifier
-        self._said, self._ready = "", False
+        self._said, self.is_ready = "", False
 
     def show(self, workers: int, busy: int, state: str) -> None:
         text = f"{workers} workers, {busy} busy" + (f", {state}" if state else "")
@@ -71,8 +71,8 @@ class Face:
 
     def ready(self, children: list[Worker], wanted: int) -> bool:
         """True once: the first round of workers has booted."""
-        if self._ready or len(children) < wanted or not all(worker.ready for worker in children):
+        if self.is_ready or len(children) < wanted or not all(worker.ready for worker in children):
             return False
-        self._ready = True
+        self.is_ready = True
         self._notifier.ready(self._said)
         return True
