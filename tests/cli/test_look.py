@@ -80,7 +80,31 @@ def test_the_document_for_programs(qd: Run, redis: Client) -> None:
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 192 <= mail.pop("oldest_age_s") < 200
     counts = {"ready": 2, "delayed": 1, "reserved": 1, "failed": 1}
-    assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None}
+    assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False}
+
+
+def test_workers_that_crash_or_do_not_answer(qd: Run, redis: Client) -> None:
+    now = float(redis.text("TIME")[0])
+    idle = {"slot": 2, "pid": 414, "state": "waiting", "done": 3}
+    report(redis, workers=[idle], silent=[2], crashes=[now - 3.0] * 8, keeper_restarts=1, stuck={"mail": now})
+    said = rows(done(qd("status")))
+    assert ["mail", "app-1", "2", "414", "silent", "-", "-", "-", "3"] in said
+    told = "warn: workers of the master with pid 411 on app-1 crashed: 8 or more in the last 1m"
+    assert told in done(qd("status")).splitlines()
+    (master,) = document(qd("status", "--json"))["masters"]
+    assert (master["silent"], master["silent_workers"], master["keeper_restarts"]) == (False, [2], 1)
+    assert (master["stuck"], master["took_at"], master["crashes"]) == ({"mail": now}, None, [now - 3.0] * 8)
+
+
+def test_an_object_job_at_the_head_is_for_php(qd: Run, redis: Client) -> None:
+    report(redis, workers=[{"slot": 0}])
+    redis.call("RPUSH", "queues:mail", r'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":{}}')
+    (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
+    assert mail["php"]
+    told = "warn: the next job of mail is an object job of Laravel, which only a PHP worker takes"
+    assert done(qd("status")).splitlines()[-1] == told
+    redis.call("LPUSH", "queues:mail", PAYLOAD % 1)
+    assert "warn:" not in done(qd("status"))
 
 
 def test_who_paused_a_queue_and_why(qd: Run, redis: Client) -> None:

@@ -122,6 +122,40 @@ def test_check_says_what_is_wrong_in_one_line_and_exits_78(text, says, folder):
     assert says in said
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://h:99999/0", "needs a number as port and as database (Port out of range 0-65535)"),
+        ("redis://[::1", "not a Redis url (Invalid IPv6 URL)"),
+        ("redis://h/0?ssl=1", "unknown option 'ssl' in a Redis url"),
+        ("rediss://h/0?ssl_ca_certs=/nope", "cannot be read (ssl_ca_certs=/nope): no such file"),
+    ],
+)
+def test_check_and_work_refuse_a_url_that_cannot_be_used(url, says, folder):
+    (folder / "qd.toml").write_text(f'[qd]\napp = "shop:app"\n[connections.redis]\nurl = "{url}"\n')
+    (folder / "shop.py").write_text("from qd import Qd\napp = Qd()\n")
+    code, said = line("config", "check")
+    assert (code, says in said) == (78, True), said
+    assert said.startswith("qd: url of connection 'redis' (qd.toml:4): ")
+    done = real("work", "-w", "1")
+    assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (78, True, False), done.stderr
+
+
+def test_what_is_no_file_is_said(folder):
+    (folder / "qd.toml").mkdir()
+    said = (78, "qd: ./qd.toml is a folder: take it away, or name a file with --config")
+    assert line("status") == said
+    (folder / "qd.toml").rmdir()
+    os.mkfifo(folder / "qd.toml")
+    assert line("work") == (said[0], said[1].replace("a folder", "a pipe"))
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "[qd]\na." + ".".join("b" * 3000) + " = 1"])
+def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
+    (folder / "qd.toml").write_text(text)
+    assert line("config", "check") == (78, "qd: qd.toml: tables or lists stand too deep in each other")
+
+
 def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
     (folder / "qd.toml").write_text(FILE)
     monkeypatch.setitem(os.environ, "QD_TIMOUT", "3")

@@ -68,7 +68,7 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
     found = common.settings()
     must_run(found)
     state = narrowed(looked(found, search=False, also=queues), queues)
-    why = list(reasons(state, limits, waiting_for_php(found, state)))
+    why = list(reasons(state, limits))
     if common.given().json:
         output.document(document(state, why))
     else:
@@ -93,13 +93,6 @@ def narrowed(state: State, queues: tuple[str, ...]) -> State:
     from dataclasses import replace
 
     return replace(state, queues=[line for line in state.queues if line.name in queues]) if queues else state
-
-
-def waiting_for_php(found: Settings, state: State) -> frozenset[tuple[str, str]]:
-    from qd.cli.state import for_php
-
-    busy = [line for line in state.queues if line.sizes.ready and not line.paused]
-    return frozenset((line.connection, line.name) for line in busy if for_php(found, line))
 
 
 def well(state: State) -> str:

@@ -12,7 +12,7 @@ from qd.cli import common, output
 from qd.cli.state import Line, State, looked
 from qd.store import hosts, stamps
 
-BUSY = "busy"
+CRASHES_TOLD, CRASHES_FOR = 8, 60  # how many a report tells, and of how many seconds
 
 
 @click.command()
@@ -64,7 +64,7 @@ def state_of(master: hosts.Master, now: float) -> str:
 def say_workers(state: State) -> None:
     rows = [
         (
-            *(m.pool or "-", m.host, w.slot, w.pid, w.state or "-", w.job or "-", (w.queue or "-") if w.job else "-"),
+            *(m.pool or "-", m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
             *(output.duration(None if w.since is None else max(0.0, state.now - w.since)), w.done),
         )
         for m in state.masters
@@ -74,6 +74,10 @@ def say_workers(state: State) -> None:
         output.say()
         head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done")
         output.table(head, rows, right=("worker", "pid", "done"))
+
+
+def doing(master: hosts.Master, worker: hosts.Worker) -> str:
+    return "silent" if worker.slot in master.silent_workers else worker.state or "-"
 
 
 def say_queues(state: State) -> None:
@@ -107,9 +111,23 @@ def warnings(state: State) -> Iterable[str]:
         if master.silent(state.now):
             said = output.duration(state.now - master.seen_at)
             yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
+        elif master.crashes:
+            yield output.clean(
+                f"workers of the master with pid {master.pid} on {master.host} crashed: {crashes(master)}"
+            )
     for line in state.queues:
         if line.sizes.ready and not line.workers and not line.paused:
             yield output.clean(f"no qd worker takes from {line.name}, where {line.sizes.ready} wait")
+        if line.php:
+            yield output.clean(
+                f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
+            )
+
+
+def crashes(master: hosts.Master) -> str:
+    """`8 or more in the last 60s`: a report has room for eight."""
+    count = len(master.crashes)
+    return f"{count}{' or more' if count >= CRASHES_TOLD else ''} in the last {output.duration(CRASHES_FOR)}"
 
 
 # -- for programs
@@ -132,7 +150,10 @@ def master_document(master: hosts.Master, now: float) -> dict[str, Any]:
         {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
         for worker in master.workers
     ]
-    return {**facts, "silent": master.silent(now), "workers": workers}
+    health = {
+        name: getattr(master, name) for name in ("crashes", "keeper_restarts", "silent_workers", "stuck", "took_at")
+    }
+    return {**facts, "silent": master.silent(now), **health, "workers": workers}
 
 
 def queue_document(line: Line) -> dict[str, Any]:
@@ -145,4 +166,5 @@ def queue_document(line: Line) -> dict[str, Any]:
         "oldest_age_s": sizes.oldest_age,
         "workers": line.workers,
         "paused": line.paused and asdict(line.paused),
+        "php": line.php,
     }

@@ -38,12 +38,11 @@ class Limits:
     max_age: float | None = None
 
 
-def reasons(state: State, limits: Limits, php: frozenset[tuple[str, str]]) -> Iterator[Reason]:
-    """php: (connection, queue) of those whose head waits for a PHP worker."""
+def reasons(state: State, limits: Limits) -> Iterator[Reason]:
     for master in state.masters:
         yield from of_master(master, state)
     for line in state.queues:
-        yield from of_queue(line, state, waits_for_php=(line.connection, line.name) in php)
+        yield from of_queue(line, state)
         yield from over(line, limits)
 
 
@@ -94,20 +93,20 @@ def replaced(gone: Master, state: State) -> bool:
 # -- queues
 
 
-def of_queue(line: Line, state: State, *, waits_for_php: bool) -> Iterator[Reason]:
+def of_queue(line: Line, state: State) -> Iterator[Reason]:
     ready = line.sizes.ready
     if not ready or line.paused or state.down:
         return
     serving = [m for m in state.masters if serves(m, line) and not stale(m, state.now)]
     since = stuck_since(line, serving)
     stuck_for = 0.0 if since is None else state.now - since
-    if waits_for_php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
+    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
         said = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
         what = (
             f"queue '{line.name}': {ready} ready, the first an object job of Laravel that no PHP worker takes; {said}"
         )
         yield Reason("php", what, queue=line.name)
-    elif not serving and not waits_for_php and old(line) and not restarting(state):
+    elif not serving and not line.php and old(line) and not restarting(state):
         what = f"queue '{line.name}': {ready} ready and no live master works on it; start `qd work {line.name}`"
         yield Reason("unserved", what, queue=line.name)
     elif stuck_for > STUCK:

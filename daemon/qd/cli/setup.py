@@ -12,6 +12,7 @@ from qd import config as configuration
 from qd.cli import common, output
 from qd.cli.begin import init, loaded, pools
 from qd.config import Settings, table
+from qd.connectors.manager import check_url
 from qd.errors import ConfigError
 from qd.options import WORK, Option, shown
 from qd.units import mask_url
@@ -88,7 +89,7 @@ def check() -> None:
     for pool in ["", *pools()]:
         each = loaded(pool, _said(found))
         for name in (each.default, each.control, each.work.connection):
-            each.connection(name)
+            check_url(each.connection(name))
     notes = configuration.strangers(found, os.environ)
     for line in notes:
         output.note(f"qd config check: {line}")

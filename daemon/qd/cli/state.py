@@ -13,6 +13,7 @@ from qd.store import hosts, stamps
 if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Sizes
+    from qd.store.redis import RedisStore
 
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 HELD = 99  # reservations of a queue that are looked at
@@ -20,13 +21,15 @@ HELD = 99  # reservations of a queue that are looked at
 
 @dataclass(frozen=True)
 class Line:
-    """A queue and what stands in it. workers: those that serve it, idle or not."""
+    """A queue and what stands in it. workers: those that serve it, idle or not. php: whether the next job in line is an
+    object job of Laravel and no PHP worker has one in hand."""
 
     connection: str
     name: str
     sizes: Sizes
     paused: stamps.Pause | None
     workers: int
+    php: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,15 @@ def lines(
     paused = stamps.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
-    return [Line(place, name, queue.sizes(name), paused.get(name), serve[name]) for name in names]
+    sizes = {name: queue.sizes(name) for name in names}
+    php = {name: for_php(store, name) for name in names if sizes[name].ready}
+    return [Line(place, name, sizes[name], paused.get(name), serve[name], php.get(name, False)) for name in names]
 
 
-def for_php(found: Settings, line: Line) -> bool:
-    """Whether the next job in line is an object job of Laravel that no PHP worker has taken for a while, and none of this
-    queue's jobs is in a PHP worker's hands: one that takes the next job at once would be seen with the one before."""
-    store = common.store(found, line.connection)
-    ready, reserved = (store.prefix + key(line.name) for key in (keys.ready, keys.reserved))
+def for_php(store: RedisStore, queue: str) -> bool:
+    """Whether the next job in line is an object job of Laravel, and no job of this queue is in a PHP worker's hands: one
+    that takes the next job at once would be seen with the one before."""
+    ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
     head, held = store.wire.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD)])
     if not isinstance(head, bytes) or not isinstance(held, list):
         return False

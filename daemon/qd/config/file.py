@@ -5,6 +5,7 @@ load.py calls `find` and then asks the file for values. tomllib tells no line nu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,9 +99,12 @@ def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
         if found is None:
             raise ConfigError(f"no [tool.qd] in {_shown(named.absolute())}")
         return found
-    for here in (Path("qd.toml"), Path(PYPROJECT)):
-        if here.is_file() and (found := _read(here.absolute())):
-            return found
+    if os.path.lexists("qd.toml"):
+        if Path("qd.toml").exists() and not Path("qd.toml").is_file():  # to read a pipe would wait for ever
+            raise ConfigError(f"./qd.toml is {_kind(Path('qd.toml'))}: take it away, or name a file with --config")
+        return _read(Path("qd.toml").absolute())
+    if Path(PYPROJECT).is_file():
+        return _read(Path(PYPROJECT).absolute())
     return None
 
 
@@ -118,14 +122,17 @@ def _read(path: Path) -> ConfigFile | None:
         return None
     try:
         table = tomllib.loads(text)
+        lines = lines_of(text, "tool.qd" if ours else "")
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_broken(path, str(error))) from None
+    except RecursionError:
+        raise ConfigError(f"{_shown(path)}: tables or lists stand too deep in each other") from None
     if not ours:
-        return ConfigFile(path, table, lines_of(text))
+        return ConfigFile(path, table, lines)
     mine = table.get("tool", {}).get("qd")
     if mine is not None and not isinstance(mine, dict):
         raise ConfigError(f"tool.qd in {_shown(path)} is a table of keys, written [tool.qd]")
-    return None if mine is None else ConfigFile(path, *_as_qd_toml(mine, lines_of(text, "tool.qd")))
+    return None if mine is None else ConfigFile(path, *_as_qd_toml(mine, lines))
 
 
 def _as_qd_toml(mine: dict[str, Any], lines: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -143,6 +150,10 @@ def _broken(path: Path, said: str) -> str:
     """`qd.toml:3:5: Expected '=' after a key`, from what tomllib says."""
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", said, re.DOTALL)
     return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {said}"
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "no file"
 
 
 def _shown(path: Path) -> str:

@@ -47,6 +47,18 @@ def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings
     return replace(found, url=embedded.resolve(found.url or "", settings.root))
 
 
+def check_url(found: ConnectionSettings) -> None:
+    """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
+    if (found.url or "").startswith("embedded:"):
+        return
+    from qd.connectors.redis.target import Target
+
+    try:
+        Target(found.url or "")
+    except ConfigError as error:
+        raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
+
+
 class Own:
     """The connections of one thread of one process, for one set of settings."""
 

@@ -21,6 +21,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
+from qd.connectors.manager import check_url
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.master.plan import Hands, Seat
@@ -63,7 +64,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.settings = complete(app)
         app.load()
         app.settings = complete(app)
-        app.settings.connection(app.settings.work.connection)
+        for name in (app.settings.work.connection, app.settings.control):
+            check_url(app.settings.connection(name))
         return app
     except ConfigError as error:
         log.error("app.refused", reason=str(error))

@@ -20,7 +20,10 @@ class Target:
     """A url taken apart once. Raises ConfigError naming what is wrong in it."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # half of an IPv6 address
+            raise ConfigError(f"not a Redis url ({error})") from None
         if parts.scheme not in ("redis", "rediss", "unix"):
             raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}

@@ -1,0 +1,97 @@
+"""qd health beside a real qd work: what it says of it while it works, stands still, crashes and is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.server import free_port
+
+Make = Callable[..., Project]
+JOBS = """
+import signal
+
+@app.job("ok")
+def ok() -> None: ...
+
+@app.job("die")
+def die() -> None:
+    if not Path("calm").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def told(shop: Project, *words: str) -> tuple[int, str]:
+    found = shop.qd("health", *words)
+    assert found.stderr == ""
+    return found.returncode, found.stdout
+
+
+def test_a_server_without_a_checked_certificate_is_warned_of(project: Make) -> None:
+    shop = project(jobs=JOBS, url=f"rediss://127.0.0.1:{free_port()}/0?ssl_cert_reqs=none")
+    work = shop.work("-w", "1")
+    work.wait_line("redis.unverified .*anybody on the way can read and change jobs")
+    work.stop()
+
+
+def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    work = shop.work("-w", "1")
+    eventually(lambda: told(shop)[1].startswith("ok: 1 masters with 1 workers"), 10, what="a master that reports")
+    push(clean_redis, "ok", count=3)
+    eventually(lambda: "0 jobs ready" in told(shop)[1], 10, what="work that is done")
+    worker = work.child("qd: worker")
+    os.kill(worker.pid, signal.SIGSTOP)
+    push(clean_redis, "ok")
+    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 30, every=0.5, what="a reason")
+    assert "stopped answering" in said or "nothing taken for" in said
+    os.kill(worker.pid, signal.SIGCONT)
+    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
+    work.stop()
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    shop.allowed.add("calm")
+    work = shop.work("-w", "1", "--max-crashes", "1000")
+    push(clean_redis, "die")
+    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 25, every=0.2, what="a reason")
+    assert "workers crashed in the last 30s; its log tells how, at `worker.died`" in said
+    assert len(work.matches("worker.died")) >= 5
+    (shop.root / "calm").touch()
+    eventually(lambda: clean_redis.call("EXISTS", "queues:default", "queues:default:reserved") == 0, 15)
+    work.stop()
+
+
+def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    work = shop.work("-w", "1")
+    eventually(lambda: "1 masters" in told(shop)[1], 10, what="a master that reports")
+    work.kill()
+    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 20, every=0.2, what="a reason")
+    assert "its keeper has not reported for" in said
+    again = shop.work("-w", "1")
+    eventually(lambda: told(shop)[0] == 0, 15, every=0.2, what="well again")
+    again.stop()
+
+
+def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    work = shop.work("-w", "1")
+    eventually(lambda: "1 masters" in told(shop)[1], 10, what="a master that reports")
+    work.signal(signal.SIGUSR2)
+    work.wait_line("paused")
+    push(clean_redis, "ok")
+    eventually(lambda: " paused " in shop.qd("status").stdout, 10, what="a report of the pause")
+    assert told(shop)[0] == 0
+    work.signal(signal.SIGCONT)
+    eventually(lambda: clean_redis.call("LLEN", "queues:default") == 0, 10, what="work that is done")
+    work.stop()
