@@ -142,8 +142,9 @@ def test_a_server_that_hangs_for_seconds_delays_jobs_and_nothing_else(
 def test_cutting_every_connection_again_and_again_loses_and_doubles_nothing(
     shop: Project, witness: Witness, client: Client
 ) -> None:
-    work = shop.work("-w", "2", "--log-level", "warning")
     push_ticks(client, 1500)
+    work = shop.work("-w", "2", "--log-level", "warning")
+    witness.wait("tick")
     times = harass(lambda: client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"), 0.1, ticked(witness, 1500))
     assert times > 5
     every_tick_once(witness, work, client, 1500)

@@ -87,6 +87,8 @@ class Worker:
                     self._idle()
                 elif (job := self._take()) is not None:
                     self._do(job)
+                elif self._away_since and not self.work.once:
+                    continue  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
                 elif not self.work.once or self.jobs:
                     self._wait()
                 else:

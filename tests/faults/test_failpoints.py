@@ -1,0 +1,46 @@
+"""A worker is killed, or its connection reset, at each point in the life of a job: row 4."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.failpoints import ACTIONS, POINTS, Failing
+from tests.support.ledger import Ledger
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.server import Server
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
+AGAIN = {("fired", "kill9"), ("ack_sent", "kill9")}  # it ended, and nobody can know: the only ones that may run twice
+
+
+def back_after(ledger: Ledger, failing: Failing) -> float:
+    """One failure with a job in hand and one behind it. Seconds until both have run and were answered."""
+    failing.arm()
+    ledger.push(2)
+    at = failing.hit()
+    ledger.wait_all()
+    return time.monotonic() - at
+
+
+@pytest.mark.fault(
+    "4",
+    "kill -9, and a reset connection, at each of seven points in the life of a job",
+    "all is back at once, found by the owner's mark and not by the lease; twice only when killed between end and ack",
+)
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_failure_at_any_point_loses_nothing(
+    point: str, action: str, shop: Project, ledger: Ledger, figures: Figures, server: Server
+) -> None:
+    shop.url = server.tcp_url
+    shop.config('retry_after = "60s"')
+    failing = Failing(shop, point, action)
+    work = failing.work("-w", "1")
+    times = [back_after(ledger, failing) for _ in range(20 if figures.strict else 3)]
+    assert len(work.matches("worker.died")) == (len(times) if action == "kill9" else 0)
+    work.stop()
+    ledger.conserve(doubles=ledger.pushed if (point, action) in AGAIN else ())
+    figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=times, p50=0.5, p99=1.0)
