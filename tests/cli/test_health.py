@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from qd.process import live, vitals
 from tests.cli.conftest import Run, document, done, report
 from tests.support.procs import QD
 from tests.support.project import Project
@@ -298,3 +302,88 @@ def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], s
     )
     done = shop.python(code)
     assert done.stdout.splitlines()[1:] == [""], (QD, done.stdout)
+
+
+# -- --live: files, and no server
+
+
+@pytest.fixture
+def sign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """sign(pool="mail", age=12, ...): what a living master (this process) wrote so long ago."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(folder))
+    pid = os.getpid()
+
+    def write(pool: str = "", age: float = 0.5, keeper: float = 0.1) -> Path:
+        live.write(live.Live(pid, vitals.start_time(pid), pool, 2, True, keeper), {"RUNTIME_DIRECTORY": str(folder)})
+        file = live.path(folder, pool, pid)
+        os.utime(file, (time.time() - age,) * 2)
+        return file
+
+    return write
+
+
+def lives(qd: Run, *words: str) -> tuple[int, str]:
+    result = qd("health", "--live", *words)
+    assert result.stderr == ""
+    return result.exit_code, result.stdout
+
+
+def test_live_without_url_file_or_app(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
+    (folder / "qd.toml").write_text("nonsense")
+    code, said = lives(qd)
+    assert (code, said) == (
+        1,
+        f"no master lives here: none gives a sign in {folder}; start `qd work`, as this user\n",
+    )
+    sign()
+    assert lives(qd) == (0, "ok: 1 master lives here\n")
+    found = document(qd("health", "--live", "--json"))
+    assert (found["ok"], found["masters"][0]["pid"], found["reasons"]) == (True, os.getpid(), [])
+
+
+def test_live_of_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
+    sign("mail")
+    assert lives(qd, "--pool", "mail")[0] == 0
+    code, said = lives(qd, "--pool", "default")
+    assert (code, "no master of pool default lives here" in said) == (1, True)
+    sign(age=60)
+    assert lives(qd, "--pool", "mail")[0] == 0
+    assert lives(qd)[0] == 1
+
+
+def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
+    sign(age=9)
+    assert lives(qd)[0] == 0
+    sign(age=12)
+    code, said = lives(qd)
+    assert (code, said.startswith(f"default (pid {os.getpid()}): the master gave no sign for 12s")) == (1, True)
+
+
+def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
+    sign(keeper=20)
+    assert lives(qd)[0] == 0
+    sign(keeper=70)
+    code, said = lives(qd)
+    assert (code, "its keeper is silent for 1m 10s" in said) == (1, True)
+
+
+def test_the_file_of_a_dead_master_is_none(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
+    file = sign(age=1)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    text = file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {int(dead.stdout)}')
+    file.rename(folder / f"default.{int(dead.stdout)}.live").write_text(text)
+    assert lives(qd)[0] == 1
+
+
+def test_live_is_asked_alone(qd: Run) -> None:
+    assert qd("health", "--live", "mail").exit_code == 2
+    assert qd("health", "--live", "--max-ready", "3").exit_code == 2
+    assert qd("health", "--pool", "mail").exit_code == 2
+
+
+def test_live_loads_no_configuration_and_no_connector(project: Callable[..., Project]) -> None:
+    shop = project()
+    code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--live']\ntry:\n    main()\n"
+    code += "finally:\n    print(*[n for n in ('qd.config', 'qd.connectors', 'hiredis', 'ssl') if n in sys.modules])"
+    done = shop.python(code.replace("finally", "except SystemExit"))
+    assert done.stdout.splitlines()[1:] == [""]

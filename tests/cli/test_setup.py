@@ -276,6 +276,9 @@ def test_dockers_file_runs_qd_itself_as_a_list(folder):
     assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in printed
     assert "-r requirements.txt" in printed
     assert "docker build -t my-shop ." in printed
+    probe = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", printed, re.MULTILINE)
+    assert probe
+    assert json.loads(probe[1]) == ["qd", "health", "--live"]
 
 
 def test_kubernetes_gets_a_deployment_for_each_pool(folder):
@@ -284,6 +287,7 @@ def test_kubernetes_gets_a_deployment_for_each_pool(folder):
     assert "name: my-shop-qd-mail" in first
     assert "terminationGracePeriodSeconds: 310" in first
     assert 'command: ["qd", "work", "--pool", "mail"]' in first
+    assert 'livenessProbe:\n            exec: {command: ["qd", "health", "--live"]}\n' in first
     assert "terminationGracePeriodSeconds: 35" in second
     assert "name: QD_REDIS_URL" in second
 

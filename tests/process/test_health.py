@@ -95,3 +95,19 @@ def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: C
     work.signal(signal.SIGCONT)
     eventually(lambda: clean_redis.call("LLEN", "queues:default") == 0, 10, what="work that is done")
     work.stop()
+
+
+def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone(project: Make) -> None:
+    shop = project(jobs=JOBS, url=f"redis://127.0.0.1:{free_port()}/0")
+    assert told(shop, "--live")[0] == 1
+    work = shop.work("-w", "1")
+    work.wait_line("redis.away")
+    eventually(lambda: told(shop, "--live")[0] == 0, 10, every=0.2, what="a master that lives")
+    assert shop.qd("health").returncode == 69
+    os.kill(work.pid, signal.SIGSTOP)
+    said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 20, every=0.5, what="a hanging one")
+    assert f"default (pid {work.pid}): the master gave no sign for 1" in said
+    os.kill(work.pid, signal.SIGCONT)
+    eventually(lambda: told(shop, "--live")[0] == 0, 10, every=0.2, what="a master that lives")
+    work.stop()
+    assert told(shop, "--live")[0] == 1

@@ -13,7 +13,7 @@ import click
 
 from qd import __version__
 from qd import config as configuration
-from qd.cli import common, output, shipped
+from qd.cli import common, containers, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
 
@@ -74,8 +74,8 @@ def init(target: str | None) -> None:
     printed: dict[str, Callable[[shipped.Project], str]] = {
         "supervisord": shipped.supervisord,
         "systemd": shipped.systemd,
-        "docker": shipped.docker,
-        "k8s": shipped.kubernetes,
+        "docker": containers.docker,
+        "k8s": containers.kubernetes,
     }
     output.say(printed[target](project).rstrip("\n"))
     if project.embedded:

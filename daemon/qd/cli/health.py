@@ -29,12 +29,24 @@ AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that na
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
 @click.option("--max-age", type=common.Span(), metavar="TIME", help="Not well when a ready job waits longer than this.")
+@click.option(
+    "--live", is_flag=True, help="Ask only whether the masters of this host or container live, and no server."
+)
+@click.option("--pool", metavar="NAME", help="With --live: ask for the masters of this pool only.")
 @common.options
-def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | None) -> int:
+def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | None, live: bool, pool: str | None) -> int:
     """Say whether masters and queues are well: exit 0, or 1 with each reason in a line.
 
     With a name, of the queues only these are looked at; else those that masters work on and the configuration names.
     """
+    if live:
+        from qd.cli import alive
+
+        if queues or max_ready is not None or max_age is not None:
+            raise click.UsageError("--live asks no server: no queues, no --max-ready, no --max-age beside it")
+        return alive.run(pool)
+    if pool is not None:
+        raise click.UsageError("--pool goes with --live; without it name queues")
     from qd.cli.reasons import Limits
 
     with deadline():

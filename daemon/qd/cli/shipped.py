@@ -1,11 +1,11 @@
-"""What `qd init ...` prints: the file with which supervisord, systemd, Docker or Kubernetes runs one project.
+"""What `qd init supervisord` and `qd init systemd` print: the file with which they run one project. Containers' files are
+in containers.py.
 
 The settings are those of supervisor/qd.conf and supervisor/qd@.service; a test holds them together.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class Project:
     @property
     def name(self) -> str:
         """The folder's name, fit for programs, images and Kubernetes: small letters, digits and dashes."""
-        return _fit(self.root.name) or "jobs"
+        return fit(self.root.name) or "jobs"
 
 
-def _fit(name: str) -> str:
+def fit(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
 
 
@@ -94,7 +94,7 @@ def supervisord(project: Project) -> str:
     for pool, stop_timeout in project.pools.items():
         words = (*project.command, *(("--pool", pool) if pool else ()))
         text += SUPERVISORD.format(
-            program="-".join(filter(None, ("qd", _fit(pool)))),
+            program="-".join(filter(None, ("qd", fit(pool)))),
             command=shlex.join(words).replace("%", "%%"),
             root=str(project.root).replace("%", "%%"),
             home=str(project.home).replace("%", "%%"),
@@ -218,87 +218,3 @@ def _systemd_word(word: str) -> str:
 
 def _below(project: Project, *folders: str) -> bool:
     return any(str(path).startswith(folders) for path in (project.root, project.program[0]))
-
-
-# --- containers ------------------------------------------------------------------------------------------------------
-
-DOCKER = """\
-# qd in a container.  docker build -t {name} .
-# docker run --stop-timeout {patience} -e {url_variable}=redis://host:6379/0 {name}
-# (--stop-timeout of qd + 10: Docker alone would wait 10 seconds for running jobs)
-FROM python:{python}-slim
-RUN useradd --create-home --uid 10001 app
-WORKDIR /app
-COPY . .
-RUN pip install --no-cache-dir {packages}
-USER app
-# As a list: qd itself is process 1 and hears the signals. It reaps what jobs leave behind; no --init is needed.
-{commands}
-"""
-
-
-def docker(project: Project) -> str:
-    """One image for all pools; the first one is what it runs when nothing else is asked for."""
-    lines = [_container_command(project, pool) for pool in project.pools]
-    others = [f"# or: {line}" for line in lines[1:]]
-    return DOCKER.format(
-        name=project.name,
-        patience=max(map(patience, project.pools.values())),
-        url_variable=project.url_variable,
-        python=project.python,
-        packages=project.packages,
-        commands="\n".join([f"CMD {lines[0]}", *others]),
-    )
-
-
-def _container_command(project: Project, pool: str) -> str:
-    """In the image the project is /app, and `qd` is on PATH."""
-    named = project.file and project.file.name not in ("qd.toml", "pyproject.toml")
-    file = ("--config", f"/app/{project.file.name}") if project.file and named else ()
-    return json.dumps(["qd", "work", *file, *project.arguments, *(("--pool", pool) if pool else ())])
-
-
-KUBERNETES = """\
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: {deployment}
-  labels: {{app: {name}, pool: {pool}}}
-spec:
-  replicas: 1
-  selector:
-    matchLabels: {{app: {name}, pool: {pool}}}
-  template:
-    metadata:
-      labels: {{app: {name}, pool: {pool}}}
-    spec:
-      # --stop-timeout + 10: qd ends what still runs at its own deadline and hands the jobs back.
-      terminationGracePeriodSeconds: {patience}
-      securityContext: {{runAsNonRoot: true, runAsUser: 10001}}
-      containers:
-        - name: qd
-          image: {name}:latest
-          command: {command}
-          env:
-            - name: {url_variable}
-              valueFrom:
-                secretKeyRef: {{name: {name}, key: redis-url}}
-          resources:
-            # Workers: as many as CPUs are granted here.
-            limits: {{cpu: "2", memory: 1Gi}}
-"""
-
-
-def kubernetes(project: Project) -> str:
-    """One Deployment a pool. `qd init docker` prints the image's file."""
-    return "---\n".join(
-        KUBERNETES.format(
-            deployment="-".join(filter(None, (project.name, "qd", _fit(pool)))),
-            name=project.name,
-            pool=_fit(pool) or "default",
-            patience=patience(stop_timeout),
-            command=_container_command(project, pool),
-            url_variable=project.url_variable,
-        )
-        for pool, stop_timeout in project.pools.items()
-    )
