@@ -381,6 +381,14 @@ def test_how_a_worker_died_is_told_once(queue, seen):
     assert queue.death("a", "Tok3nTok3n.1.7") is None
 
 
+@pytest.mark.leaves("queues:a:deaths")
+def test_notes_of_deaths_are_bounded_and_the_newest_stays(queue, seen):
+    for n in range(1001):
+        queue.note_death("a", f"Tok3nTok3n.1.{n}", b"killed by SIGKILL")
+    assert seen.call("HLEN", "a", "deaths") == 501
+    assert queue.death("a", "Tok3nTok3n.1.1000") == b"killed by SIGKILL"
+
+
 # -- looking
 
 

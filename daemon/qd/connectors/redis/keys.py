@@ -10,7 +10,7 @@
 | queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
 | queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; same bound                         |
-| queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; TTL one day      |
+| queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CHUNK = 1000  # payloads a script call carries at most
 MOVE = 100  # due jobs a turn moves at most
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
+DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
@@ -168,8 +169,13 @@ class RedisQueue:
         return [field.decode("utf-8", "replace") for field in self.wire.call("HKEYS", *self._keys(keys.owners(queue)))]
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
+        """Kept for the next reserve of the job. One more than DEATHS makes half of the others go, whichever."""
         (name,) = self._keys(keys.deaths(queue))
-        self.wire.call_many([("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL)])
+        commands: list[tuple[Arg, ...]] = [("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL), ("HLEN", name)]
+        count = self.wire.call_many(commands)[2]
+        if isinstance(count, int) and count > DEATHS:
+            others = [field for field in self.wire.call("HKEYS", name) if field != mark.encode()]
+            self.wire.call("HDEL", name, *others[: DEATHS // 2])
 
     def death(self, queue: str, mark: str) -> bytes | None:
         """How the worker died that held the job under `mark`; told once."""

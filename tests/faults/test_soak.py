@@ -1,0 +1,72 @@
+"""Half an hour of everything at once: row 41. QD_SOAK_SECONDS=60 for a short one, QD_SOAK_SEED for another draw,
+QD_PREVIOUS=/path/to/an/older/checkout/daemon to have one of the two masters run that."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.connectors.redis.queue import DEATHS
+from tests.support.growth import by_role
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.server import Server
+from tests.support.soak import Soak
+from tests.support.soak_jobs import JOBS, PRODUCER
+from tests.support.soak_page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = float(os.environ.get("QD_SOAK_SECONDS", "1800"))
+SEED = int(os.environ.get("QD_SOAK_SEED", "1"))
+AOF = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-min-size", "8mb")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "41",
+    "two masters with ten workers for half an hour, one of them older code; Redis, masters, workers killed all the time",
+    "nothing lost; twice only what was in hand at a kill; memory, descriptors and keys stay as they are",
+)
+def test_a_long_run_under_every_fault_loses_nothing(project: Callable[..., Project], figures: Figures) -> None:
+    previous = os.environ.get("QD_PREVIOUS", "")
+    (ROOT / "build").mkdir(exist_ok=True)
+    with Server(*AOF) as server:
+        shop = project(jobs=JOBS, url=server.url, config='retry_after = "10s"')
+        shop.allowed |= {"ledger", "producer.py", "enough", "pushed.0", "pushed.1"}
+        (shop.root / "producer.py").write_text(PRODUCER)
+        soak = Soak(shop, server, ROOT / "build/soak.jsonl", seed=SEED, seconds=SECONDS, previous=previous)
+        try:
+            soak.run()
+            soak.finish()
+        finally:
+            told = page(soak, SEED)
+            (ROOT / "build/soak.md").write_text(told)
+            left = set(soak.client.keys()) if server.process else set()
+            soak.close()
+    if figures.strict:
+        (ROOT / "docs/soak.md").write_text(told)
+    doubles = soak.tally.doubles()
+    figures.add(lost=len(soak.tally.open(Counter())), doubles=len(doubles), jobs=len(soak.tally.kinds))
+    assert not soak.odd
+    assert not soak.tally.overlaps
+    assert not [double for double in doubles if not double.reason], told
+    assert left <= {"queues:default:deaths"}
+    does_not_grow(soak)
+
+
+def does_not_grow(soak: Soak) -> None:
+    """Memory under 5 MB an hour, about the same number of files, and in Redis what is bounded and nothing else."""
+    for seat in soak.seats:
+        for role, told in by_role(s for s in soak.samples if s["seat"] == seat.name).items():
+            assert told["rss"] < 60, f"{seat.name} {role}: {told}"
+            assert told["fds"] < 60, f"{seat.name} {role}: {told}"
+            assert told.get("rss_hour", 0) < 5, f"{seat.name} {role}: {told}"
+            assert abs(told.get("fds_hour", 0)) < 20, f"{seat.name} {role}: {told}"
+    for _, sizes in soak.sizes:
+        assert sizes.get("qd:masters", 0) <= 4, "reports of masters that are gone"
+        assert sizes.get("queues:default:deaths", 0) <= DEATHS
+        assert len(sizes) < 15, sizes
