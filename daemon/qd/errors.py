@@ -51,6 +51,10 @@ class ConnectionLost(QdError):
     """The server is away, or the connection broke in a call. What the call did is unknown until it is asked."""
 
 
+class Unreachable(ConnectionLost):
+    """No connection could be made. Nothing was sent."""
+
+
 class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 

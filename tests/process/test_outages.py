@@ -14,6 +14,7 @@ from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import Project
 from tests.support.pushing import failed, push
+from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
@@ -92,10 +93,11 @@ def ticked(witness: Witness, count: int) -> Callable[[], bool]:
     return lambda: len(witness.starting("tick")) >= count
 
 
-def every_tick_once(witness: Witness, work: Procs, client: Client, count: int) -> None:
+def every_tick_once(witness: Witness, work: Procs, client: Client, count: int, figures: Figures) -> None:
     """Conservation: each job ran, none twice, none is left anywhere."""
     eventually(lambda: not client.call("ZCARD", "queues:default:reserved"), what="every job acked")
     ran = Counter(line.split()[1] for line in witness.starting("tick"))
+    figures.add(lost=count - len(ran), doubles=sum(times > 1 for times in ran.values()))
     assert len(ran) == count
     assert [n for n, times in ran.items() if times > 1] == []
     assert not work.matches("crashes=|lease_lost")
@@ -112,6 +114,9 @@ def push_ticks(client: Client, count: int) -> None:
         push(client, "tick", n=n)
 
 
+@pytest.mark.fault(
+    "28b", "Redis stopped (SIGSTOP) for longer than it may take to answer", "a timeout still ends its job in time"
+)
 def test_a_server_that_hangs_for_seconds_delays_jobs_and_nothing_else(
     shop: Project, witness: Witness, own: Server, client: Client
 ) -> None:
@@ -139,24 +144,28 @@ def test_a_server_that_hangs_for_seconds_delays_jobs_and_nothing_else(
     assert not client.call("ZCARD", "queues:default:reserved")
 
 
+@pytest.mark.fault("16b", "every connection to Redis cut each 100 ms", "each of 1,500 jobs ran once")
 def test_cutting_every_connection_again_and_again_loses_and_doubles_nothing(
-    shop: Project, witness: Witness, client: Client
+    shop: Project, witness: Witness, client: Client, figures: Figures
 ) -> None:
     push_ticks(client, 1500)
     work = shop.work("-w", "2", "--log-level", "warning")
     witness.wait("tick")
     times = harass(lambda: client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"), 0.1, ticked(witness, 1500))
     assert times > 5
-    every_tick_once(witness, work, client, 1500)
+    every_tick_once(witness, work, client, 1500, figures)
     work.stop()
 
 
-def test_losing_every_script_again_and_again_is_not_noticed(shop: Project, witness: Witness, client: Client) -> None:
+@pytest.mark.fault("26", "SCRIPT FLUSH each 50 ms", "no line in the log; each of 1,500 jobs ran once")
+def test_losing_every_script_again_and_again_is_not_noticed(
+    shop: Project, witness: Witness, client: Client, figures: Figures
+) -> None:
     work = shop.work("-w", "2", "--log-level", "warning")
     push_ticks(client, 1500)
     times = harass(lambda: client.call("SCRIPT", "FLUSH"), 0.05, ticked(witness, 1500))
     assert times > 10
-    every_tick_once(witness, work, client, 1500)
+    every_tick_once(witness, work, client, 1500, figures)
     assert work.lines == []
     work.stop()
 
@@ -178,26 +187,40 @@ def test_a_wrong_password_is_told_once_without_it_and_waited_out(
     work.stop()
 
 
-def test_a_server_that_is_a_replica_for_a_while_is_waited_out(shop: Project, witness: Witness, client: Client) -> None:
+@pytest.mark.fault("16", "Redis is made a replica and refuses every write for 5 s", "no ack lost; one line each way")
+def test_a_server_that_is_a_replica_for_a_while_is_waited_out(
+    shop: Project, witness: Witness, client: Client, figures: Figures
+) -> None:
     work = ready(shop, workers=1)
     push(client, "slow", seconds=1.5)
     push_ticks(client, 20)
     witness.wait("start")
     client.call("REPLICAOF", "127.0.0.1", "1")
+    at = time.monotonic()
     work.wait_line("redis.away .*READONLY")
     witness.wait("end")
+    eventually(lambda: time.monotonic() >= at + 5)
     assert not witness.starting("tick")
     client.call("REPLICAOF", "NO", "ONE")
+    at = time.monotonic()
+    witness.wait("tick")
+    figures.add(back=[time.monotonic() - at], p99=2.0)
     work.wait_line("redis.back")
+    assert not work.matches("Traceback")
     witness.wait("tick", 20)
-    every_tick_once(witness, work, client, 20)
+    every_tick_once(witness, work, client, 20, figures)
     assert len(witness.starting("start")) == 1
     told_once(work)
     work.stop()
 
 
+@pytest.mark.fault(
+    "27",
+    "Redis at its maxmemory, noeviction",
+    "a push fails naming maxmemory; every other step is served and the queue worked off",
+)
 def test_a_full_server_refuses_pushes_in_words_and_is_worked_off(
-    shop: Project, witness: Witness, client: Client
+    shop: Project, witness: Witness, client: Client, figures: Figures
 ) -> None:
     work = ready(shop, workers=1)
     push(client, "slow", seconds=1.5)
@@ -219,7 +242,7 @@ def test_a_full_server_refuses_pushes_in_words_and_is_worked_off(
     assert witness.starting("flaky") == ["flaky 1", "flaky 2"]
     assert len(failed(client)) == 1
     client.call("DEL", "queues:default:failed", "queues:default:failed_at")
-    every_tick_once(witness, work, client, 20)
+    every_tick_once(witness, work, client, 20, figures)
     assert len(witness.starting("start")) == 1
     assert not work.matches("redis.away")
     work.stop()

@@ -310,6 +310,7 @@ def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, r
         os.close(read)
 
 
+@pytest.mark.fault("34b", "stdin, stdout and stderr closed", "it works and exits 0")
 def test_closed_standard_streams_are_no_reason_to_fail(shop: Project, witness: Witness) -> None:
     import subprocess
 

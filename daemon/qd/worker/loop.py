@@ -15,6 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from qd import events
@@ -22,7 +23,7 @@ from qd.app import Qd
 from qd.bus import running
 from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.limits import Limits
 from qd.master.plan import Hands, Seat
 from qd.payload import Payload
@@ -40,6 +41,8 @@ T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
 AGAIN = 1.0  # most seconds between two tries to reach the server
+NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)  # the server has not run, or not even got, what was sent
+UNTOUCHED = Back(0.0, "reserved by a call whose reply was lost", spends=False, head=True)
 MEASURE_NS = 5_000_000
 JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
 
@@ -74,6 +77,7 @@ class Worker:
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
         self._away_since = 0.0
+        self._unsure = False  # what the last turn did; then the server is asked before the next one
 
     # -- the loop
 
@@ -96,7 +100,8 @@ class Worker:
             self._flush()
             self._emit(events.WorkerStopping(why.word, int(why.code)))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
-            self.slot[W.STATE] = State.IDLE  # it leaves by itself: whoever reaps it knows that no job was in hand
+            # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
+            self.slot[W.STATE] = State.LOOKING if self._unsure else State.IDLE
             return int(why.code)
         finally:
             self._close()
@@ -179,12 +184,15 @@ class Worker:
     # -- take one
 
     def _take(self) -> Reserved | None:
-        """The next job, the ack of the one before going with the same call."""
+        """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
         self.slot[W.STATE] = State.LOOKING
         try:
+            if self._unsure and (mine := self._ask()) is not None:
+                return mine
             turn = self.queue.turn(self.done, self.work.queues)
         except (ConnectionLost, ServerRefused) as error:
-            return self._recover(error)
+            self._broke(error)
+            return None
         return self._took(turn)
 
     def _took(self, turn: Turn) -> Reserved | None:
@@ -196,14 +204,15 @@ class Worker:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store")
         return turn.reserved
 
-    def _recover(self, error: Exception) -> Reserved | None:
-        """A broken turn may have acked, and may have reserved: ask, and only then go on. None: nothing is in hand."""
+    def _broke(self, error: Exception) -> None:
         self._say_broken(error)
-        try:
-            self._pause_before_retry()
-            mine = self.queue.held(self.work.queues)
-        except (ConnectionLost, ServerRefused):
-            return None  # the next turn of the loop asks again; `done` is kept
+        self._away_since = self._away_since or time.monotonic()
+        self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
+
+    def _ask(self) -> Reserved | None:
+        """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
+        mine = self.queue.held(self.work.queues)
+        self._unsure = False
         if mine is not None and self.done is not None and mine.mark == self.done.mark:
             return None  # neither acked nor reserved
         self.done = None
@@ -272,10 +281,26 @@ class Worker:
 
     def _flush(self) -> None:
         """Send the ack that waits for a next turn."""
+        if self._unsure:
+            self._untake()
         if (done := self.done) is not None:
             self.done = None
             if self._surely(done, lambda: self.queue.ack(done)) is False:
                 self.settler.lease_was_lost(done)
+
+    def _untake(self) -> None:
+        """Give back what a broken turn has reserved. With no ack to send it is tried once: it is asked for again."""
+        while self._unsure:
+            try:
+                mine = self._ask()
+            except (ConnectionLost, ServerRefused) as error:
+                self._broke(error)
+                if self.done is None:
+                    return
+                self._pause_before_retry()
+                continue
+            if mine is not None:
+                self._surely(mine, partial(self.settler.give_back, mine, UNTOUCHED))
 
     def _surely(self, job: Reserved, answer: Callable[[], T]) -> T | None:
         """Until the server has it. None: it was done by a call whose reply was lost."""
@@ -298,6 +323,9 @@ class Worker:
 
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
+        if self._away_since:
+            self._pause_before_retry()
+            return
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)

@@ -19,7 +19,7 @@ from typing import Any
 import hiredis
 
 from qd.connectors.redis.target import Target, reason
-from qd.errors import ConnectionLost, ServerBusy, ServerRefused, WrongPassword
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
 
 Arg = bytes | str | int | float
 BUSY = (
@@ -74,14 +74,14 @@ class Wire:
         return self._sock is not None
 
     def connect(self) -> None:
-        """Open and greet. Raises ConnectionLost, ServerBusy or WrongPassword."""
+        """Open and greet. Raises Unreachable, ConnectionLost, ServerBusy or WrongPassword."""
         self.close()
         try:
             self._sock = self.target.socket(self.connect_timeout)
             self._sock.settimeout(self.timeout)
         except (OSError, ssl.SSLError) as error:
             self.close()
-            raise ConnectionLost(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
+            raise Unreachable(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
         greeting = self._greeting()

@@ -1,0 +1,182 @@
+"""The server is killed, or away for a while, under a real `qd work`: nothing lost, said once, going on at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import hiredis
+import pytest
+
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+from tests.support.server import Server
+
+GONE = (OSError, hiredis.HiredisError)
+
+
+@pytest.fixture
+def fsync() -> str:
+    return "always"
+
+
+@pytest.fixture
+def own(fsync: str) -> Iterator[Server]:
+    """A server that the test may mistreat."""
+    with Server("--appendonly", "yes", "--appendfsync", fsync) as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: Server) -> Iterator[Client]:
+    with own.client() as client:
+        yield client
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project], own: Server) -> Project:
+    return project(jobs=JOBS, url=own.url)
+
+
+@pytest.fixture
+def ledger(shop: Project, client: Client) -> Ledger:
+    return Ledger(shop, client)
+
+
+def ready(shop: Project, workers: int, *arguments: str) -> Procs:
+    work = shop.work("-w", str(workers), *arguments)
+    eventually(lambda: len(work.children("waiting on")) == workers, 15, what="workers that wait")
+    return work
+
+
+class Producer:
+    """Pushes one job after the other, and notes which of them the server has acknowledged."""
+
+    def __init__(self, own: Server, ledger: Ledger, count: int) -> None:
+        self.client, self.ledger, self.count = own.client(), ledger, count
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while len(self.ledger.pushed) < self.count:
+            number += 1
+            payload = make("work", json.dumps({"n": number, "seconds": 0.002}).encode(), created_at=int(time.time()))
+            try:
+                self.client.call("RPUSH", "queues:default", payload)
+            except GONE:
+                time.sleep(0.01)
+            else:
+                self.ledger.pushed.append(number)
+        self.client.close()
+
+    def over(self) -> bool:
+        return not self.thread.is_alive()
+
+
+def first_after(ledger: Ledger, moment: float) -> float:
+    """The start of the first job after a moment."""
+    return min(eventually(lambda: [note.at for note in ledger.starts() if note.at > moment], what="a job"))
+
+
+def nothing_left(client: Client) -> None:
+    left = [key for key in client.text("KEYS", "*") if not key.endswith(":notify")]
+    assert not left, f"keys left in Redis: {left}"
+
+
+def said_once(work: Procs) -> None:
+    """One line when it goes and one when it comes back, and nothing else that is not about a job's success."""
+    assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1
+    others = [line for line in work.lines if " INFO " not in line and "redis.away" not in line]
+    assert not others, others
+
+
+@pytest.mark.fault(
+    "13", "kill -9 of Redis at a fifth of 2,000 jobs, during a storm of pushes; back after 3 s", "one line each way"
+)
+@pytest.mark.parametrize("fsync", ["everysec", "always"])
+def test_a_killed_server_loses_nothing_that_it_acknowledged(
+    shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
+) -> None:
+    work = ready(shop, 4, "--log-level", "info")
+    storm = Producer(own, ledger, 2000)
+    eventually(lambda: len(ledger.ends()) >= 400, 30, every=0.02, what="a fifth of the jobs")
+    own.kill()
+    killed = time.monotonic()
+    eventually(lambda: time.monotonic() >= killed + 3)
+    own.start()
+    back = time.monotonic()
+    client.close()  # its connection ended with the server
+    first = first_after(ledger, killed + 2)
+    eventually(storm.over, 30, what="every push")
+    ledger.wait_all(60)
+    said_once(work)
+    work.stop()
+    nothing_left(client)
+    assert not ledger.lost()
+    assert len(ledger.doubles()) <= 4
+    figures.tell(ledger)
+    figures.add(back=[max(0.0, first - back)], p99=2.0)
+
+
+PUSH = """
+import time
+from jobs import work
+from qd.errors import ConnectionLost
+began = time.monotonic()
+try:
+    work.dispatch(0)
+except ConnectionLost as error:
+    print(error, time.monotonic() - began, sep="|")
+"""
+
+
+@pytest.mark.fault(
+    "14",
+    "Redis away while jobs run, longer than their leases",
+    "acks wait and are sent; a push fails with a named error; under 2 % of a CPU; one line each way",
+)
+@pytest.mark.parametrize(
+    ("lease", "away"), [pytest.param(5, 8.0, id="8 s"), pytest.param(30, 60.0, id="60 s", marks=pytest.mark.slow)]
+)
+def test_jobs_outlast_an_outage(
+    shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures, lease: int, away: float
+) -> None:
+    shop.config(f"retry_after = {lease}")
+    work = ready(shop, 3, "--timeout", "300")
+    short, long = ledger.push(seconds=2), ledger.push(seconds=away + 4)
+    for n in (*short, *long):
+        ledger.wait_start(n)
+    own.kill()
+    began, used = time.monotonic(), spent(work)
+    error, _, took = shop.python(PUSH).stdout.partition("|")
+    assert str(own.socket) in error
+    assert float(took) < 5.5
+    eventually(lambda: time.monotonic() - began >= away, away + 1, every=0.1)
+    percent = 100 * (spent(work) - used) / (time.monotonic() - began)
+    assert percent < (2 if figures.strict else 20)
+    own.start()
+    back = time.monotonic()
+    client.close()  # its connection ended with the server
+    work.wait_line("redis.back", 5)
+    figures.add(back=[time.monotonic() - back], p99=1.0, cpu_percent=round(percent, 2))
+    (fresh,) = ledger.push()
+    assert ledger.wait_start(fresh).at - back < (2 if figures.strict else 10)
+    ledger.wait_all()
+    said_once(work)
+    work.stop()
+    nothing_left(client)
+    ledger.conserve()
+    figures.tell(ledger)
+
+
+def spent(work: Procs) -> float:
+    """CPU seconds of every process of it so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in work.session())
