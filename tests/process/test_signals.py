@@ -19,6 +19,11 @@ from tests.support.witness import JOBS, Witness
 
 MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
+STOPPED = pytest.mark.fault(
+    "17 ways",
+    "TERM in a job, a burst of signals, a second TERM, a job that swallows its interruption",
+    "the job in hand ends; at the second TERM it is handed back with its attempt restored; exit code 0",
+)
 
 
 @pytest.fixture
@@ -61,6 +66,7 @@ def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, num
     assert work.matches("master.stopped.*handed_back=0 exit=0")
 
 
+@STOPPED
 def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness: Witness) -> None:
     work = ready(shop)
     shop.qd("dispatch", "slow", "seconds=0.7", "--count", "2")
@@ -70,6 +76,7 @@ def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness
     shop.qd("clear", "default")
 
 
+@STOPPED
 def test_a_burst_of_stop_signals_is_one(shop: Project, witness: Witness) -> None:
     work = ready(shop)
     shop.qd("dispatch", "slow", "seconds=1.5")
@@ -80,6 +87,7 @@ def test_a_burst_of_stop_signals_is_one(shop: Project, witness: Witness) -> None
     assert witness.starting("end")
 
 
+@STOPPED
 def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
@@ -99,6 +107,7 @@ def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
     shop.qd("clear", "default")
 
 
+@STOPPED
 def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakeProject, redis: Client) -> None:
     shop = project(
         jobs="""
@@ -123,6 +132,17 @@ def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakePr
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
     shop.qd("clear", "default")
+
+
+@STOPPED
+def test_a_signal_after_the_last_line_changes_nothing(shop: Project) -> None:
+    work = ready(shop)
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopped")
+    while work.process.poll() is None:
+        work.signal(signal.SIGTERM)
+        work.signal(signal.SIGHUP)
+    work.ends_clean(code=0)
 
 
 def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Project, witness: Witness) -> None:

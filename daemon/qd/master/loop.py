@@ -142,7 +142,7 @@ class Master:
         while (self.codes.leaving or self.children.workers) and time.monotonic() < deadline:
             if self._reap_one() is None:
                 self.mailbox.wait(QUICK)
-        self.mailbox.close()
+        self.mailbox.leave()
         self.liveness.end()
 
     # -- signals

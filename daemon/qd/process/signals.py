@@ -89,6 +89,15 @@ class Mailbox:
         self._read = self._write = -1
         self._old.clear()
 
+    def leave(self) -> None:
+        """Close it in a program whose end is settled: a late signal changes neither that nor the exit code. (A handler of
+        Python's would be taken away by the interpreter's own end; what is ignored stays so.)"""
+        for number in self._old:
+            if number != signal.SIGCHLD:
+                signal.signal(number, signal.SIG_IGN)
+        self._old.clear()
+        self.close()
+
     def close(self) -> None:
         if self._read < 0:
             return

@@ -1,0 +1,81 @@
+"""Jobs that kill more than their worker: row 12."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+
+Start = Callable[..., Procs]
+pytestmark = [
+    pytest.mark.usefixtures("clean_redis"),
+    pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at"),
+]
+
+MINES = (
+    JOBS
+    + """
+import psutil
+
+def parent():
+    os.kill(os.getppid(), signal.SIGKILL)
+
+def everything():
+    "As a full memory group does that is killed as one."
+    mine = [p for p in psutil.process_iter() if os.getsid(p.pid) == os.getsid(0) and p.pid != os.getpid()]
+    for process in mine:
+        process.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.job("mine")
+def mine(how: str) -> None:
+    mark("S", -2)
+    globals()[how]()
+    time.sleep(60)
+"""
+)
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project]) -> Project:
+    return project(jobs=MINES)
+
+
+@pytest.mark.fault(
+    "12",
+    "a job that kills its master, or the whole program, each time; it is started again",
+    "started three times exactly, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
+)
+@pytest.mark.parametrize("how", ["parent", "everything"])
+def test_poison_that_kills_its_master_is_failed_by_its_own_mark(
+    shop: Project, ledger: Ledger, figures: Figures, redis: Client, how: str
+) -> None:
+    push(redis, "mine", how=how)
+    ledger.push(60)
+    for _ in range(3):
+        work = shop.work("-w", "2")
+        assert work.wait(20) == -signal.SIGKILL
+    work = shop.work("-w", "2")
+    began = time.monotonic()
+    (n,) = ledger.push()
+    work.wait_line("job.failed .*job=mine.*max_crashes", 10)
+    back = ledger.wait_end(n).at - began
+    eventually(lambda: {note.n for note in ledger.ends()} == set(ledger.pushed), what="the end of every other job")
+    work.stop()
+    assert len(ledger.starts(-2)) == 3
+    ((record, _),) = failed(redis)
+    assert record["crashes"] == 3
+    assert ledger.standing() == {-1: 1}, "the mine stands in the failed store, and nothing else anywhere"
+    ledger.conserve()
+    figures.tell(ledger)
+    figures.add(back=[back], p99=1.5)

@@ -1,0 +1,156 @@
+"""Programs that are stopped, in every way and at any moment, while jobs run and signals rain: rows 17 and 18."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.ledger import Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+
+Start = Callable[..., Procs]
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
+
+AGAIN = 1.05  # seconds: within one, two signals count as one
+
+
+def term(work: Procs, draw: random.Random) -> int:
+    work.signal(draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]))
+    return 0
+
+
+def twice(work: Procs, draw: random.Random) -> int:
+    work.signal(signal.SIGTERM)
+    ended_within(work, AGAIN)
+    work.signal(signal.SIGTERM)
+    return 0
+
+
+def then_kill(work: Procs, draw: random.Random) -> int:
+    """As a container's stop does when its time is over."""
+    work.signal(signal.SIGTERM)
+    ended_within(work, draw.uniform(0.0, 0.2))
+    work.signal(signal.SIGKILL)
+    return work.wait()
+
+
+def everybody(work: Procs, draw: random.Random) -> int:
+    """As a terminal and `systemctl stop` may do: every process at once."""
+    for process in [psutil.Process(work.pid), *work.children()]:
+        try:
+            process.send_signal(signal.SIGTERM)
+        except psutil.NoSuchProcess:
+            continue
+    return 0
+
+
+def ended_within(work: Procs, seconds: float) -> bool:
+    try:
+        work.process.wait(seconds)
+    except Exception:  # TimeoutExpired
+        return False
+    return True
+
+
+WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, "everybody": everybody}
+
+
+@pytest.mark.fault(
+    "17",
+    "stopped under load again and again: TERM, INT, QUIT, a deadline, a second TERM, TERM then KILL, all processes at once",
+    "what runs ends, or is handed back with its attempt; no stop takes 5 s, no process is left (times: each stop)",
+)
+@pytest.mark.parametrize(
+    "cycles", [pytest.param(20, id="20 times"), pytest.param(200, id="200 times", marks=pytest.mark.slow)]
+)
+def test_starts_and_stops_under_load_lose_and_double_nothing(
+    cycles: int, shop: Project, ledger: Ledger, figures: Figures, redis: Client
+) -> None:
+    draw, stops = random.Random(17), []
+    for name in islice(cycle(WAYS), cycles):
+        work = shop.work("-w", "2", "--stop-timeout", "0.5s" if name == "deadline" else "25s")
+        for seconds in draw.choices([0.001, 0.02, 0.3, 1.0], [20, 10, 2, 1], k=15):
+            ledger.push(seconds=seconds)
+        work.wait_line("job.done")
+        time.sleep(draw.uniform(0.0, 0.2))  # any moment will do
+        began = time.monotonic()
+        code = WAYS[name](work, draw)
+        got = work.wait()
+        stops.append(time.monotonic() - began)
+        assert got == code, f"{name}: exit code {got}\n{work.tail()}"
+        eventually(lambda: not in_session(work.pid), 2, what=f"no process, no zombie left after {name}")  # noqa: B023
+    shop.work("-w", "4", "--stop-when-empty").ends_clean(seconds=60)
+    assert max(stops) < 5
+    assert {note.attempt for note in ledger.ends()} == {1}, "a stop has cost an attempt"
+    ledger.conserve()
+    figures.tell(ledger)
+    figures.add(back=stops, p50=1.5)
+
+
+def in_session(session: int) -> list[int]:
+    """Every process of it, zombies too."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session:
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+STORM = (
+    *(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD),
+    *(signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGCONT),
+)
+
+
+@pytest.mark.fault(
+    "18",
+    "10,000 mixed signals at 2,000 a second to the master while workers are killed",
+    "every job is done, no child's end is missed, the number of workers is right again, and TERM ends it with 0",
+)
+def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figures: Figures) -> None:
+    draw = random.Random(18)
+    work = start("--max-crashes", "1000", workers=3)
+    ledger.push(300, seconds=0.02)
+    began = time.monotonic()
+    for number in range(10_000):
+        work.signal(STORM[number % len(STORM)])
+        if number % 500 == 250 and (workers := work.children("qd: worker")):
+            ledger.kill(draw.choice(workers).pid)
+        while time.monotonic() < began + number / 2000:
+            time.sleep(0.0001)  # the pace is the point
+    work.signal(signal.SIGCONT)
+    quiet = time.monotonic()
+    eventually(lambda: settled(work), 20, what="as many workers as are wanted")
+    figures.add(settled=time.monotonic() - quiet)
+    ledger.wait_all()
+    assert not zombies(work), "a child's end was missed"
+    work.stop()
+    ledger.conserve(doubles=ledger.in_flight())
+    figures.tell(ledger)
+
+
+def settled(work: Procs) -> bool:
+    """The master says how many workers it has and wants, and they are there, and idle or busy."""
+    start = len(work.lines)
+    work.signal(signal.SIGUSR1)
+    said = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", start=start)
+    has, wanted = int(said[1]), int(said[2])
+    return has == wanted == len(work.children("qd: worker"))
+
+
+def zombies(work: Procs) -> list[int]:
+    return [p.pid for p in psutil.Process(work.pid).children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
