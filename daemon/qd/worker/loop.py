@@ -91,8 +91,6 @@ class Worker:
                     self._idle()
                 elif (job := self._take()) is not None:
                     self._do(job)
-                elif self._away_since and not self.work.once:
-                    continue  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
                 elif not self.work.once or self.jobs:
                     self._wait()
                 else:
@@ -323,7 +321,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
-        if self._away_since:
+        if self._away_since:  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
             self._pause_before_retry()
             return
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
