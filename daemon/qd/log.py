@@ -1,7 +1,7 @@
 """One event, one line, one write: `2026-11-21 12:00:01.204 INFO worker[415] job.failed queue=default job=mail attempt=3/3`.
 
-Or one JSON object a line. Control characters are escaped, so that no payload can forge a line. Whoever must never wait
-for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts.
+Or one JSON object a line. Control characters are escaped, so that no payload can forge a line; secrets are masked. Whoever
+must never wait for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+from qd.masks import masked
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # what needs no quotes; no space, no "=", no quote
@@ -106,7 +108,8 @@ class Log:
         if LEVELS[level] < self.least:
             return
         make = as_json if self.format == "json" else as_text
-        self.write(make(time.time(), level, self.role, event, fields).encode("utf-8", "backslashreplace"))
+        line = masked(make(time.time(), level, self.role, event, fields))
+        self.write(line.encode("utf-8", "backslashreplace"))
 
 
 def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
@@ -115,14 +118,16 @@ def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, o
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
     line = " ".join([clock, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
     trace = fields.get("trace")
-    return line + ("".join(f"    {escaped(row)}\n" for row in str(trace).rstrip().splitlines()) if trace else "")
+    return line + (
+        "".join(f"    {escaped(row.expandtabs())}\n" for row in str(trace).rstrip().splitlines()) if trace else ""
+    )
 
 
 def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
     clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
     kept = {"child" if key == "pid" else key: value for key, value in fields.items() if value is not None}
     head = {"time": clock, "level": level, "role": role, "pid": os.getpid(), "event": event}
-    return json.dumps(head | kept, ensure_ascii=True, default=str) + "\n"
+    return json.dumps(head | kept, ensure_ascii=True, default=str).replace("\x7f", "\\u007f") + "\n"
 
 
 def quoted(value: object) -> str:
@@ -139,7 +144,9 @@ def cut(text: str, most: int = 100) -> str:
 
 def escaped(text: str) -> str:
     """Control characters, and what turns text around, as \\xNN: for log lines and tables."""
-    return "".join(c if c.isprintable() or c in "\t " else c.encode("unicode_escape").decode() for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class JobRecords(logging.Handler):

@@ -16,6 +16,7 @@ _LONGEST = 100 * 365 * 86400.0  # a century: what is longer is a mistake, and wo
 
 # Up to the last "@" before the query, whatever stands between: a password may hold an "@" or "/" that nobody escaped.
 _USERINFO = re.compile(r"(?<=//)(?P<user>[^/?#:@]*):[^?#]*(?=@)")
+_PASSWORD = re.compile(r"(?<=//)[^/?#:@]*:([^?#]*)(?=@)")
 _SECRET_QUERY = re.compile(r"(?<=[?&])(?P<key>[^=&]*(?:password|secret|token)[^=&]*)=[^&#]*", re.IGNORECASE)
 
 
@@ -79,3 +80,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def mask_url(url: str) -> str:
     """The url as it may be shown: its password and secret-looking query values replaced by "***"."""
     return _SECRET_QUERY.sub(r"\g<key>=***", _USERINFO.sub(r"\g<user>:***", url))
+
+
+def password_in(url: str) -> str:
+    """The password as it stands in the url, "" when there is none."""
+    match = _PASSWORD.search(url)
+    return match[1] if match else ""

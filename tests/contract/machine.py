@@ -367,12 +367,13 @@ class Machine(RuleBasedStateMachine):
             self.a_foreign_key_stands_in_the_way(queue, what, self.workers[slot])
 
     def a_foreign_key_stands_in_the_way(self, queue: str, kind: str, worker: RedisQueue) -> None:
-        """Calls fail in the middle; nothing that they had begun may cost a job."""
+        """Calls fail in the middle; nothing that they had begun may cost a job. In front stands an empty queue: a script
+        that tries out its first keys does not notice at its beginning."""
         key = self.key(queue, kind)
         aside = bool(self.client.call("EXISTS", key)) and self.client.call("RENAME", key, "aside")
         self.client.call("SET", key, "foreign")
         mine = next((held for slot, held in self.hands.items() if self.workers[slot] is worker), None)
-        calls: list[Callable[[], object]] = [lambda: worker.turn(None, (queue,)), lambda: beat(worker, queue)]
+        calls: list[Callable[[], object]] = [lambda: worker.turn(None, ("empty", queue)), lambda: beat(worker, queue)]
         if mine is not None and mine.queue == queue and kind:
             calls.append(lambda: worker.checkpoint(mine, saving(mine.member, mine.mark, b"0")))
         for call in calls:

@@ -158,6 +158,50 @@ def test_a_worker_needs_few_commands(users, connect, seen):
     os.close(write)
 
 
+LACKING = [
+    "zadd",
+    "hset",
+    "lpop",
+    "lrem",
+    "zrem",
+    "hdel",
+    "exists",
+    "lindex",
+    "zrangebyscore",
+    "zremrangebyrank",
+    "rpush",
+]
+
+
+@pytest.mark.parametrize("command", LACKING)
+@pytest.mark.parametrize("head", ["a job", "a job of PHP", "no payload", "a due one"])
+def test_a_worker_that_may_not_do_one_step_of_a_reservation_changes_nothing(
+    users, connect, server, seen, command: str, head: str
+):
+    php = rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","attempts":0}'
+    front = {"a job": [], "a job of PHP": [php], "no payload": [b"not JSON"], "a due one": []}[head]
+    if head == "a due one":
+        seen.call("ZADD", "a", "delayed", 1, job(1))
+    else:
+        seen.call("RPUSH", "a", "", *front, job(1), job(2))
+    before = seen.everywhere("a")
+    narrow = connect(users(WORKER + f" -{command}"))
+    refused = 0
+    for _ in range(3):
+        try:
+            narrow.turn(None, ["a"])
+            break  # this head needs no such step
+        except (ServerRefused, WrongPassword):
+            refused += 1
+            assert seen.everywhere("a") == before
+    queue = connect(server.tcp_url)
+    while (turn := queue.turn(None, ["a"])).reserved is not None:
+        queue.ack(turn.reserved)
+    if refused:
+        assert seen.everywhere("a").total() == len(front)
+        assert len(seen.failed("a")) == (head == "no payload")
+
+
 def test_a_keeper_needs_few_commands(users, connect, seen):
     queue = connect(users(KEEPER))
     queue.push_many([("a", job(1), None), ("a", job(2), None)])

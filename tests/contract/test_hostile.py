@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qd.connectors.base import Reserved
@@ -127,6 +127,7 @@ def text_of(items: list[tuple[str, Any]], comma: str, colon: str, space: str) ->
     return f"{{{space}{body}{space}}}{space}".encode()
 
 
+@example(items=[("attempts", 0), ("rsv", "Zz9Zz9Zz9Z.4.77.0"), ("crashes", 0)], job=0, style=(",", ":", ""))
 @given(
     items=st.lists(entries, max_size=8),
     job=st.integers(0, 8),

@@ -36,18 +36,22 @@ MUTANTS = {
     "a pop before the reservation is made": Mutant(
         "turn",
         {
-            "    local text, mark, start, length, before = fresh_text(p, base)\n": (
-                "    redis.call('LPOP', ready)\n    local text, mark, start, length, before = fresh_text(p, base)\n"
+            "      text, mark, start, length, before = fresh_text(p, base)\n": (
+                "      redis.call('LPOP', ready)\n      text, mark, start, length, before = fresh_text(p, base)\n"
             ),
-            "    if head then redis.call('LPOP', ready) else redis.call('LREM', ready, 1, p) end\n": "",
+            "  if type(step) ~= 'table' then step = pop(KEYS[i], p, head) end\n": "",
         },
     ),
-    "a reserve that pops nothing": Mutant("turn", {"if head then redis.call('LPOP', ready) else": "if not head then"}),
-    "a reserve without an owner": Mutant("turn", {"      redis.call('HSET', KEYS[i + 4], owner, text)\n": ""}),
+    "a reserve that pops nothing": Mutant(
+        "turn", {"if head then return redis.pcall('LPOP', ready) end": "if head then return 0 end"}
+    ),
+    "a reserve without an owner": Mutant(
+        "turn", {"  local step = redis.pcall('HSET', KEYS[i + 4], owner, text)\n": "  local step\n"}
+    ),
     "marks that repeat themselves": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
     "a turn that believes its ack": Mutant("turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}),
     "a turn that does not ack": Mutant(
-        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[8])\n": "  acked = 1\n"}
+        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])\n": "  acked = 1\n"}
     ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
     "an ack without a check": Mutant(

@@ -414,3 +414,37 @@ def test_clear_takes_what_waits_and_never_what_runs(queue, seen):
     assert list(seen.reserved("a")) == [held.member]
     assert (len(seen.failed("a")), seen.ready("b")) == (1, [job(1)])
     assert queue.ack(held)
+
+
+# -- what is too large
+
+
+def large(n: int, size: int) -> bytes:
+    return job(n, data="x" * (size - len(job(n, data=""))))
+
+
+@one_place
+@pytest.mark.leaves(*FAILED)
+def test_a_payload_that_is_too_large_is_buried_by_the_server_and_never_sent(connect, seen):
+    queue, most = connect(max_payload=1 << 20), 2 << 20  # with the room for what a job saves
+    php = rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":"%b","attempts":0}' % (b"x" * most)
+    too_large = [large(2, most + 1), large(3, 8 << 20), b"x" * (most + 1)]
+    seen.call("RPUSH", "a", "", large(1, most), too_large[0], php, too_large[1], job(4), too_large[2])
+    turns = [queue.turn(None, ["a"]) for _ in range(3)]
+    assert [read(turn.reserved.member).id if turn.reserved else None for turn in turns] == ["id1", "id4", None]
+    assert [turn.malformed for turn in turns] == [0, 2, 1]
+    found = seen.failed("a")
+    assert [buried.raw for buried in found] == too_large
+    assert {buried.record["error"] for buried in found} == {"Malformed"}
+    assert found[1].record["reason"] == f"{8 << 20} bytes, and max_payload is {most}"
+    assert seen.ready("a") == [php]  # it is for PHP, which has no such bound
+    for turn in turns[:2]:
+        assert turn.reserved is not None
+        assert queue.ack(turn.reserved)
+
+
+@one_place
+def test_a_bound_of_0_takes_any_size(connect, seen):
+    queue = connect()
+    queue.push("a", large(1, 32 << 20))
+    assert queue.ack(take(queue))

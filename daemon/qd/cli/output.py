@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import click
 
+from qd.masks import masked
+
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
 
@@ -39,8 +41,9 @@ def coloured() -> bool:
 
 
 def clean(text: object) -> str:
-    """`text` with control, formatting and surrogate characters escaped: it stays one line and moves no cursor."""
-    found = str(text)
+    """`text` with control, formatting and surrogate characters escaped: it stays one line and moves no cursor. Secrets are
+    masked."""
+    found = masked(str(text))
     if found.isprintable():
         return found
     return "".join(char if char.isprintable() or unicodedata.category(char) == "Zs" else escape(char) for char in found)

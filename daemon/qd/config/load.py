@@ -18,6 +18,7 @@ from qd.config.settings import (
     Settings,
     SigningSettings,
     check_connection,
+    hide_secrets,
 )
 from qd.errors import ConfigError
 from qd.options import WORK, Option, WorkOptions
@@ -44,7 +45,9 @@ def load(
     """
     environ = os.environ if environ is None else environ
     file = find(path, environ)
-    return _Loading(file, environ, _given({"pool": pool, **(flags or {})}), _given(code or {})).settings()
+    settings = _Loading(file, environ, _given({"pool": pool, **(flags or {})}), _given(code or {})).settings()
+    hide_secrets(settings)
+    return settings
 
 
 def _given(values: Mapping[str, object]) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any
 from qd import units
 from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
+from qd.masks import hide
 from qd.options import WorkOptions
 
 
@@ -93,6 +94,14 @@ def check_connection(name: str, known: Collection[str], where: str = "") -> None
         raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
 
 
+def hide_secrets(settings: Settings) -> None:
+    """Nothing that this process shows from now on has them in it."""
+    urls = [connection.url or "" for connection in settings.connections.values()]
+    urls += [settings.laravel.cache_url] if settings.laravel else []
+    hide([units.password_in(url) for url in urls])
+    hide([key.partition(":")[2] for key in settings.signing.keys])
+
+
 def to_json(settings: Settings) -> bytes:
     """The whole of it, secrets too: for a pipe between qd's own processes."""
     import json
@@ -120,4 +129,6 @@ def from_json(data: bytes) -> Settings:
     given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
     given["failed"] = FailedSettings(**given["failed"])
     given["signing"] = SigningSettings(tuple(given["signing"]["keys"]), given["signing"]["require"])
-    return Settings(**given)
+    settings = Settings(**given)
+    hide_secrets(settings)
+    return settings

@@ -33,7 +33,9 @@ def open_queue(
     from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
 
     keep = (settings.failed.max_count, settings.failed.keep)
-    queue = RedisQueue(located(found, settings), token=token, slot=slot, name=title, keep=keep)
+    queue = RedisQueue(
+        located(found, settings), token=token, slot=slot, name=title, keep=keep, max_payload=settings.max_payload
+    )
     queue.wire.connect_timeout = queue.wire.timeout = patience
     return queue
 

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from qd.masks import masked
 from qd.process import signals, vitals
 from qd.process.exits import Exit
 
@@ -53,7 +54,7 @@ def _run(body: Body, parent: int | None, own_group: bool) -> NoReturn:
     except SystemExit as leaving:
         code = code_of(leaving)
     except BaseException:
-        traceback.print_exc()
+        sys.stderr.write(masked(traceback.format_exc()))
     finally:
         leave(code)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from qd.connectors.base import Queue, Reserved
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
+from qd.masks import masked
 from qd.payload import Payload, read
 from qd.unit import answered, original, split_mark
 from qd.worker.attempt import Back, Failed
@@ -111,7 +112,7 @@ def short(error: BaseException) -> str:
 def words_of(error: BaseException) -> str:
     """What the error says, bounded; also of one whose own code fails at saying it."""
     try:
-        return cut(str(error), LONGEST)
+        return cut(masked(str(error)), LONGEST)
     except Exception:
         return f"({type(error).__name__} cannot say what it is)"
 
@@ -122,6 +123,6 @@ def full(error: BaseException) -> str | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
         trace = trace.tb_next
     if trace is None:
-        return "\n".join(getattr(error, "__notes__", ())) or None
-    text = "".join(traceback.format_exception(type(error), error, trace))
+        return masked("\n".join(getattr(error, "__notes__", ()))) or None
+    text = masked("".join(traceback.format_exception(type(error), error, trace)))
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]

@@ -14,7 +14,7 @@ class Titles:
         self._head = f"qd: worker {number}" + (f" [{pool}]" if pool else "")
         self._said = self._queue = ""
         self._second, self._clock = 0, ""
-        self._names: dict[str, bytes] = {}
+        self._names: dict[str, str] = {}
 
     def idle(self, what: str) -> None:
         if what != self._said:
@@ -32,7 +32,8 @@ class Titles:
         if name not in self._names:
             if len(self._names) > 1000:  # names come from payloads
                 self._names.clear()
-            self._names[name] = "".join(c if c.isprintable() else "?" for c in name).encode("utf-8", "replace")
-        slot.say(self._names[name], queue.encode())
+            self._names[name] = "".join(c if c.isprintable() else "?" for c in name)
+        shown = self._names[name]
+        slot.say(shown.encode("utf-8", "replace"), queue.encode())
         self._said = name
-        setproctitle(f"{self._head} {name} since {self._clock}")
+        setproctitle(f"{self._head} {shown} since {self._clock}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1000  # payloads a script call carries at most
 MOVE = 100  # due jobs a turn moves at most
+ROOM = 1 << 20  # bytes that a payload may have over max_payload when it is taken: its counts, and what the job saved
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
 CREATED = re.compile(rb'"createdAt":(\d+)')
@@ -45,12 +46,14 @@ class RedisQueue:
         slot: int = 0,
         name: str = "",
         keep: tuple[int, float] = (10_000, 30 * 86400.0),
+        max_payload: int = 0,
     ) -> None:
         self.settings = settings
         self.wire = Wire(settings.url or "", name=name)
         self.owner = f"{token}/{slot}"
         self.base = f"{token}.{slot}."
         self.keep = keep  # records, seconds
+        self.longest = max_payload + ROOM if max_payload else 0
         self.turns = 0
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
 
@@ -107,7 +110,7 @@ class RedisQueue:
             kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed)
             names = [kind(queue) for queue in queues for kind in (*kinds, keys.failed_at)]
             fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *self._keys(*names)]
-            fixed += [self.owner, self.settings.retry_after, MOVE, *self.keep]
+            fixed += [self.owner, self.settings.retry_after, MOVE, *self.keep, self.longest]
             body = packed_items(fixed)
             self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 3) + body, queues)
         return self._heads[queues]

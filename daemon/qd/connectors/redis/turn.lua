@@ -1,13 +1,13 @@
 -- One turn of a worker: ack the job before, lease the next.
 -- KEYS  eight a queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
---       4 records in the failed store at most   5 seconds it keeps them
---       6 mark base "<token>.<slot>.<turn>"   7 index of the queue of the job to ack, 0 for none   8 its payload
--- Returns { acked (1, 0, -1 nothing to ack), ms until the next delayed job or -1, payloads buried as malformed,
+--       4 records in the failed store at most   5 seconds it keeps them   6 bytes of a payload at most, 0: any
+--       7 mark base "<token>.<slot>.<turn>"   8 index of the queue of the job to ack, 0 for none   9 its payload
+-- Returns { acked (1, 0, -1 nothing to ack), ms until the next delayed job or -1, payloads buried unread,
 --           index of the queue or 0, payload, mark, start, length, text before, paused queue index ... }
 -- Add before remove, read before pop: whatever stops this script, every payload still stands somewhere.
 
-local owner, base, done = ARGV[1], ARGV[6], tonumber(ARGV[7])
+local owner, most, base, done = ARGV[1], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local acked, malformed, paused, due = -1, 0, {}, nil
@@ -23,7 +23,40 @@ local function migrate(i)
   redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)
 end
 
--- The first payload of the queue at KEYS[i] that can be read, leased. Those in front of it that cannot are buried.
+-- Out of ready, or an error: a user of the server who may not do it.
+local function pop(ready, p, head)
+  if head then return redis.pcall('LPOP', ready) end
+  return redis.pcall('LREM', ready, 1, p)
+end
+
+-- From ready into reserved. A server that refuses one step (an ACL without it) has refused all: what was added is taken
+-- back, or the job would be reserved again and again and still be ready.
+local function lease(i, p, head, text)
+  redis.call('LPOP', KEYS[i + 3])
+  redis.call('ZADD', KEYS[i + 1], now + ARGV[2], text)
+  local step = redis.pcall('HSET', KEYS[i + 4], owner, text)
+  if type(step) ~= 'table' then step = pop(KEYS[i], p, head) end
+  if type(step) ~= 'table' then return nil end
+  redis.call('ZREM', KEYS[i + 1], text)
+  redis.call('HDEL', KEYS[i + 4], owner)
+  return step
+end
+
+-- From ready into the failed store, as it is. No worker reads it.
+local function reject(i, p, head, reason)
+  local id = base .. '.m' .. malformed
+  local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now)
+  redis.call('LPOP', KEYS[i + 3])
+  bury(KEYS[i + 6], KEYS[i + 7], id, record, p, now, ARGV[4], ARGV[5])
+  local step = pop(KEYS[i], p, head)
+  if type(step) ~= 'table' then malformed = malformed + 1 return nil end
+  redis.call('HDEL', KEYS[i + 6], id)
+  redis.call('ZREM', KEYS[i + 7], id)
+  return step
+end
+
+-- The first payload of the queue at KEYS[i] that can be read, leased. Those in front of it that cannot are buried. Or an
+-- error.
 local function reserve(i)
   local ready = KEYS[i]
   for _ = 1, 100 do
@@ -33,19 +66,16 @@ local function reserve(i)
       p, head = pick(ready)
       if not p then return nil end
     end
-    local text, mark, start, length, before = fresh_text(p, base)
-    if not text then text, mark, start, length, before = other_text(p, base) end
-    if text then
-      redis.call('ZADD', KEYS[i + 1], now + ARGV[2], text)
-      redis.call('HSET', KEYS[i + 4], owner, text)
+    local text, mark, start, length, before, refused
+    if most > 0 and #p > most and not foreign(p) then
+      refused = reject(i, p, head, string.format('%d bytes, and max_payload is %d', #p, most))
     else
-      local id = base .. '.m' .. malformed
-      local record = string.format('{"id":"%s","error":"Malformed","reason":"not a JSON object with a count of attempts","failed_at":%.3f}', id, now)
-      bury(KEYS[i + 6], KEYS[i + 7], id, record, p, now, ARGV[4], ARGV[5])
-      malformed = malformed + 1
+      text, mark, start, length, before = fresh_text(p, base)
+      if not text then text, mark, start, length, before = other_text(p, base) end
+      if text then refused = lease(i, p, head, text)
+      else refused = reject(i, p, head, 'not a JSON object with a count of attempts') end
     end
-    if head then redis.call('LPOP', ready) else redis.call('LREM', ready, 1, p) end
-    redis.call('LPOP', KEYS[i + 3])
+    if refused then return refused end
     if text then return text, mark, start, length, before end
   end
 end
@@ -54,9 +84,10 @@ end
 -- rest of the script pass, and a full queue can be worked off.
 if done > 0 then
   local i = (done - 1) * 8
-  acked = redis.call('ZREM', KEYS[i + 2], ARGV[8])
+  acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])
   redis.call('HDEL', KEYS[i + 5], owner)
 else
+  redis.call('ZREM', KEYS[2], '')
   redis.call('HDEL', KEYS[5], '')
 end
 for i = 1, #KEYS, 8 do
@@ -64,6 +95,7 @@ for i = 1, #KEYS, 8 do
     paused[#paused + 1] = (i + 7) / 8
   else
     local text, mark, start, length, before = reserve(i)
+    if type(text) == 'table' then return text end
     if text then return {acked, -1, malformed, (i + 7) / 8, text, mark, start, length, before, unpack(paused)} end
     local next_at = redis.call('ZRANGE', KEYS[i + 2], 0, 0, 'WITHSCORES')[2]
     if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end

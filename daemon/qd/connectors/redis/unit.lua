@@ -167,6 +167,9 @@ local function other_text(p, base)
   if not string.find(p, '^%s*{') or not string.find(p, '}%s*$', math.max(1, #p - 64)) then return nil end
   local pushed, unit, got = p, in_tail(), {}
   local marked = string.find(p, 'rsv"', unit and unit.rsv and unit.to + 1 or 1, true)
+  for _, key in ipairs(COUNTS) do
+    marked = marked or unit and unit.rsv and string.find(p, '"' .. key .. '"', unit.to + 1, true)
+  end
   if marked or not unit and string.find(p, '"attempts"', 1, true) then
     p, unit, got = gathered(p)
     if not p then return nil end
