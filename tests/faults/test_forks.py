@@ -1,0 +1,84 @@
+"""Signals that come between a fork and the child's first steps: row 19."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.project import SOURCE
+from tests.support.reliability import Figures
+
+# A parent with a mailbox, whose thread logs without end, forks as the master does. Each child is held between the fork and
+# its own handlers and is sent a signal there. What the parent's handlers hear is written into the pipe both have.
+FORKS = """
+import logging, os, signal, sys, threading, time
+from qd.log import JobRecords, Log
+from qd.process import child, signals
+
+STOPPED = (signal.SIGTERM, signal.SIGQUIT)  # a fresh child may end of it, as anybody would
+NOTHING = (signal.SIGHUP, signal.SIGINT, signal.SIGTTIN, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+EACH = (*STOPPED[:1], *NOTHING)
+log, lines = Log("parent"), logging.getLogger("lines")
+logging.getLogger().addHandler(JobRecords(log, dict))
+mailbox = signals.Mailbox()
+mailbox.open([*EACH, signal.SIGCHLD])
+over = threading.Event()
+
+def chatter():
+    while not over.is_set():
+        lines.warning("a line of another thread")
+        log.info("thread.line")
+        over.wait(0.0005)
+
+def held(*more, first_steps=signals.deaf):
+    deadline = time.monotonic() + 5
+    while not signal.sigpending() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    first_steps(*more)
+
+def body():
+    lines.warning("a line of a child")
+    log.of("child").info("child.line")
+    return 7
+
+signals.deaf = held
+threading.Thread(target=chatter, daemon=True).start()
+ends, strange = {}, []
+for number in range(int(sys.argv[1])):
+    sent = EACH[number % len(EACH)]
+    pid = child.fork(body)
+    os.kill(pid, sent)
+    deadline = time.monotonic() + 10
+    while child.ended() != pid:
+        if time.monotonic() > deadline:
+            sys.exit(f"child {number} hangs after {sent!r}")
+        time.sleep(0.0005)
+    status, _ = child.reap(pid)
+    code = os.waitstatus_to_exitcode(status)
+    if code != (-sent if sent in STOPPED else 7):
+        strange.append((sent, code))
+    strange += [(sent, "heard", heard) for heard in mailbox.read() if heard != signal.SIGCHLD]
+over.set()
+print(strange)
+"""
+
+
+@pytest.mark.fault(
+    "19",
+    "500 forks: each child is sent a signal before it has its own handlers, while another thread of its parent logs",
+    "no child hangs, none runs a handler of its parent's, the parent hears nothing of it",
+)
+def test_a_signal_before_a_childs_first_step_is_not_its_parents(figures: Figures) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, "500"],
+        env={"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "[]\n"
+    figures.add()
