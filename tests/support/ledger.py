@@ -40,7 +40,12 @@ def hold(seconds):
     while (left := until - time.monotonic()) > 0:
         ctypes.PyDLL(None).usleep(int(min(left, 100) * 1e6))
 
-WAYS = {"sleep": time.sleep, "hold": hold, "sub": lambda s: subprocess.run(["sleep", str(s)])}
+def cpu(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
+WAYS = {"sleep": time.sleep, "hold": hold, "cpu": cpu, "sub": lambda s: subprocess.run(["sleep", str(s)])}
 
 @app.job("work", tries=5)
 def work(n: int, seconds: float = 0.0, how: str = "sleep") -> None:
@@ -73,6 +78,7 @@ class Ledger:
         project.allowed.add("ledger")
         self.client, self.queue = client, queue
         self.pushed: list[int] = []
+        self.ids: dict[int, str] = {}  # as the log names them
         self.kills: list[Kill] = []
 
     # -- acting
@@ -83,6 +89,7 @@ class Ledger:
         numbers = list(range(first, first + count))
         made = [make(job, json.dumps({"n": n, **arguments}).encode(), created_at=int(time.time())) for n in numbers]
         self.pushed += numbers
+        self.ids |= {n: json.loads(raw)["id"] for n, raw in zip(numbers, made, strict=True)}
         push_raw(self.client, *made, queue=self.queue)
         return numbers
 

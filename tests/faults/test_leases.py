@@ -1,0 +1,133 @@
+"""Jobs that outlive their lease, and a Redis that is away for longer than it: nothing runs twice. Row 8."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.faults.conftest import Start
+from tests.support.clock import eventually
+from tests.support.elsewhere import elsewhere
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+from tests.support.server import Server
+
+WAYS = ("sleep", "sleep", "sleep", "cpu", "hold")
+
+
+def calls(client: Client) -> int:
+    """How many scripts the server has run."""
+    return sum(
+        int(count) for count in re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", client.text("INFO", "commandstats"))
+    )
+
+
+def all_started(ledger: Ledger, jobs: list[int]) -> None:
+    eventually(lambda: {note.n for note in ledger.starts()} >= set(jobs), 20, what="all jobs at work")
+
+
+def each_ran_once(ledger: Ledger, *works: Procs) -> None:
+    """One start and one end each, and nobody ever thought otherwise."""
+    assert sorted(note.n for note in ledger.starts()) == ledger.pushed
+    ledger.conserve()
+    for work in works:
+        assert not work.matches(r"lease|crashes=|worker\.died")
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.fault(
+    "8",
+    "jobs that run for many times retry_after, asleep, computing and in C, on two hosts",
+    "each runs once; one call renews all leases of a host, however many workers it has",
+)
+@pytest.mark.parametrize(
+    ("lease", "seconds"), [(3, 10), pytest.param(2, 60, marks=pytest.mark.slow)], ids=["10 s", "60 s"]
+)
+def test_jobs_much_longer_than_their_lease_run_once(
+    lease: int, seconds: int, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
+) -> None:
+    shop.config(f'retry_after = "{lease}s"\n')
+    work = start("--timeout", "300", workers=8)
+    other = elsewhere(shop, "-w", "4", "--timeout", "300")
+    jobs = [n for how in WAYS for n in ledger.push(seconds=seconds, how=how)] + ledger.push(7, seconds=seconds)
+    all_started(ledger, jobs)
+    began, before = time.monotonic(), calls(redis)
+    eventually(lambda: time.monotonic() - began > 6, 10, every=0.1)
+    beats, window = calls(redis) - before, time.monotonic() - began
+    assert beats <= 2 * (window / (lease / 3) + 2), f"{beats} calls of two keepers in {window:.1f} s"
+    ledger.wait_all(seconds + 20)
+    work.stop()
+    other.stop()
+    each_ran_once(ledger, work, other)
+    figures.tell(ledger)
+    figures.add(renewals=beats / window)
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    """A server that the test may kill. What was acknowledged is on its disk."""
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: Server) -> Iterator[Client]:
+    with own.client() as client:
+        yield client
+
+
+@pytest.mark.fault(
+    "8a",
+    "Redis away for many times retry_after, gone or not answering, while two hosts run jobs",
+    "no job runs twice: those that ended are acked, those that run are renewed before anybody may take them",
+)
+@pytest.mark.parametrize(
+    ("lease", "away", "how"),
+    [
+        (2, 12, "killed"),
+        pytest.param(10, 60, "killed", marks=pytest.mark.slow),
+        pytest.param(10, 60, "stopped", marks=pytest.mark.slow),
+    ],
+    ids=["12 s", "60 s", "60 s without an answer"],
+)
+def test_an_outage_longer_than_the_lease_doubles_nothing(
+    lease: int, away: int, how: str, project: Callable[..., Project], own: Server, client: Client, figures: Figures
+) -> None:
+    shop = project(jobs=JOBS, config=f'retry_after = "{lease}s"\n', url=own.url)
+    ledger = Ledger(shop, client)
+    works = [shop.work("-w", "2", "--timeout", "300"), elsewhere(shop, "-w", "2", "--timeout", "300")]
+    works[0].wait_line("master.ready")
+    jobs = ledger.push(2, seconds=away / 2) + ledger.push(2, seconds=away + lease + 4)
+    all_started(ledger, jobs)
+    out_of_reach(own, how, away)
+    back = time.monotonic()
+    for work in works:
+        work.wait_line("redis.back", 15)
+    client.close()  # it was of the server before
+    (after,) = ledger.push()
+    ledger.wait_all(away + 40)
+    first = ledger.starts(after)[0].at - back
+    for work in works:
+        work.stop()
+    each_ran_once(ledger, *works)
+    figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=[first], p99=4.0)
+
+
+def out_of_reach(server: Server, how: str, seconds: float) -> None:
+    """The length of the outage is the fault: there is nothing to wait for."""
+    assert server.process is not None
+    if how == "killed":
+        server.kill()
+        time.sleep(seconds)
+        server.start()
+    else:
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        server.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,93 @@
+"""Processes are stopped (SIGSTOP) for a part of their lease and for many times it, and go on: row 9."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.faults.conftest import Start
+from tests.support.elsewhere import elsewhere
+from tests.support.ledger import Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
+WHAT = {
+    "keeper": lambda work: [work.child("qd: keeper")],
+    "master": lambda work: [psutil.Process(work.pid)],
+    "all": lambda work: work.session(),
+}
+
+
+def stop_for(processes: list[psutil.Process], seconds: float) -> None:
+    """The length of the stop is the fault: there is nothing to wait for."""
+    for process in processes:
+        process.suspend()
+    time.sleep(seconds)
+    for process in processes:
+        if process.is_running():
+            process.resume()
+
+
+def standby(shop: Project) -> Procs:
+    """Another host that takes nothing until it is told to."""
+    other = elsewhere(shop, "-w", "2", "--sleep", "0.2")
+    other.signal(signal.SIGUSR2)
+    other.wait_line("master.paused")
+    return other
+
+
+def two_jobs_stopped(
+    shop: Project, start: Start, ledger: Ledger, what: str, lease: float, share: float
+) -> tuple[Procs, Procs]:
+    """Two jobs of a lease and a half each, `what` of their host stopped for `share` of a lease; until all is done."""
+    shop.config(f'retry_after = "{lease:g}s"\n')
+    other, work = standby(shop), start(workers=2)
+    jobs = ledger.push(2, seconds=lease * 1.5)
+    for n in jobs:
+        ledger.wait_start(n)
+    other.signal(signal.SIGCONT)
+    stop_for(WHAT[what](work), lease * share)
+    ledger.push(2)
+    ledger.wait_all(lease * 5 + 10)
+    work.stop()
+    other.stop()
+    return work, other
+
+
+@pytest.mark.fault(
+    "9", "SIGSTOP of the keeper, the master, all of a host for 0.4 x retry_after, then SIGCONT", "nothing happens"
+)
+@pytest.mark.parametrize("what", WHAT)
+def test_a_stop_shorter_than_the_lease_is_not_noticed(
+    what: str, shop: Project, start: Start, ledger: Ledger, figures: Figures
+) -> None:
+    work, other = two_jobs_stopped(shop, start, ledger, what, 3, 0.4)
+    ledger.conserve()
+    assert len(ledger.starts()) == 4
+    assert not other.matches("lease") + work.matches(r"lease|\.died|\.silent|requeued")
+    figures.tell(ledger)
+
+
+@pytest.mark.fault(
+    "9a",
+    "the same for 3 x retry_after, another host waiting",
+    "the other host may take over; what ran twice for it is named in the log (lease_lost); nobody is killed or robbed "
+    "by a view that is out of date",
+)
+@pytest.mark.parametrize("lease", [2, pytest.param(10, marks=pytest.mark.slow)], ids=["2 s", "10 s"])
+@pytest.mark.parametrize("what", WHAT)
+def test_a_stop_longer_than_the_lease_loses_nothing_and_says_what_ran_twice(
+    what: str, lease: float, shop: Project, start: Start, ledger: Ledger, figures: Figures
+) -> None:
+    work, other = two_jobs_stopped(shop, start, ledger, what, lease, 3)
+    assert not ledger.lost()
+    lost = work.matches(r"job.lease_lost .*id=(\w+)") + other.matches(r"job.lease_lost .*id=(\w+)")
+    told = {match[1] for match in lost}
+    assert {ledger.ids[n] for n in ledger.doubles()} <= told
+    assert not work.matches(r"worker\.died|requeued")
+    figures.tell(ledger)
