@@ -1,0 +1,98 @@
+"""What holds a promise up, each by itself and as quickly as it can be seen; test_switched_off.py takes them away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+from tests.support.server import Server
+
+Start = Callable[..., Procs]
+
+
+def two_masters(shop: Project) -> list[Procs]:
+    found = [shop.work("-w", "1"), shop.work("-w", "1")]
+    for work in found:
+        work.wait_line("master.ready")
+    return found
+
+
+@pytest.mark.fault("8", "a job longer than its lease, beside another master", "it runs once")
+@pytest.mark.parametrize("how", ["sleep", "hold"])
+def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
+    project: Callable[..., Project], clean_redis: Client, figures: Figures, how: str
+) -> None:
+    shop = project(jobs=JOBS, config='retry_after = "1s"\n')
+    ledger, masters = Ledger(shop, clean_redis), two_masters(shop)
+    (n,) = ledger.push(seconds=4.5, how=how)
+    eventually(lambda: ledger.ends(n) or len(ledger.starts(n)) > 1, 20, what="the end of the job, or its second start")
+    assert len(ledger.starts(n)) == 1
+    ledger.wait_all()
+    for work in masters:
+        work.stop()
+    ledger.conserve()
+    figures.tell(ledger)
+
+
+@pytest.mark.fault("14", "Redis away for longer than the lease, jobs of two masters running", "each of them runs once")
+def test_no_lease_is_taken_for_expired_right_after_an_outage(project: Callable[..., Project], figures: Figures) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+        shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')
+        client = server.client()
+        ledger, masters = Ledger(shop, client), two_masters(shop)
+        for n in ledger.push(2, seconds=6.5):
+            ledger.wait_start(n)
+        server.kill()
+        time.sleep(2.5)  # longer than the lease: what the promise is about
+        server.start()
+        client.close()
+        ledger.wait_end(0)
+        assert not [line for work in masters for line in work.matches("lease")]
+        ledger.wait_all()
+        for work in masters:
+            work.stop()
+        assert len(ledger.starts()) == 2
+        ledger.conserve()
+        figures.tell(ledger)
+        client.close()
+
+
+DEAF = """
+@app.job("deaf")
+def deaf(n: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    mark("S", n)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.leaves("queues:default", "queues:default:notify")
+def test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt(
+    project: Callable[..., Project], clean_redis: Client
+) -> None:
+    shop = project(jobs=JOBS + DEAF)
+    ledger, work = Ledger(shop, clean_redis), shop.work("-w", "1", "--stop-timeout", "1s")
+    (n,) = ledger.push(job="deaf")
+    ledger.wait_start(n)
+    work.stop(seconds=5)
+    (payload,) = clean_redis.text("LRANGE", "queues:default", "0", "-1")
+    assert '"attempts":0' in payload
+    assert '"crashes"' not in payload
+
+
+def test_the_kernel_takes_a_worker_before_the_master(start: Start, clean_redis: Client) -> None:
+    work = start(workers=2)
+    adjusted = lambda pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text())  # noqa: E731
+    workers = eventually(lambda: len(work.children("qd: worker")) == 2 and work.children("qd: worker"))
+    assert all(adjusted(worker.pid) > adjusted(work.pid) for worker in workers)
+    assert all(adjusted(keeper.pid) <= adjusted(work.pid) for keeper in work.children("qd: keeper"))
+    work.stop()

@@ -1,0 +1,107 @@
+"""Tests that cannot fail prove nothing: each mechanism is taken out of qd, and the test that is named for it must fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SWITCHES = ROOT / "tests/support/switches"
+
+
+class Named(NamedTuple):
+    told: str  # what the mechanism is, for the page
+    test: str
+    fails_with: str  # part of what the failing test says
+
+
+MECHANISMS = {
+    "renewal": Named(
+        "the keeper renews the leases of live workers",
+        "faults/test_mechanisms.py::test_a_lease_is_renewed_for_as_long_as_its_worker_lives[sleep]",
+        "assert 2 == 1",
+    ),
+    "reclaim only when long connected": Named(
+        "only a keeper that has been connected for a while takes leases for expired",
+        "faults/test_mechanisms.py::test_no_lease_is_taken_for_expired_right_after_an_outage",
+        "match='lease'",
+    ),
+    "owner mark": Named(
+        "a reservation says in Redis whose it is",
+        "process/test_deaths.py::test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again",
+        "2 x 'start' in the witness file",
+    ),
+    "read before pop": Named(
+        "a payload is read and reserved before it is taken from the list",
+        "contract/test_refusals.py::test_a_foreign_key_in_the_way_is_told_and_costs_no_job[reserved]",
+        "'id2'",
+    ),
+    "end with the master": Named(
+        "the kernel ends workers when their master dies",
+        "process/test_deaths.py::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",
+        "no orphan",
+    ),
+    "hard kill": Named(
+        "a job over its timeout is killed from outside",
+        "process/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told[mutex]",
+        "no stuck worker",
+    ),
+    "end of the group": Named(
+        "what a job has started ends with it",
+        "process/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
+        "no subprocess left",
+    ),
+    "hand-back": Named(
+        "what the stop's deadline ends keeps its attempt",
+        "faults/test_mechanisms.py::test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt",
+        '"attempts":0',
+    ),
+    "worker first for the OOM killer": Named(
+        "the kernel, out of memory, takes a worker and not the master",
+        "faults/test_mechanisms.py::test_the_kernel_takes_a_worker_before_the_master",
+        "assert False",
+    ),
+}
+
+
+def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
+    """pytest in a process of its own, with that mechanism switched off. Returns its exit code and what it said."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env |= {"SWITCHED_OFF": switched_off, "PYTHONPATH": os.pathsep.join(map(str, [SWITCHES, ROOT, ROOT / "daemon"]))}
+    named = [str(ROOT / "tests" / test) for test in tests]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder}", "--show-capture=no", *named],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_without_it_its_test_fails(mechanism: str, tmp_path: Path) -> None:
+    code, said = run(mechanism, [MECHANISMS[mechanism].test], tmp_path / "inner")
+    assert code == 1, said
+    assert "1 failed" in said, said
+    assert MECHANISMS[mechanism].fails_with in said, said
+
+
+def test_with_all_of_them_all_of_these_tests_pass(tmp_path: Path) -> None:
+    code, said = run("nothing", [named.test for named in MECHANISMS.values()], tmp_path / "inner")
+    assert code == 0, said
+    assert f"{len(MECHANISMS)} passed" in said, said
+
+
+def test_the_page_names_them_all() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    for named in MECHANISMS.values():
+        name = named.test.partition("[")[0].replace("::", ": ")
+        assert f"| {named.told} | `{name}` |" in page

@@ -1,0 +1,144 @@
+"""Python runs this file at its start when its folder is on PYTHONPATH: it takes one mechanism out of qd, in pytest's own
+process and in every `qd` that a test starts. SWITCHED_OFF names the mechanism; see tests/faults/test_switched_off.py.
+
+A name that qd no longer has, or a line of a script that has changed, is an error at import: the test of it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[Any], None]
+
+
+def replaced(path: str, other: Callable[..., Any]) -> Patch:
+    """`path` inside the module, `other` in its place. other is given what stood there, and gives what stands there now."""
+
+    def patch(module: Any) -> None:
+        *holders, name = path.split(".")
+        for holder in holders:
+            module = getattr(module, holder)
+        setattr(module, name, other(getattr(module, name)))
+
+    return patch
+
+
+def never(answer: object) -> Callable[..., Any]:
+    """In place of a function: nothing is done, and this is the answer."""
+    return lambda real: wraps(real)(lambda *args, **kwargs: answer)
+
+
+def script_without(name: str, text: str, instead: str) -> Patch:
+    """One script, with other text in one place."""
+
+    def other(real: Callable[[str], Any]) -> Callable[[str], Any]:
+        known: dict[str, Any] = {}
+
+        def script(wanted: str) -> Any:
+            if wanted != name:
+                return real(wanted)
+            if wanted not in known:
+                made = real(wanted)
+                assert made.text.count(text) == 1, f"the script {name} has changed: where is {text!r}?"
+                known[wanted] = type(made)(made.text.replace(text, instead))
+            return known[wanted]
+
+        return script
+
+    return replaced("script", other)
+
+
+def connected_through_every_outage(real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def lost(keeper: Any, error: Exception) -> Any:
+        since = keeper._connected_at
+        answer = real(keeper, error)
+        keeper._connected_at = since
+        return answer
+
+    return lost
+
+
+def one_process(real: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of the end of a group."""
+    return lambda pid: os.kill(pid, 9)
+
+
+def reap_alone(real: Callable[..., Any]) -> Callable[..., Any]:
+    def reap(pid: int) -> tuple[int, int]:
+        _, status, usage = os.wait4(pid, 0)
+        return status, usage.ru_maxrss * 1024
+
+    return reap
+
+
+def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What was to be handed back with its attempt goes back as after a crash."""
+
+    @wraps(real)
+    def move(settle: Any, queue: str, slot: Any) -> Any:
+        from qd.process.scoreboard import Verdict, W
+
+        if slot[W.VERDICT] == Verdict.HAND_BACK:
+            slot[W.VERDICT] = Verdict.CRASH
+        return real(settle, queue, slot)
+
+    return move
+
+
+SCRIPTS = "qd.connectors.redis.scripts"
+FRESH = "    local text, mark, start, length, before = fresh_text(p, base)\n"
+
+# Mechanism -> what is done to which module.
+SWITCHES: dict[str, list[tuple[str, Patch]]] = {
+    "renewal": [("qd.keeper.loop", replaced("Keeper._renews", never(False)))],
+    "owner mark": [
+        (SCRIPTS, script_without("turn", "      redis.call('HSET', KEYS[i + 4], owner, text)\n", "")),
+    ],
+    "end with the master": [("qd.process.vitals", replaced("set_pdeathsig", never(True)))],
+    "hard kill": [("qd.master.children", replaced("Children.end_late", never(None)))],
+    "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"    redis.call('LPOP', ready)\n{FRESH}"))],
+    "reclaim only when long connected": [
+        ("qd.keeper.loop", replaced("Keeper._lost", connected_through_every_outage)),
+    ],
+    "hand-back": [("qd.keeper.settle", replaced("Settle._move", as_a_crash))],
+    "worker first for the OOM killer": [("qd.process.vitals", replaced("oom_score_adj", never(True)))],
+    "end of the group": [
+        ("qd.process.child", replaced("kill_group", one_process)),
+        ("qd.process.child", replaced("reap", reap_alone)),
+    ],
+    "nothing": [],
+}
+
+
+class Switches(MetaPathFinder):
+    """Finds qd's modules as Python does, and changes them when they have been loaded."""
+
+    def __init__(self, patches: list[tuple[str, Patch]]) -> None:
+        self.patches = patches
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        patches = [patch for module, patch in self.patches if module == name]
+        spec = PathFinder.find_spec(name, path) if patches else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def loaded(module: ModuleType) -> None:
+            load(module)
+            for patch in patches:
+                patch(module)
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
+
+
+if "SWITCHED_OFF" in os.environ:
+    sys.meta_path.insert(0, Switches(SWITCHES[os.environ["SWITCHED_OFF"]]))
