@@ -6,9 +6,10 @@ by hand: scores are set back to make a delayed job due, or a lease run out.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ from tests.support.resp import Client
 
 QUEUES = ("a", "b")
 SLOTS = (1, 2, 3)
-TOKEN = "Tok3nTok3n"
+TOKENS = tuple(f"Tok3nTok3{n}" for n in range(5))  # of a master and those that come after it
 PREFIX = "p:"
 
 # All that stands in a queue, in one answer: ready, delayed, reserved, owners, tokens, failed.
@@ -60,9 +61,7 @@ class Look:
         self.ready, self.delayed, reserved, owners, self.tokens, failed = reply
         self.leases = dict(zip(reserved[::2], reserved[1::2], strict=True))
         self.reserved = [*self.leases]
-        self.owners = {
-            int(field.split(b"/")[1]): member for field, member in zip(owners[::2], owners[1::2], strict=True)
-        }
+        self.owners = dict(zip([field.decode() for field in owners[::2]], owners[1::2], strict=True))
         self.failed = [text.split(b"\n", 1)[1] for text in failed]
 
     def ids(self) -> Counter[str]:
@@ -102,20 +101,21 @@ answers = st.sampled_from(["ack", "bury", "release", "release with a delay", "ha
 class Machine(RuleBasedStateMachine):
     socket: ClassVar[Path]
     client: ClassVar[Client]
-    workers: ClassVar[dict[int, RedisQueue]]
+    of_masters: ClassVar[list[dict[int, RedisQueue]]]  # by slot, for each master in its turn
 
     @classmethod
     def at(cls, socket: Path) -> type[Machine]:
         """The machine on the server at this unix socket."""
         settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix=PREFIX, retry_after=30.0)
-        workers = {slot: RedisQueue(settings, token=TOKEN, slot=slot) for slot in SLOTS}
-        return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "workers": workers})
+        made = [{slot: RedisQueue(settings, token=token, slot=slot) for slot in SLOTS} for token in TOKENS]
+        return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "of_masters": made})
 
     @classmethod
     def close(cls) -> None:
         cls.client.close()
-        for worker in cls.workers.values():
-            worker.close()
+        for workers in cls.of_masters:
+            for worker in workers.values():
+                worker.close()
 
     @initialize()
     def begin(self) -> None:
@@ -124,10 +124,19 @@ class Machine(RuleBasedStateMachine):
         self.counts: dict[str, Count] = {}  # of jobs that were pushed once
         self.hands: dict[int, Reserved] = {}
         self.dead: set[int] = set()
+        self.master = 0
+        self.left: set[str] = set()  # owners that masters killed before this one have left
         self.saved: dict[str, bytes] = {}  # id -> what its last checkpoint was
         self.number = 0
         for queue in QUEUES:
             self.push(queue, 1)
+
+    @property
+    def workers(self) -> dict[int, RedisQueue]:
+        return self.of_masters[self.master]
+
+    def owner(self, slot: int) -> str:
+        return f"{TOKENS[self.master]}/{slot}"
 
     def look(self, queue: str) -> Look:
         return Look(self.client.call("EVAL", LOOK, 1, self.key(queue)))
@@ -189,6 +198,7 @@ class Machine(RuleBasedStateMachine):
             self.hands[slot] = turn.reserved
             payload, count = read(turn.reserved.member), self.count_of(turn.reserved.member)
             assert payload.rsv == turn.reserved.mark
+            assert bytes(payload.data).startswith(b'{"n":'), "its arguments are not what was pushed"
             if count is not None:
                 count.reserve()
                 assert (payload.attempts, payload.crashes) == (count.attempts, count.crashes)
@@ -220,14 +230,35 @@ class Machine(RuleBasedStateMachine):
             assert turn.reserved is None or turn.reserved.queue != paused
             self.taken(slot, turn)
 
-    @rule(slot=slots, order=orders)
-    def turn_whose_reply_is_lost(self, slot: int, order: tuple[str, ...]) -> None:
-        """The worker asks what it holds; it must be told what the lost reply said."""
+    @rule(slot=slots, order=orders, at=st.integers(0, 5))
+    def turn_whose_reply_is_lost(self, slot: int, order: tuple[str, ...], at: int) -> None:
+        """The worker asks what it holds; it must be told what the lost reply said. Before command `at` of its question
+        the lease may be lost: then it holds nothing, and its name is left on nothing."""
         if self.able(slot):
             turn = self.turn_of(slot, order)
-            told = self.workers[slot].held(QUEUES)
-            assert (told and told.mark) == (turn.reserved and turn.reserved.mark)
             self.taken(slot, turn)
+            mine = self.hands.get(slot)
+            with self.meanwhile(self.workers[slot], at, lambda: mine and self.lose(self.hands.pop(slot))):
+                told = self.workers[slot].held(QUEUES)
+            mine = self.hands.get(slot)
+            assert (told and told.mark) == (mine and mine.mark)
+
+    @contextmanager
+    def meanwhile(self, worker: RedisQueue, at: int, happens: Callable[[], object]) -> Iterator[None]:
+        """Inside, something happens just before the worker's command number `at`."""
+        wire, commands = worker.wire, itertools.count()
+        send = wire.send
+
+        def interrupted(command: bytes) -> None:
+            if next(commands) == at:
+                happens()
+            send(command)
+
+        wire.send = interrupted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del wire.send
 
     def busy(self) -> list[int]:
         return [slot for slot in self.hands if self.able(slot)]
@@ -240,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         """Once in three its lease is lost before: then it is told so, and changes nothing."""
         slot = self.busy()[which % len(self.busy())]
         if not lost:
-            self.lose(slot)
+            self.lose(self.hands[slot])
         held = self.hands.pop(slot)
         worker, leased, count = self.workers[slot], self.leased(held), self.count_of(held.member)
         if answer == "ack":
@@ -261,9 +292,9 @@ class Machine(RuleBasedStateMachine):
     def checkpoint(self, which: int, state: int, lost: int) -> None:
         """The text in hand is another one from then on; a copy of the call that comes late changes nothing."""
         slot = self.busy()[which % len(self.busy())]
-        if not lost:
-            self.lose(slot)
         held = self.hands[slot]
+        if not lost:
+            self.lose(held)
         worker, leased = self.workers[slot], self.leased(held)
         lease = self.look(held.queue).leases.get(held.member)
         member = saving(held.member, held.mark, b"%d" % state)
@@ -276,9 +307,8 @@ class Machine(RuleBasedStateMachine):
             self.saved[id_of(member)] = read(member).checkpoint or b""
             assert self.look(held.queue).leases[member] == lease
 
-    def lose(self, slot: int) -> None:
+    def lose(self, held: Reserved) -> None:
         """The lease ran out, and somebody else has moved the job back: PHP, or a keeper of another host."""
-        held = self.hands[slot]
         if self.client.call("ZREM", self.key(held.queue, "reserved"), held.member):
             self.client.call("RPUSH", self.key(held.queue), held.member)
 
@@ -292,18 +322,45 @@ class Machine(RuleBasedStateMachine):
     # -- the keeper
 
     @precondition(lambda self: self.dead)
-    @rule()
-    def settle_the_dead(self) -> None:
-        keeper = self.workers[1]
+    @rule(between=st.sampled_from(["", "it is lost", "another has it"]))
+    def settle_the_dead(self, between: str = "") -> None:
+        """The keeper asks what each of them held and moves it. Between the two the lease may be lost, and the job may be
+        in another worker's hands already."""
         for slot in self.dead:
-            for queue in QUEUES:
-                owner = f"{TOKEN}/{slot}"
-                member = keeper.owned(queue, owner)
-                if member is not None:
-                    leased = member in self.look(queue).reserved
-                    assert keeper.give_back(queue, owner, member, member, 0) is leased
+            self.give_back(self.owner(slot), between)
             self.hands.pop(slot, None)
         self.dead.clear()
+
+    def give_back(self, owner: str, between: str = "") -> None:
+        keeper = self.workers[1]
+        for queue in QUEUES:
+            member = keeper.owned(queue, owner)
+            if member is None:
+                continue
+            if between:
+                self.lose(Reserved(queue, member, "", 0, 0, b""))
+            free = [slot for slot in SLOTS if self.able(slot) and slot not in self.hands]
+            if between == "another has it" and free:
+                self.turn(free[0], (queue,))
+            leased = member in self.look(queue).reserved
+            assert keeper.give_back(queue, owner, member, member, 0) is leased
+
+    @precondition(lambda self: self.master < len(TOKENS) - 1)
+    @rule()
+    def kill_the_master(self) -> None:
+        """All of its workers die with it; another one starts, with a token of its own."""
+        self.left |= {self.owner(slot) for slot in self.hands}
+        self.hands.clear()
+        self.dead.clear()
+        self.master += 1
+
+    @precondition(lambda self: self.left)
+    @rule(between=st.sampled_from(["", "it is lost", "another has it"]))
+    def settle_the_dead_master(self, between: str) -> None:
+        owners = {owner for queue in QUEUES for owner in self.workers[1].owners(queue)}
+        for owner in sorted(owners & self.left):
+            self.give_back(owner, between)
+        self.left.clear()
 
     @rule(reclaim=st.booleans(), expired=st.booleans(), lost=st.booleans(), which=picks)
     def beat(self, reclaim: bool, expired: bool, lost: bool, which: int) -> None:
@@ -313,7 +370,7 @@ class Machine(RuleBasedStateMachine):
                 for member in self.look(queue).reserved:
                     self.client.call("ZADD", self.key(queue, "reserved"), "XX", 1, member)
         if lost and self.busy():
-            self.lose(self.busy()[which % len(self.busy())])
+            self.lose(self.hands[self.busy()[which % len(self.busy())]])
         before = {queue: self.look(queue) for queue in QUEUES}
         alive = [slot for slot in SLOTS if self.able(slot)]
         done = beat(self.workers[1], *QUEUES, slots=alive, reclaim=reclaim)
@@ -324,7 +381,7 @@ class Machine(RuleBasedStateMachine):
             assert reclaim or len(now.reserved) == len(was.reserved)
             assert now.tokens >= min(64, len(now.ready)), "ready jobs that nobody is told of"
             for slot in alive:
-                member = was.owners.get(slot)
+                member = was.owners.get(self.owner(slot))
                 if member in was.reserved:
                     assert member in now.reserved, "the lease of a live worker was not renewed"
                 elif member is not None:
@@ -394,12 +451,11 @@ class Machine(RuleBasedStateMachine):
     def owners_hold_what_is_reserved(self) -> None:
         for queue in QUEUES:
             look = self.look(queue)
-            for slot, member in look.owners.items():
-                held = self.hands.get(slot)
-                assert held is not None, "an owner without a job"
-                assert held.member == member
+            mine = {self.owner(slot): held.member for slot, held in self.hands.items() if held.queue == queue}
+            for owner, member in look.owners.items():
+                assert owner in self.left or mine.get(owner) == member, "an owner without a job"
             owned = [member for member in look.owners.values() if member in look.reserved]
             assert len(owned) == len(set(owned)), "two owners of one reservation"
             for slot, held in self.hands.items():
                 if held.queue == queue and held.member in look.reserved:
-                    assert look.owners.get(slot) == held.member, "a job in hand that nobody would find"
+                    assert look.owners.get(self.owner(slot)) == held.member, "a job in hand that nobody would find"

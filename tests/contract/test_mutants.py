@@ -19,12 +19,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "a renewal that makes a lease": Mutant(
+    "a renewal without XX, which makes a lease": Mutant(
         "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
     ),
     "a renewal after the reclaim": Mutant("beat", {"  renew(i)\n  reclaim(i)\n": "  reclaim(i)\n  renew(i)\n"}),
     "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
-    "a migrate that removes first": Mutant(
+    "a migrate in two steps, away before it is there": Mutant(
         "beat",
         {
             "    to_ready(i, payloads)\n    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n": (
@@ -33,7 +33,7 @@ MUTANTS = {
         },
     ),
     "a beat that adds no tokens": Mutant("beat", {"  tokens(i)\nend": "end"}),
-    "a pop before the reservation is made": Mutant(
+    "a pop before the payload is read": Mutant(
         "turn",
         {
             "      text, mark, start, length, before = fresh_text(p, base)\n": (

@@ -26,7 +26,6 @@ def two_masters(shop: Project) -> list[Procs]:
     return found
 
 
-@pytest.mark.fault("8", "a job longer than its lease, beside another master", "it runs once")
 @pytest.mark.parametrize("how", ["sleep", "hold"])
 def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
     project: Callable[..., Project], clean_redis: Client, figures: Figures, how: str
@@ -43,7 +42,6 @@ def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
     figures.tell(ledger)
 
 
-@pytest.mark.fault("14", "Redis away for longer than the lease, jobs of two masters running", "each of them runs once")
 def test_no_lease_is_taken_for_expired_right_after_an_outage(project: Callable[..., Project], figures: Figures) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')
