@@ -90,4 +90,5 @@ def test_a_stop_longer_than_the_lease_loses_nothing_and_says_what_ran_twice(
     told = {match[1] for match in lost}
     assert {ledger.ids[n] for n in ledger.doubles()} <= told
     assert not work.matches(r"worker\.died|requeued")
+    assert len(work.matches(r"keeper\.(silent|died)")) == (2 if what == "keeper" else 0)
     figures.tell(ledger)

@@ -15,6 +15,7 @@ from qd.process.scoreboard import H, Scoreboard, W, now
 from qd.process.talk import Orders
 
 SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
+BLIND_NS = 2_000_000_000  # a master that has not looked for so long was stopped itself, its keeper most likely too
 STACK = 8000  # characters of a stack that are handed on
 
 
@@ -27,6 +28,7 @@ class Keeping:
         self.orders: Orders | None = None
         self._running: str | None = None  # the settings it was started with
         self._started = 0
+        self._looked = self._patient_from = 0
         self._retry_at, self._delay = 0.0, 0.0
         self._leaving = self._replaced = False
 
@@ -47,14 +49,19 @@ class Keeping:
 
     def watch(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         """Start it when it is missing, kill it when it is silent. The next look replaces a killed one."""
+        at, before = now(), self._looked
+        self._looked = at
+        if at - before > BLIND_NS:
+            self._patient_from = at
         if self._leaving or self.settings is None:
             return
         if not self.pid:
             if time.monotonic() >= self._retry_at:
                 self._start(fork)
-        elif self.silent_for > self._patience():
+        elif min(self.silent_for, (at - self._patient_from) / 1e9) > self._patience():
             self.log.error("keeper.silent", pid=self.pid, seconds=self._patience())
             child.kill_group(self.pid)
+            self._patient_from = at  # said once, also when the kernel takes its time
 
     @property
     def silent_for(self) -> float:
