@@ -92,3 +92,30 @@ def test_a_stop_longer_than_the_lease_loses_nothing_and_says_what_ran_twice(
     assert not work.matches(r"worker\.died|requeued")
     assert len(work.matches(r"keeper\.(silent|died)")) == (2 if what == "keeper" else 0)
     figures.tell(ledger)
+
+
+@pytest.mark.fault(
+    "9b",
+    "SIGSTOP of everything on two hosts for 3 x retry_after, then SIGCONT: a suspended machine",
+    "nothing runs twice: who comes back first renews and leaves the others time for it",
+)
+def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
+    shop: Project, start: Start, ledger: Ledger, figures: Figures
+) -> None:
+    shop.config('retry_after = "2s"\n')
+    works = [start(workers=2), elsewhere(shop, "-w", "2")]
+    for n in ledger.push(4, seconds=9):
+        ledger.wait_start(n)
+    first, second = (work.session() for work in works)
+    for process in second:
+        process.suspend()
+    stop_for(first, 6)
+    time.sleep(0.5)  # the other host comes back later, within a third of a lease
+    for process in second:
+        process.resume()
+    ledger.wait_all(30)
+    for work in works:
+        work.stop()
+        assert not work.matches("lease")
+    ledger.conserve()
+    figures.tell(ledger)

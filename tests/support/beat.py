@@ -37,7 +37,7 @@ def beat(
     kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
     names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(name) for name in queues for kind in kinds)]
     token = queue.owner.partition("/")[0]
-    args: tuple[Arg, ...] = (token, report, lease, int(renew), int(reclaim), move, tokens, *slots)
+    args: tuple[Arg, ...] = (token, report, lease, int(renew), 1e12 if reclaim else 0, move, tokens, *slots)
     reply = script("beat").call(queue.wire, [queue.settings.prefix + name for name in names], *args)
     stamp, restart, down, due, more, reclaimed, waiting, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]

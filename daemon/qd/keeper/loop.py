@@ -70,6 +70,8 @@ class Keeper:
         self.board: Scoreboard = hands.board
         self.hands, self.log = hands, log
         self.lease = queue.settings.retry_after
+        self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
+        self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
         self.settle = Settle(queue, self.queues, hands, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
@@ -124,7 +126,10 @@ class Keeper:
         if not control:
             _, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
-        redis_now = self._redis_now = float(stamp)
+        redis_now = float(stamp)
+        if self._redis_now and redis_now - self._redis_now > self.gap:
+            self._connected_at = at
+        self._redis_now = redis_now
         first = not self._forked_redis[0]
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
@@ -142,19 +147,24 @@ class Keeper:
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
         names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
-        reclaim = time.monotonic() - self._connected_at > self.lease / 3 + 2 if self._connected_at else False
         args: tuple[Arg, ...] = (
             self.hands.token,
             report,
             self.lease,
             int(renew),
-            int(reclaim),
+            self._reclaims_until(),
             MOVE,
             len(slots),
             *slots,
         )
         reply: list[bytes] = script("beat").call(wire or self.queue.wire, [prefix + name for name in names], *args)
         return reply
+
+    def _reclaims_until(self) -> float:
+        """The last moment of Redis's clock at which the next beat may reclaim, 0 for not at all. After a gap that is longer
+        than a beat's, this machine or all of them were stopped, or that clock was set: others need time to renew first."""
+        long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
+        return self._redis_now + self.gap if long_enough else 0.0
 
     def _renews(self, at: float) -> bool:
         """At a third of the lease; at once after a connection is back."""
@@ -166,7 +176,7 @@ class Keeper:
     def _until_next(self, redis_now: float, due: object, more: object) -> float:
         if more:
             return SOON
-        wait = min(1.0 - redis_now % 1.0 + 0.001, max(0.1, self.lease / 3))
+        wait = min(1.0 - redis_now % 1.0 + 0.001, self.longest)
         return min(wait, max(0.001, int(str(due)) / 1000)) if int(str(due)) >= 0 else wait
 
     def _obey(self, asked: Restart | None, redis_now: float) -> None:

@@ -1,6 +1,7 @@
 -- The keeper's beat: everything periodic, in one call.
 -- KEYS  1 restart stamp, 2 down, 3 masters; then six a queue: ready, reserved, delayed, notify, owners, paused
--- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)   5 reclaim (1 or 0)
+-- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
+--       5 last moment of this clock at which it may reclaim, 0 for not at all
 --       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
 --           jobs reclaimed, queues that wait for somebody ("1 3": their places), "slot:turn" of lost leases ... }
@@ -46,7 +47,7 @@ local function disown(owners, payload)
 end
 
 local function reclaim(i)
-  if ARGV[5] ~= '1' then return end
+  if now > tonumber(ARGV[5]) then return end
   local expired = redis.call('ZRANGEBYSCORE', KEYS[i + 1], '-inf', stamp, 'LIMIT', 0, 100)
   if #expired == 0 then return end
   redis.call('ZREM', KEYS[i + 1], '')
