@@ -237,8 +237,7 @@ class Machine(RuleBasedStateMachine):
         if self.able(slot):
             turn = self.turn_of(slot, order)
             self.taken(slot, turn)
-            mine = self.hands.get(slot)
-            with self.meanwhile(self.workers[slot], at, lambda: mine and self.lose(self.hands.pop(slot))):
+            with self.meanwhile(self.workers[slot], at, lambda: self.lose_what_it_holds(slot)):
                 told = self.workers[slot].held(QUEUES)
             mine = self.hands.get(slot)
             assert (told and told.mark) == (mine and mine.mark)
@@ -311,6 +310,10 @@ class Machine(RuleBasedStateMachine):
         """The lease ran out, and somebody else has moved the job back: PHP, or a keeper of another host."""
         if self.client.call("ZREM", self.key(held.queue, "reserved"), held.member):
             self.client.call("RPUSH", self.key(held.queue), held.member)
+
+    def lose_what_it_holds(self, slot: int) -> None:
+        if slot in self.hands:
+            self.lose(self.hands.pop(slot))
 
     @somebody_works
     @rule(which=picks, settled=st.booleans())
