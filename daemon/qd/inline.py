@@ -26,8 +26,8 @@ from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
 from qd.worker import boot, template
 from qd.worker.alarm import Alarm
-from qd.worker.attempt import Attempts
-from qd.worker.loop import Worker, tell_job
+from qd.worker.leaving import tell_job
+from qd.worker.loop import Worker
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -106,9 +106,7 @@ class Inline(Worker):
     def __init__(self, app: Qd, hands: Hands, ear: Ear, beside: Beside) -> None:
         settings = app.settings
         queue = open_queue(settings, settings.work.connection, token=hands.token, slot=0, title="qd:inline:worker")
-        super().__init__(app, settings, queue, hands, Seat(0, 1, False), between=self._hear_keeper)
-        self.alarm = Untimed(self.slot)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines)
+        super().__init__(app, settings, queue, hands, Seat(0, 1, False), between=self._hear_keeper, alarm=Untimed)
         self.ear, self.beside, self.emptiness = ear, beside, Emptiness()
         self._asked_at = 0.0
 

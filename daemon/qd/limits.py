@@ -108,6 +108,12 @@ def after_error(
     return Release(backoff(limits.backoff, payload.attempts))
 
 
+def fails_when_killed(limits: Limits, payload: Payload) -> bool:
+    """Whether this attempt is the last, should it be killed for its timeout."""
+    last = limits.retry_until is None and 0 < limits.tries <= payload.attempts
+    return last or limits.fail_on_timeout or payload.exceptions + 1 >= (limits.max_exceptions or 1 << 30)
+
+
 def backoff(waits: tuple[float, ...], attempts: int) -> float:
     """Seconds after attempt number `attempts`: (1, 5, 30) gives 1, 5, 30, 30, ..."""
     return waits[min(max(attempts, 1), len(waits)) - 1]

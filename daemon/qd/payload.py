@@ -103,8 +103,10 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def checkpoint(self) -> bytes | None:
         """The JSON text that the job saved last; None: nothing, or nothing that qd has written."""
         raw = bytes(self.saved)
+        if raw[:1] != b'"':
+            return None
         try:
-            return base64url_decoded(raw[1:-1]) if raw[:1] == b'"' else None
+            return base64url_decoded(raw[1:-1])
         except ValueError:
             return None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qd.limits import Fail, Limits, Release, after_error, backoff, before, hold_delay, limits_of
+from qd.limits import Fail, Limits, Release, after_error, backoff, before, fails_when_killed, hold_delay, limits_of
 from qd.options import JobOptions, WorkOptions
 from qd.payload import Payload
 
@@ -156,3 +156,22 @@ def test_a_held_job_is_looked_at_after_one_second_doubling_to_sixty():
 
 def test_a_clock_that_went_back_does_not_hold_a_job():
     assert hold_delay(NOW + 1000, NOW) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "attempts", "exceptions", "fails"),
+    [
+        ({"tries": 3}, 2, 0, False),
+        ({"tries": 3}, 3, 0, True),
+        ({"tries": 0}, 99, 0, False),
+        ({"tries": 1, "retry_until": NOW + 60}, 5, 0, False),
+        ({"fail_on_timeout": True}, 1, 0, True),
+        ({"max_exceptions": 2}, 1, 0, False),
+        ({"max_exceptions": 2}, 1, 1, True),
+    ],
+)
+def test_a_kill_for_its_timeout_fails_a_job_where_an_error_would(facts, attempts, exceptions, fails):
+    job = payload(attempts=attempts, exceptions=exceptions)
+    assert fails_when_killed(limits(**facts), job) is fails
+    verdict = after_error(limits(**facts), job, NOW, exceptions=exceptions + 1, timed_out=True)
+    assert isinstance(verdict, Fail) is fails

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from qd import (
+    ArgumentError,
     Event,
     Job,
     JobExceptionOccurred,
@@ -321,3 +322,83 @@ def test_a_listener_may_fail_the_job_before_it_runs(app: FakeQd):
     with pytest.raises(JobFailure, match="not today"):
         welcome.run()
     assert ran == []
+
+
+# -- what it saves
+
+
+def test_a_fresh_job_has_saved_nothing():
+    assert job().saved is None
+
+
+def test_a_checkpoint_is_what_json_makes_of_it_and_each_look_a_copy():
+    running_job = job()
+    running_job.checkpoint({"row": 7, "seen": (1, 2), "at": datetime(2026, 11, 21, tzinfo=UTC)})
+    assert running_job.saved == {"row": 7, "seen": [1, 2], "at": "2026-11-21T00:00:00Z"}
+    running_job.saved["row"] = 8
+    assert running_job.saved["row"] == 7
+
+
+def test_a_checkpoint_is_handed_on_before_it_counts():
+    kept: list[bytes] = []
+    running_job = RunningJob("an-id", "x", "default", 2, b'"before"', kept.append)
+    assert running_job.saved == "before"
+    running_job.checkpoint([1])
+    assert (kept, running_job.saved) == ([b"[1]"], [1])
+
+    def refuse(text: bytes) -> None:
+        raise NotInJob("over")
+
+    over = RunningJob("an-id", "x", "default", 2, b'"before"', refuse)
+    with pytest.raises(NotInJob):
+        over.checkpoint([1])
+    assert over.saved == "before"
+
+
+class Opaque:
+    pass
+
+
+LOOP: list[object] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (object(), "cannot save object: object has no JSON form"),
+        ({"a": Opaque()}, "cannot save dict: opaque has no JSON form"),
+        (float("nan"), "cannot save float: nan is no JSON number"),
+        (datetime(2026, 11, 21), "cannot save datetime: a datetime without a time zone"),
+        ("\ud800", "cannot save str: a text in it is no Unicode"),
+        (LOOP, "cannot save list: it is nested too deep"),
+        ("x" * 65_535, "was given 65537 bytes of JSON, more than 65536: save a place"),
+    ],
+    ids=["object", "inside", "nan", "naive", "surrogate", "loop", "large"],
+)
+def test_what_cannot_be_saved_is_refused_and_the_last_checkpoint_stays(state, words):
+    running_job = job()
+    running_job.checkpoint(1)
+    with pytest.raises(ArgumentError, match=words):
+        running_job.checkpoint(state)
+    assert running_job.saved == 1
+
+
+def test_64_kib_can_be_saved():
+    running_job = job()
+    running_job.checkpoint("x" * 65_534)
+    assert len(running_job.saved) == 65_534
+
+
+@pytest.mark.parametrize("foreign", [b"", b"{", b"\xff"])
+def test_what_another_program_has_put_there_is_nothing_saved(foreign):
+    assert RunningJob("an-id", "x", "default", 2, foreign).saved is None
+
+
+def test_a_job_that_runs_here_and_now_can_save_too(app: FakeQd):
+    @app.job("steps")
+    def steps() -> list[object]:
+        current_job().checkpoint({"row": 7})
+        return [current_job().attempt, current_job().saved]
+
+    assert steps.run() == [1, {"row": 7}]

@@ -9,10 +9,13 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from qd import events
-from qd.errors import JobFailure, NotInJob, Settled
+from qd.arguments.values import FAILURES, decode_value, encode, look, why
+from qd.errors import ArgumentError, JobFailure, NotInJob, Settled, WrongType
 from qd.jobs import Declared
 from qd.limits import Fail, Release
 from qd.units import span
+
+MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
 
 
 class RunningJob:
@@ -21,15 +24,45 @@ class RunningJob:
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise.
     """
 
-    __slots__ = ("attempt", "id", "name", "outcome", "queue", "stopping")
+    __slots__ = ("_keep", "_saved", "attempt", "id", "name", "outcome", "queue", "stopping")
 
-    def __init__(self, id: str, name: str, queue: str, attempt: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        queue: str,
+        attempt: int,
+        saved: bytes | None = None,
+        keep: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job."""
+        self._saved, self._keep = saved, keep
         self.id = id
         self.name = name
         self.queue = queue
         self.attempt = attempt
         self.stopping = False
         self.outcome: Release | Fail | None = None
+
+    @property
+    def saved(self) -> Any:
+        """What the last checkpoint saved, of this attempt or of one before; None: nothing. Each time a copy of its own."""
+        try:
+            return None if self._saved is None else decode_value(self._saved)
+        except WrongType:
+            return None  # another program's
+
+    def checkpoint(self, state: object) -> None:
+        """Keep `state` with the job: the next attempt finds it in `saved`, whatever ends this one.
+
+        What JSON can say, 64 KiB at most; it takes the place of the checkpoint before. From any thread of the job. While
+        the server is away it is remembered, and goes with the next checkpoint or with the job's answer. Raises
+        ArgumentError; NotInJob when the job is over, or from a process that it has forked.
+        """
+        text = encoded(state)
+        if self._keep is not None:
+            self._keep(text)
+        self._saved = text
 
     def release(self, delay: float | timedelta = 0) -> NoReturn:
         """Stop here, and run again in `delay` seconds; the attempt counts. Raises through the job."""
@@ -43,6 +76,18 @@ class RunningJob:
 
     def __repr__(self) -> str:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
+
+
+def encoded(state: object) -> bytes:
+    try:
+        look(state)
+        text = encode(state)
+    except FAILURES as error:
+        raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
+    if len(text) > MOST_SAVED:
+        fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
+        raise ArgumentError(f"{fact}: save a place (an id, a row number), and the rest elsewhere")
+    return text
 
 
 _in_hand: RunningJob | None = None  # the worker's: one at a time, seen by every thread the job starts

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal builds an enum member at each call, 8 us
 from collections.abc import Callable
 from types import FrameType
@@ -36,6 +37,7 @@ class Alarm:
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
         self._slot, self._inside, self._pid = slot, False, os.getpid()
+        self._lost = False  # the job itself has found its lease gone
 
     def open(self) -> None:
         signal.signal(signal.SIGALRM, self._ring)
@@ -44,7 +46,7 @@ class Alarm:
         """Run user code for `seconds` at most, 0 without end. A result that is there wins over a late alarm."""
         if getsignal(signal.SIGALRM) != self._ring:  # a job before has put its own there
             self.open()
-        self.ended_by = None
+        self.ended_by, self._lost = None, False
         result: object = MISSING
         if seconds:
             self._slot[W.DEADLINE] = now() + int(seconds * 1e9)
@@ -64,10 +66,21 @@ class Alarm:
                 self._slot[W.DEADLINE] = 0
         return result  # type: ignore[return-value]
 
+    def lease_lost(self) -> None:
+        """The job in hand is somebody else's by now: end it as any alarm does. From any thread of it."""
+        self._lost = True
+        if threading.get_ident() == threading.main_thread().ident:
+            self._ring(signal.SIGALRM, None)
+        else:
+            os.kill(os.getpid(), signal.SIGALRM)
+
     def _ring(self, number: int, frame: FrameType | None) -> None:
         why, turn = self._slot[W.WHY] & 0xFF, self._slot[W.WHY] >> 8
         self._slot[W.WHY] = 0
-        if why and turn != self._slot[W.TURN] & 0xFFFFFFFF:
+        lost, self._lost = self._lost, False
+        if lost:
+            why = Why.LEASE
+        elif why and turn != self._slot[W.TURN] & 0xFFFFFFFF:
             return  # meant for the job before
         kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
         if not self._inside:

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from qd import events
@@ -90,7 +91,16 @@ DONE = Done()
 class Attempts:
     """What stays the same from job to job in this worker."""
 
-    def __init__(self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines) -> None:
+    def __init__(
+        self,
+        app: Qd,
+        work: WorkOptions,
+        alarm: Alarm,
+        coroutines: Coroutines,
+        keep: Callable[[str, bytes], None],
+    ) -> None:
+        """keep: takes the checkpoints of the job that was reserved under a mark."""
+        self._keep = keep
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self._pid = os.getpid()
@@ -119,7 +129,7 @@ class Attempts:
             return self._unroutable(payload, now, UnknownJob(self._unknown(payload.job)))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
-        job = RunningJob(payload.id or payload.uuid or reserved.mark, payload.job, reserved.queue, payload.attempts)
+        job = self._running(payload, reserved)
         running.enter(job)
         try:
             reason = before(limits, payload, now)
@@ -136,6 +146,11 @@ class Attempts:
             return self._fire(declared, payload, limits, job, call)
         finally:
             running.leave()
+
+    def _running(self, payload: Payload, reserved: Reserved) -> RunningJob:
+        known = payload.id or payload.uuid or reserved.mark
+        keep = partial(self._keep, reserved.mark)
+        return RunningJob(known, payload.job, reserved.queue, payload.attempts, payload.checkpoint, keep)
 
     def _limits_of(self, payload: Payload, declared: Declared) -> Limits:
         """Limits of a job that says nothing itself are those of its declaration: worked out once."""

@@ -22,7 +22,7 @@ from qd.log import JobRecords, Log, cut
 from qd.master.children import TAKE_STACK
 from qd.master.plan import Hands, Seat
 from qd.process import signals, vitals
-from qd.worker.loop import Worker, install_quiet
+from qd.worker.loop import Worker
 
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
 
@@ -45,6 +45,12 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     worker = Worker(app, settings, queue, hands, seat, between)
     os.register_at_fork(after_in_child=worker.slot.part)
     return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
+
+
+def install_quiet() -> None:
+    """Signals that steer masters mean nothing to a worker."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
+        signal.signal(number, signals.nothing)
 
 
 def own_stdin() -> None:

@@ -2,7 +2,7 @@
 
     turn (ack the job before + reserve) -> attempt -> ack with the next turn | release | bury
     nothing ready -> wait for a token, the next due moment or a signal
-    connection broke -> ask what is mine -> go on
+    connection broke -> ask what is mine -> go on (answering.py)
 
 One job at a time, in a process of its own. It leaves for one of the reasons in process/exits.py, and says so in its exit
 code; while it waits it can be told anything by a signal.
@@ -11,40 +11,32 @@ code; while it waits it can be told anything by a signal.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
 
 from qd import events
 from qd.app import Qd
-from qd.bus import running
 from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
-from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
-from qd.limits import Limits
+from qd.limits import Limits, backoff, fails_when_killed
 from qd.master.plan import Hands, Seat
 from qd.payload import Payload
-from qd.process import vitals
 from qd.process.exits import StopReason
 from qd.process.scoreboard import H, State, W, now
-from qd.process.signals import Mailbox, nothing
+from qd.process.signals import Mailbox
 from qd.worker.alarm import Alarm
+from qd.worker.answering import Answering
 from qd.worker.attempt import DONE, Attempts, Back, Failed, Lost, Outcome
 from qd.worker.coroutines import Coroutines
+from qd.worker.leaving import Leaving, tell_job
+from qd.worker.saving import AWAY, Held, Saver
 from qd.worker.settle import Settler
 from qd.worker.titles import Titles
 
-T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
-AGAIN = 1.0  # most seconds between two tries to reach the server
-NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)  # the server has not run, or not even got, what was sent
-UNTOUCHED = Back(0.0, "reserved by a call whose reply was lost", spends=False, head=True)
-MEASURE_NS = 5_000_000
-JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
+UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
 
 
 class Worker:
@@ -56,28 +48,28 @@ class Worker:
         hands: Hands,
         seat: Seat,
         between: Callable[[], None] | None = None,
+        alarm: type[Alarm] = Alarm,
     ) -> None:
         """between: called after each wait for a job, which then lasts IDLE seconds at most."""
         self.app, self.work, self.queue, self.hands = app, settings.work, queue, hands
         self.board, self.slot = hands.board, hands.board.slot(seat.slot)
         self.log = hands.log
         self.mailbox = Mailbox()
-        self.alarm = Alarm(self.slot)
+        self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines)
-        self.settler = Settler(queue, self.work.queues, self.log)
+        self.saver = Saver(queue, self.alarm, self.log)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep)
+        self.settler = Settler(queue, self.log)
+        self.leaving = Leaving(self.work, self.slot)
+        self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
-        self.done: Reserved | None = None  # finished, not acked yet
         self.between = between
         self.paused = seat.paused
         self.asked_to_stop = False
         self.jobs = 0
-        self._measured_at = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
-        self._away_since = 0.0
-        self._unsure = False  # what the last turn did; then the server is asked before the next one
 
     # -- the loop
 
@@ -99,7 +91,7 @@ class Worker:
             self._emit(events.WorkerStopping(why.word, int(why.code)))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
             # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
-            self.slot[W.STATE] = State.LOOKING if self._unsure else State.IDLE
+            self.slot[W.STATE] = State.LOOKING if self.answering.unsure else State.IDLE
             return int(why.code)
         finally:
             self._close()
@@ -108,10 +100,7 @@ class Worker:
         self.mailbox.heard = tell_job
         self.mailbox.open(HEARD)
         self.alarm.open()
-        jitter = random.uniform(1 - JITTER, 1 + JITTER) if self.work.workers > 1 else 1.0
-        self._max_jobs = max(1, round(self.work.max_jobs * jitter)) if self.work.max_jobs else 0
-        self._leave_at = time.monotonic() + self.work.max_time * jitter if self.work.max_time else 0.0
-        self._anon = vitals.own_anon_bytes()
+        self.leaving.open()
         self._emit(events.WorkerStarting())
 
     def _close(self) -> None:
@@ -126,15 +115,7 @@ class Worker:
             return StopReason.SIGNAL
         if self.alarm.raised:
             return StopReason.RAISED
-        if self.work.memory and self._over_memory():
-            return StopReason.MEMORY
-        if self.work.once and self.jobs:
-            return StopReason.ONCE
-        if self._leave_at and time.monotonic() >= self._leave_at:
-            return StopReason.MAX_TIME
-        if self._max_jobs and self.jobs >= self._max_jobs:
-            return StopReason.MAX_JOBS
-        return None
+        return self.leaving.reason(self.jobs)
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
@@ -147,14 +128,6 @@ class Worker:
         if paused != self.paused:
             self.paused = paused
             self._emit(events.WorkerPausing() if paused else events.WorkerResuming())
-
-    def _over_memory(self) -> bool:
-        """Asked after every job, looked up every 5 ms: what very short jobs leak in between is little."""
-        at = now()
-        if at - self._measured_at > MEASURE_NS:
-            self._measured_at = at
-            self.slot[W.GROWN] = max(0, vitals.own_anon_bytes() - self._anon)
-        return self.slot[W.GROWN] > self.work.memory
 
     # -- may I
 
@@ -184,64 +157,46 @@ class Worker:
     def _take(self) -> Reserved | None:
         """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
         self.slot[W.STATE] = State.LOOKING
+        answering = self.answering
         try:
-            if self._unsure and (mine := self._ask()) is not None:
+            if answering.unsure and (mine := answering.ask()) is not None:
                 return mine
-            turn = self.queue.turn(self.done, self.work.queues)
-        except (ConnectionLost, ServerRefused) as error:
-            self._broke(error)
+            done = answering.done
+            turn = answering.turn()
+        except AWAY as error:
+            answering.broke(error)
             return None
-        return self._took(turn)
+        return self._took(turn, done)
 
-    def _took(self, turn: Turn) -> Reserved | None:
-        if turn.acked is False and self.done is not None:
-            self.settler.lease_was_lost(self.done)
-        self.done, self._away_since = None, 0.0
+    def _took(self, turn: Turn, done: Reserved | None) -> Reserved | None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store")
+        if turn.acked is False and done is not None:
+            self._lost(done)
+            if turn.reserved is not None and self.alarm.raised:
+                self.answering.surely(Held(turn.reserved), self._untouched)
+                return None
         return turn.reserved
 
-    def _broke(self, error: Exception) -> None:
-        self._say_broken(error)
-        self._away_since = self._away_since or time.monotonic()
-        self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
-
-    def _ask(self) -> Reserved | None:
-        """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
-        mine = self.queue.held(self.work.queues)
-        self._unsure = False
-        if mine is not None and self.done is not None and mine.mark == self.done.mark:
-            return None  # neither acked nor reserved
-        self.done = None
-        return mine
-
-    def _say_broken(self, error: Exception) -> None:
-        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
-        if isinstance(error, ServerRefused) and not self._away_since:
-            self.log.warning("redis.refused", error=str(error))
-        else:
-            self.log.debug("redis.broken", error=str(error))
-
-    def _pause_before_retry(self) -> None:
-        at = time.monotonic()
-        self._away_since = self._away_since or at
-        delay = min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0)
-        self.slot[W.STATE] = State.IDLE if self.done is None else State.BUSY
-        self.mailbox.peek(delay)
+    def _rest_while_away(self, seconds: float) -> None:
+        self.slot[W.STATE] = State.IDLE if self.answering.done is None else State.BUSY
+        self.mailbox.peek(seconds)
         self._after_wait()
 
     # -- do it
 
     def _do(self, job: Reserved) -> None:
         self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
+        self.saver.begin(job)
         outcome = self.attempts.run(job, self._begin, lambda: self.settler.death_before(job))
+        held = self.saver.end()
         self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
-        self._settle(job, outcome)
+        self._settle(held, outcome)
         if self.work.rest:
             self._flush()
             self.mailbox.peek(self.work.rest)
@@ -250,79 +205,61 @@ class Worker:
     def _begin(self, payload: Payload, limits: Limits) -> None:
         slot = self.slot
         slot[W.TURN] = self._turn
-        self._began = now()
-        slot[W.JOB_AT] = self._began
-        last = limits.tries and payload.attempts >= limits.tries
-        backoff = limits.backoff[min(payload.attempts, len(limits.backoff)) - 1] if limits.backoff and not last else 0.0
-        slot[W.BACKOFF_MS] = int(backoff * 1000)
-        slot[W.FAILS] = int(
-            last or limits.fail_on_timeout or payload.exceptions + 1 >= (limits.max_exceptions or 1 << 30)
-        )
+        slot[W.JOB_AT] = self._began = now()
+        fails = fails_when_killed(limits, payload)
+        slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
         self.titles.job(slot, payload.job, self._queue)
         slot[W.STATE] = State.BUSY
 
     # -- settle it
 
-    def _settle(self, job: Reserved, outcome: Outcome) -> None:
+    def _settle(self, held: Held, outcome: Outcome) -> None:
+        job, surely = held.job, self.answering.surely
         if outcome is DONE:
-            self.done = job
+            self.answering.done = job
             if self.log.informs:
                 self.settler.tell_done(job, (now() - self._began) / 1e9)
+            if held.unsure:
+                self._ack(held)
         elif isinstance(outcome, Back):
             self.slot[W.HANDED_BACK] += int(outcome.head)
-            self._surely(job, lambda: self.settler.give_back(job, outcome))
+            kept = surely(held, lambda job: self.settler.give_back(job, outcome, held.unsaved))
+            self.settler.tell_back(job, outcome)
+            if kept is False:
+                self._lost(job)
         elif isinstance(outcome, Failed):
-            self._surely(job, lambda: self.settler.bury(job, outcome))
+            kept = surely(held, lambda job: self.settler.bury(job, outcome, held.unsaved))
+            self.settler.tell_failed(job, outcome)
+            if kept is False:
+                self._lost(job)
         elif isinstance(outcome, Lost):
-            self._surely(job, lambda: self.queue.ack(job))  # nothing is there to ack, but our name is still on it
-            self.settler.lease_was_lost(job)
+            surely(held, self.queue.ack)  # nothing is there to ack, but our name is still on it
+            self.settler.tell_lost(job)
 
     def _flush(self) -> None:
         """Send the ack that waits for a next turn."""
-        if self._unsure:
-            self._untake()
-        if (done := self.done) is not None:
-            self.done = None
-            if self._surely(done, lambda: self.queue.ack(done)) is False:
-                self.settler.lease_was_lost(done)
+        self.answering.untake(self._untouched)
+        if (done := self.answering.done) is not None:
+            self._ack(Held(done))
 
-    def _untake(self) -> None:
-        """Give back what a broken turn has reserved. With no ack to send it is tried once: it is asked for again."""
-        while self._unsure:
-            try:
-                mine = self._ask()
-            except (ConnectionLost, ServerRefused) as error:
-                self._broke(error)
-                if self.done is None:
-                    return
-                self._pause_before_retry()
-                continue
-            if mine is not None:
-                self._surely(mine, partial(self.settler.give_back, mine, UNTOUCHED))
+    def _untouched(self, job: Reserved) -> bool:
+        return self.settler.give_back(job, UNTOUCHED, None)
 
-    def _surely(self, job: Reserved, answer: Callable[[], T]) -> T | None:
-        """Until the server has it. None: it was done by a call whose reply was lost."""
-        while True:
-            try:
-                answered = answer()
-                self._away_since = 0.0
-                return answered
-            except (ConnectionLost, ServerRefused) as error:
-                self._say_broken(error)
-            self._pause_before_retry()
-            try:
-                mine = self.queue.held((job.queue,))
-            except (ConnectionLost, ServerRefused):
-                continue
-            if mine is None or mine.mark != job.mark:
-                return None
+    def _ack(self, held: Held) -> None:
+        self.answering.done = None
+        if self.answering.surely(held, self.queue.ack) is False:
+            self._lost(held.job)
+
+    def _lost(self, job: Reserved) -> None:
+        """An answer found the lease gone: somebody else has the job, or has done it."""
+        self.settler.tell_lost(job)
 
     # -- wait
 
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
-        if self._away_since:  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
-            self._pause_before_retry()
+        if self.answering.away:  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
+            self.answering.pause()
             return
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
@@ -335,9 +272,9 @@ class Worker:
                 self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
             else:
                 self.mailbox.peek(min(seconds, 1.0))
-        except (ConnectionLost, ServerRefused) as error:
-            self._say_broken(error)
-            self._pause_before_retry()
+        except AWAY as error:
+            self.answering.say_broken(error)
+            self.answering.pause()
         self._after_wait()
 
     def _wait_once(self) -> None:
@@ -360,14 +297,3 @@ class Worker:
     def _emit(self, event: events.Event) -> None:
         if self.app.listeners.has(type(event)):
             self.app.listeners.emit(event)
-
-
-def tell_job(number: int) -> None:
-    if number == signal.SIGTERM:
-        running.tell_stopping()
-
-
-def install_quiet() -> None:
-    """Signals that steer masters mean nothing to a worker."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
-        signal.signal(number, nothing)

@@ -6,7 +6,6 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 from qd.connectors.base import Queue, Reserved
@@ -14,7 +13,7 @@ from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
 from qd.masks import masked
 from qd.payload import Payload, read
-from qd.unit import answered, original, split_mark
+from qd.unit import answered, original, saving, split_mark
 from qd.worker.attempt import Back, Failed
 
 OURS = str(Path(__file__).parent.parent) + os.sep
@@ -23,29 +22,32 @@ LONGEST = 16_000  # characters of a traceback that are kept
 
 
 class Settler:
-    def __init__(self, queue: Queue, queues: Sequence[str], log: Log) -> None:
-        self.queue, self.queues, self.log = queue, queues, log
+    """What an answer writes, and what is said of it once it is given."""
 
-    def give_back(self, job: Reserved, back: Back) -> bool:
+    def __init__(self, queue: Queue, log: Log) -> None:
+        self.queue, self.log = queue, log
+
+    def give_back(self, job: Reserved, back: Back, unsaved: bytes | None) -> bool:
+        """unsaved: a checkpoint that the server does not have yet."""
         payload = read(job.member)
         attempts = payload.attempts if back.spends else payload.attempts - 1
-        text = answered(job.member, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
-        kept = self.queue.release(job, text, back.delay, head=back.head)
+        text = _saved(job, unsaved)
+        text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
+        return self.queue.release(job, text, back.delay, head=back.head)
+
+    def tell_back(self, job: Reserved, back: Back) -> None:
         level = "warning" if back.error is not None else "info"
-        fields = {**self._job(job, payload), "delay": back.delay, "reason": cut(back.why, LINE)}
+        fields = {**self._job(job), "delay": back.delay, "reason": cut(back.why, LINE)}
         if back.error is not None:
             fields |= {"error": short(back.error), "trace": full(back.error)}
         self.log.line(level, "job.released", fields)
-        if not kept:
-            self.lease_was_lost(job)
-        return kept
 
-    def bury(self, job: Reserved, failed: Failed) -> bool:
-        if isinstance(failed.error, Malformed):
+    def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None) -> bool:
+        payload = _payload(job)
+        if payload is None or isinstance(failed.error, Malformed):
             raw, payload = original(job.member, job.start, job.length, job.before), None
         else:
-            payload = read(job.member)
-            raw = answered(job.member, job.mark, attempts=max(0, failed.attempts))
+            raw = answered(_saved(job, unsaved), job.mark, attempts=max(0, failed.attempts))
         record = {
             "id": job.mark,
             "uuid": payload.uuid if payload else None,
@@ -58,23 +60,18 @@ class Settler:
             "failed_at": round(time.time(), 3),
             "trace": full(failed.error),
         }
-        kept = self.queue.bury(job, json.dumps(record).encode(), raw)
-        event = "job.failed" if payload else "job.malformed"
-        self.log.error(event, **self._job(job, payload), error=short(failed.error), trace=full(failed.error))
-        if not kept:
-            self.lease_was_lost(job)
-        return kept
+        return self.queue.bury(job, json.dumps(record).encode(), raw)
 
-    def lease_was_lost(self, job: Reserved) -> None:
+    def tell_failed(self, job: Reserved, failed: Failed) -> None:
+        event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
+        self.log.error(event, **self._job(job), error=short(failed.error), trace=full(failed.error))
+
+    def tell_lost(self, job: Reserved) -> None:
         """Somebody else has it, or has done it: said, never taken for success."""
-        try:
-            payload = read(job.member)
-        except Malformed:
-            payload = None
-        self.log.error("job.lease_lost", **self._job(job, payload))
+        self.log.error("job.lease_lost", **self._job(job))
 
     def tell_done(self, job: Reserved, took: float) -> None:
-        self.log.info("job.done", **self._job(job, read(job.member)), took=took)
+        self.log.info("job.done", **self._job(job), took=took)
 
     def death_before(self, job: Reserved) -> str:
         """How the worker died that held this job before; empty when nobody wrote it down."""
@@ -85,7 +82,8 @@ class Settler:
         except (ValueError, KeyError, ConnectionLost, ServerRefused):
             return ""
 
-    def _job(self, job: Reserved, payload: Payload | None) -> dict[str, object]:
+    def _job(self, job: Reserved) -> dict[str, object]:
+        payload = _payload(job)
         if payload is None:
             return {"queue": job.queue, "id": job.mark}
         return {
@@ -95,6 +93,17 @@ class Settler:
             "attempt": payload.attempts,
             "crashes": payload.crashes or None,
         }
+
+
+def _payload(job: Reserved) -> Payload | None:
+    try:
+        return read(job.member)
+    except Malformed:
+        return None
+
+
+def _saved(job: Reserved, unsaved: bytes | None) -> bytes:
+    return job.member if unsaved is None else saving(job.member, job.mark, unsaved)
 
 
 def base_of(mark: str) -> str:

@@ -1,0 +1,112 @@
+"""How an answer reaches the server: until it is there, and never twice. After a broken call the server is asked first what
+it holds of this worker; only then the worker goes on.
+
+    answer broke -> pause -> held -> mine still: answer again | not mine: it was given
+    turn broke   -> held -> the job before: not acked | another: it is in hand | nothing: look again
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from qd.connectors.base import Queue, Reserved, Turn
+from qd.errors import ServerRefused
+from qd.log import Log
+from qd.worker.saving import AWAY, NOTHING_DONE, Held
+
+T = TypeVar("T")
+AGAIN = 1.0  # most seconds between two tries to reach the server
+
+
+class Answering:
+    """What a worker says to the server, and what it knows of it.
+
+    done: a job that is finished and not acked yet; its ack goes with the next turn. rest(seconds): sleeps, and hears
+    signals meanwhile.
+    """
+
+    def __init__(self, queue: Queue, queues: tuple[str, ...], log: Log, rest: Callable[[float], None]) -> None:
+        self.queue, self.queues, self.log, self.rest = queue, queues, log, rest
+        self.done: Reserved | None = None
+        self.unsure = False  # what the last turn did; then the server is asked before the next one
+        self._away_since = 0.0
+
+    @property
+    def away(self) -> bool:
+        """The last call broke: nobody knows whether jobs are ready."""
+        return bool(self._away_since)
+
+    def turn(self) -> Turn:
+        """Ack `done` and take the next job in one call. Not before `ask` where `unsure`."""
+        turn = self.queue.turn(self.done, self.queues)
+        self.done, self._away_since = None, 0.0
+        return turn
+
+    def broke(self, error: Exception) -> None:
+        """The last turn did."""
+        self.say_broken(error)
+        self._away_since = self._away_since or time.monotonic()
+        self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
+
+    def ask(self) -> Reserved | None:
+        """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
+        mine = self.queue.held(self.queues)
+        self.unsure = False
+        if mine is not None and self.done is not None and mine.mark == self.done.mark:
+            return None  # neither acked nor reserved
+        self.done = None
+        return mine
+
+    def untake(self, give_back: Callable[[Reserved], bool]) -> None:
+        """Give back what a broken turn has reserved. With no ack to send it is tried once: it is asked for again."""
+        while self.unsure:
+            try:
+                mine = self.ask()
+            except AWAY as error:
+                self.broke(error)
+                if self.done is None:
+                    return
+                self.pause()
+                continue
+            if mine is not None:
+                self.surely(Held(mine), give_back)
+
+    def surely(self, held: Held, answer: Callable[[Reserved], T]) -> T | None:
+        """Answer for the job until the server has it. None: it was done by a call whose reply was lost."""
+        job, asks, sent = held.job, held.unsure, False
+        while True:
+            try:
+                stands = self._stands(job) if asks else job
+                if stands is None and sent:
+                    return None
+                job, before, sent = stands or job, sent, True
+                said = answer(job)
+                if said is not False or not asks or self._stands(job) in (None, job):
+                    self._away_since = 0.0
+                    return None if said is False and before else said
+                sent = False  # a checkpoint whose reply was lost came in between: answer for what stands now
+            except AWAY as error:
+                asks = True
+                self.say_broken(error)
+                self.pause()
+
+    def _stands(self, job: Reserved) -> Reserved | None:
+        """The job as it stands by the server's word. None: it is not this worker's."""
+        mine = self.queue.held((job.queue,))
+        return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
+
+    def say_broken(self, error: Exception) -> None:
+        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
+        if isinstance(error, ServerRefused) and not self._away_since:
+            self.log.warning("redis.refused", error=str(error))
+        else:
+            self.log.debug("redis.broken", error=str(error))
+
+    def pause(self) -> None:
+        """Before the next try; longer the longer the server is away."""
+        at = time.monotonic()
+        self._away_since = self._away_since or at
+        self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))

@@ -1,0 +1,110 @@
+"""What the job in hand saves, on its way to the server: job.checkpoint() -> Saver -> queue.checkpoint.
+
+A call of it may come from any thread of the job, and from its main thread is never torn by an alarm. Nothing of a server
+that is away reaches the job: what could not be kept is remembered, and goes with the next checkpoint or with the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import NamedTuple
+
+from qd.connectors.base import Queue, Reserved
+from qd.errors import ConnectionLost, LeaseLost, NotInJob, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.log import Log
+from qd.process.shield import shield
+from qd.unit import saving
+from qd.worker.alarm import Alarm
+
+AWAY = (ConnectionLost, ServerRefused)
+NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)  # the server has not run, or not even got, what was sent
+PATIENCE = 0.2  # seconds a call waits for the server: less than what a job has between its alarm and its end
+REST = 10  # times as long as a call has failed, the next ones only remember
+
+
+class Held(NamedTuple):
+    """The job after its attempt. unsaved: a state that the server does not have for certain. unsure: a call broke, so
+    another text of it may stand there, now or a little later: ask before the answer, and after one that was refused."""
+
+    job: Reserved
+    unsaved: bytes | None = None
+    unsure: bool = False
+
+
+class Saver:
+    def __init__(self, queue: Queue, alarm: Alarm, log: Log) -> None:
+        self.queue, self.alarm, self.log = queue, alarm, log
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._job: Reserved | None = None
+        self._unsaved: bytes | None = None
+        self._unsure = self._calling = False
+        self._not_before = 0.0
+
+    def begin(self, job: Reserved) -> None:
+        self._job, self._unsaved, self._unsure, self._not_before = job, None, False, 0.0
+
+    def end(self) -> Held:
+        """The attempt is over: nothing of it is saved any more."""
+        with self._lock:
+            assert self._job is not None
+            held = Held(self._job, self._unsaved, self._unsure)
+            self._job = None
+        return held
+
+    def keep(self, mark: str, state: bytes) -> None:
+        """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
+        with shield:
+            if os.getpid() != self._pid:
+                raise NotInJob(
+                    "job.checkpoint() was called in a process that the job has forked: call it in the job's own"
+                )
+            with self._lock:
+                if self._job is None or self._job.mark != mark:
+                    raise NotInJob("job.checkpoint() was called after its job had ended")
+                self._unsaved = state
+                if self._calling or time.monotonic() < self._not_before:
+                    return  # from a signal handler, in the middle of a call; or the server is away
+                kept = self._send(state)
+        if not kept:
+            self.alarm.lease_lost()
+            if threading.get_ident() != threading.main_thread().ident:
+                raise LeaseLost("the reservation is gone")
+
+    def _send(self, state: bytes) -> bool:
+        """False: the lease was lost."""
+        began = time.monotonic()
+        self._calling = True
+        try:
+            with self.queue.within(PATIENCE):
+                return self._kept(state)
+        except AWAY as error:
+            self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
+            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
+            self.log.debug("job.checkpoint", kept="in memory", error=str(error))
+            return True
+        finally:
+            self._calling = False
+
+    def _kept(self, state: bytes) -> bool:
+        assert self._job is not None
+        job: Reserved | None = self._job
+        if self._unsure:
+            job = self._stands()
+        while job is not None:
+            self._job = job
+            member = saving(job.member, job.mark, state)
+            if self.queue.checkpoint(job, member):
+                self._job, self._unsaved, self._unsure = job._replace(member=member), None, False
+                return True
+            found = self._stands() if self._unsure else None  # one whose reply was lost may have come in between
+            job = found if found is not None and found.member != job.member else None
+        return False
+
+    def _stands(self) -> Reserved | None:
+        """The job as it stands by the server's word; None: its lease was lost."""
+        assert self._job is not None
+        mine = self.queue.held((self._job.queue,))
+        return self._job._replace(member=mine.member) if mine is not None and mine.mark == self._job.mark else None

@@ -1,0 +1,361 @@
+"""What a job saves with job.checkpoint(): the next attempt finds it, whatever ended the one before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.proxy import Proxy
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+DEATHS = pytest.mark.leaves("queues:*:deaths")
+
+STEPS = (
+    JOBS
+    + """
+import asyncio, signal, threading
+from multiprocessing import get_context
+from qd import JobInterrupted, JobTimeout, NotInJob
+
+def end(how):
+    job = current_job()
+    if how == "release": job.release()
+    if how == "error": raise ValueError("not yet")
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit": os._exit(0)
+    if how == "hang": time.sleep(60)
+    if how == "stuck": sum(range(10**12))
+
+@app.job("steps", tries=9, timeout=1)
+def steps(how: str) -> None:
+    job = current_job()
+    note("saw", job.saved, "attempt", job.attempt)
+    if job.saved == {"row": 2}:
+        return
+    job.checkpoint({"row": 1})
+    job.checkpoint({"row": (job.saved or {"row": 0})["row"] + 1})
+    end(how)
+
+@app.job("asteps", tries=9, timeout=1)
+async def asteps(how: str) -> None:
+    await asyncio.sleep(0)
+    job = current_job()
+    note("saw", job.saved, "attempt", job.attempt)
+    if job.saved == {"row": 2}:
+        return
+    await asyncio.gather(*[asyncio.to_thread(job.checkpoint, n) for n in range(20)])
+    job.checkpoint({"row": 2})
+    end(how)
+
+@app.job("careful", tries=1)
+def careful() -> None:
+    job = current_job()
+    note("saw", job.saved, "attempt", job.attempt)
+    if job.saved:
+        return
+    try:
+        time.sleep(60)
+    except JobInterrupted:
+        job.checkpoint("the place")
+        raise
+
+@app.job("rude", tries=1)
+def rude() -> None:
+    job = current_job()
+    note("saw", job.saved, "attempt", job.attempt)
+    if not job.saved:
+        job.checkpoint("the place")
+        sum(range(10**12))
+
+@app.job("many", tries=2)
+def many(times: int) -> None:
+    for n in range(times):
+        current_job().checkpoint(n)
+    note("saved", current_job().saved)
+
+@app.job("failing", tries=1)
+def failing() -> None:
+    current_job().checkpoint("as far as here")
+    raise ValueError("no")
+
+late = []
+
+@app.job("leaves a thread")
+def leaves_a_thread() -> None:
+    late.append(current_job())
+
+@app.job("too late")
+def too_late() -> None:
+    try:
+        late[0].checkpoint(1)
+    except NotInJob as error:
+        note("too late:", error)
+    def copy() -> None:
+        try:
+            current_job().checkpoint(1)
+        except NotInJob as error:
+            note("copy:", error)
+    other = get_context("fork").Process(target=copy)
+    other.start()
+    other.join()
+
+@app.job("from a handler", tries=1, timeout=20)
+def from_a_handler() -> None:
+    job = current_job()
+    signal.signal(signal.SIGWINCH, lambda *_: job.checkpoint("handler"))
+    stop = threading.Event()
+    def rain() -> None:
+        while not stop.is_set():
+            os.kill(os.getpid(), signal.SIGWINCH)
+    thread = threading.Thread(target=rain)
+    thread.start()
+    for n in range(300):
+        job.checkpoint(n)
+    stop.set()
+    thread.join()
+    note("saved", job.saved)
+
+@app.job("stolen", tries=5, timeout=20)
+def stolen(thread: bool) -> None:
+    job = current_job()
+    note("start", os.getpid())
+    def save() -> None:
+        try:
+            while True:
+                job.checkpoint(time.time())
+        except BaseException as error:
+            note("in the caller", type(error).__name__)
+            raise
+    if not thread:
+        save()
+    other = threading.Thread(target=save)
+    other.start()
+    try:
+        while True:
+            time.sleep(0.01)
+    except BaseException as error:
+        note("in the job", type(error).__name__)
+        raise
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=STEPS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str) -> Procs:
+    work = shop.work("-w", "1", *arguments)
+    work.wait_line("master.ready")
+    return work
+
+
+# how it ends -> the second attempt's number
+ENDS = {"release": 2, "error": 2, "kill": 1, "exit": 1, "hang": 2, "stuck": 2}
+
+
+@DEATHS
+@pytest.mark.parametrize("name", ["steps", "asteps"])
+@pytest.mark.parametrize("how", ENDS)
+def test_the_next_attempt_sees_what_this_one_saved_whatever_ended_it(
+    shop: Project, witness: Witness, redis: Client, how: str, name: str
+) -> None:
+    work = ready(shop, "--max-jobs", "9")
+    push(redis, name, how=how)
+    assert witness.wait("saw", 2) == ["saw None attempt 1", f"saw {{'row': 2}} attempt {ENDS[how]}"]
+    work.wait_line("job.done")
+    work.stop()
+
+
+@pytest.mark.parametrize("name", ["careful", "rude"])
+def test_an_interrupted_job_saves_its_place_and_is_handed_back_with_it(
+    shop: Project, witness: Witness, redis: Client, name: str
+) -> None:
+    work = ready(shop, "--stop-timeout", "2s")
+    push(redis, name)
+    witness.wait("saw")
+    work.stop()
+    assert work.matches("master.stopped .*handed_back=1 exit=0")
+    again = ready(shop)
+    assert witness.wait("saw", 2) == ["saw None attempt 1", "saw the place attempt 1"]
+    again.wait_line("job.done")
+    again.stop()
+
+
+@DEATHS
+def test_it_is_kept_when_the_whole_tree_is_killed(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop)
+    push(redis, "rude")
+    witness.wait("saw")
+    (held,) = redis.text("ZRANGE", "queues:default:reserved", "0", "-1")
+    while '"saved"' not in held:
+        (held,) = redis.text("ZRANGE", "queues:default:reserved", "0", "-1")
+    work.kill()
+    again = ready(shop)
+    assert witness.wait("saw", 2) == ["saw None attempt 1", "saw the place attempt 1"]
+    again.wait_line("job.done")
+    again.stop()
+
+
+@FAILED
+def test_a_failed_job_keeps_it(shop: Project, redis: Client) -> None:
+    push(redis, "failing")
+    shop.work_off()
+    ((_, raw),) = failed(redis)
+    assert b'"saved":"ImFzIGZhciBhcyBoZXJlIg"' in raw
+
+
+def test_checkpoints_cost_no_job_its_ack(shop: Project, witness: Witness, redis: Client) -> None:
+    push(redis, "many", times=200)
+    work = shop.work("-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert witness.starting("saved") == ["saved 199"]
+    assert not work.matches("lease")
+
+
+def test_a_checkpoint_is_for_the_job_in_hand_and_its_own_process(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    push(redis, "leaves a thread")
+    push(redis, "too late")
+    shop.work_off()
+    assert [line.split(":")[0] for line in witness.lines] == ["too late", "copy"]
+
+
+def test_a_checkpoint_from_a_signal_handler_breaks_into_no_other(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    push(redis, "from a handler")
+    work = shop.work_off()
+    assert work.matches("job.done")
+    assert witness.starting("saved")
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["the job itself", "a thread of it"])
+def test_a_checkpoint_that_finds_the_lease_gone_ends_the_job(
+    shop: Project, witness: Witness, redis: Client, thread: bool
+) -> None:
+    work = ready(shop, "--log-level", "debug")
+    push(redis, "stolen", thread=thread)
+    witness.wait("start")
+    while True:
+        held = redis.call("ZRANGE", "queues:default:reserved", "0", "-1")
+        if held and redis.call("ZREM", "queues:default:reserved", held[0]):
+            break
+    assert witness.wait("in the caller") == ["in the caller LeaseLost"]
+    if thread:
+        assert witness.wait("in the job") == ["in the job LeaseLost"]
+    work.wait_line("job.lease_lost .*job=stolen")
+    work.wait_line(r"worker.left .*exit 15 \(raised\)")
+    work.stop()
+    assert len(witness.starting("start")) == 1
+
+
+def test_with_no_worker_process_it_is_kept_too(shop: Project, witness: Witness, redis: Client) -> None:
+    push(redis, "steps", how="release")
+    work = shop.work("-w", "0", "--stop-when-empty")
+    work.ends_clean()
+    assert witness.lines == ["saw None attempt 1", "saw {'row': 2} attempt 2"]
+
+
+# -- while the server is away
+
+
+AWAY = (
+    JOBS
+    + """
+@app.job("through", tries=2)
+def through() -> None:
+    job = current_job()
+    note("saw", job.saved)
+    if job.saved:
+        return
+    job.checkpoint("early")
+    note("early")
+    while not Path("go").exists():
+        began = time.monotonic()
+        job.checkpoint("late")
+        took = time.monotonic() - began
+        if took > 1:
+            note("slow", took)
+        time.sleep(0.01)
+    Path("go").unlink()
+    note("late")
+    raise ValueError("once more")
+
+@app.job("done", tries=1)
+def done() -> None:
+    note("start")
+    for n in range(100_000):
+        current_job().checkpoint(n)
+        if Path("go").exists():
+            break
+    Path("go").unlink()
+    note("end")
+"""
+)
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("how", ["silent", "stopped"])
+def test_while_the_server_is_away_it_is_remembered_and_goes_with_the_answer(
+    project: MakeProject, server: Server, redis: Client, how: str
+) -> None:
+    with Proxy(server.socket) as proxy:
+        shop = project(jobs=AWAY, url=proxy.url if how == "silent" else server.url)
+        witness = Witness(shop)
+        work = ready(shop)
+        push(redis, "through")
+        witness.wait("early")
+        assert server.process is not None
+        proxy.silence() if how == "silent" else server.process.send_signal(signal.SIGSTOP)
+        work.wait_line("redis.away", 10)
+        (shop.root / "go").touch()
+        witness.wait("late")
+        proxy.heal() if how == "silent" else server.process.send_signal(signal.SIGCONT)
+        assert witness.wait("saw", 2) == ["saw None", "saw late"]
+        assert not witness.starting("slow")
+        work.wait_line("job.done")
+        assert not work.matches("lease_lost")
+        work.stop()
+
+
+def test_replies_that_are_lost_cost_no_job_its_ack(project: MakeProject, server: Server, redis: Client) -> None:
+    """A checkpoint whose reply is lost was done: the ack is for what stands there, and the job runs once."""
+    with Proxy(server.socket) as proxy:
+        shop = project(jobs=AWAY, url=proxy.url)
+        witness = Witness(shop)
+        work = ready(shop)
+        for count in range(1, 13):
+            push(redis, "done")
+            witness.wait("start", count)
+            proxy.cut(reply=count % 3)
+            (shop.root / "go").touch()
+            witness.wait("end", count)
+            work.wait_line("job.done", count=count)
+        work.stop()
+        assert not work.matches("lease_lost|job.failed|worker.died")
+        assert len(witness.starting("start")) == 12
+    assert os.path.exists(shop.root / "witness")
