@@ -4,8 +4,7 @@
     nothing ready -> wait for a token, the next due moment or a signal
     connection broke -> ask what is mine -> go on (answering.py)
 
-One job at a time, in a process of its own. It leaves for one of the reasons in process/exits.py, and says so in its exit
-code; while it waits it can be told anything by a signal.
+One job at a time, in a process of its own. Its exit code says why it left (process/exits.py).
 """
 
 from __future__ import annotations
@@ -258,7 +257,9 @@ class Worker:
 
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
-        if self.answering.away:  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
+        if (
+            self.answering.away
+        ):  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
             self.answering.pause()
             return
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
