@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd import units
+from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -140,6 +143,22 @@ def queues_named(found: Settings, connection: str) -> list[str]:
         if one.origins["worker.queues"] != "built in" and one.work.connection == connection:
             names.extend(one.work.queues)
     return list(dict.fromkeys(names))
+
+
+@contextmanager
+def deadline(seconds: int, said: str) -> Iterator[None]:
+    """Raises ConnectionLost, which says `said`, when the block takes longer."""
+
+    def late(*_: object) -> None:
+        raise ConnectionLost(said)
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Refused(click.ClickException):

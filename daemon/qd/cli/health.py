@@ -5,9 +5,6 @@ For cron, load balancers and probes: it starts nothing, changes nothing, and ans
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -49,24 +46,8 @@ def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | Non
         raise click.UsageError("--pool goes with --live; without it name queues")
     from qd.cli.reasons import Limits
 
-    with deadline():
+    with common.deadline(AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"):
         return of_fleet(queues, Limits(max_ready, max_age))
-
-
-@contextmanager
-def deadline() -> Iterator[None]:
-    """Raises ConnectionLost when the block takes longer than AT_MOST."""
-
-    def late(*_: object) -> None:
-        raise ConnectionLost(f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(AT_MOST)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # -- the whole fleet, by what is on the server

@@ -33,6 +33,7 @@ COMMANDS = {
     "run": ("queues", "run"),
     "jobs": ("queues", "jobs"),
     "clear": ("queues", "clear"),
+    "doctor": ("doctor", "command"),
     "config": ("setup", "config"),
     "init": ("setup", "init"),
     "embedded": ("embedded", "command"),

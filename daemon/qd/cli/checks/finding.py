@@ -1,0 +1,30 @@
+"""One line of `qd doctor`: what was looked at, what it is, and the way out where it is not well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AWAY, CONFIG = 69, 78
+
+
+@dataclass(frozen=True)
+class Finding:
+    """sign: ok, warn or fail. fix: what to do, "" where all is well. code: what a fail makes of the exit code."""
+
+    sign: str
+    what: str
+    value: str
+    fix: str = ""
+    code: int = 1
+
+
+def ok(what: str, value: object) -> Finding:
+    return Finding("ok", what, str(value))
+
+
+def warn(what: str, value: object, fix: str) -> Finding:
+    return Finding("warn", what, str(value), fix)
+
+
+def fail(what: str, value: object, fix: str, code: int = 1) -> Finding:
+    return Finding("fail", what, str(value), fix, code)

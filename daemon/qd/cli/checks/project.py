@@ -1,0 +1,111 @@
+"""The project: its configuration, its app, what the app's import leaves behind. Imports the app, starts nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from qd import config as configuration
+from qd.cli import common
+from qd.cli.begin import loaded, pools
+from qd.cli.checks.finding import CONFIG, Finding, fail, ok, warn
+from qd.config import Settings
+from qd.connectors.manager import check_url
+from qd.errors import QdError
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+
+IMPORT = 60  # seconds an app may take to import
+
+
+@dataclass
+class Project:
+    """What was found out so far. pools: pool -> its settings, "" the one without a name; {}: no usable configuration."""
+
+    app: Qd | None = None
+    pools: dict[str, Settings] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings | None:
+        return next(iter(self.pools.values()), None)
+
+
+def check(project: Project) -> Iterator[Finding]:
+    """Fills `project` in. The app comes before the urls: it may name one."""
+    try:
+        found = common.loaded()
+        project.pools = {pool: loaded(pool) for pool in pools() or [""]}
+    except QdError as error:
+        yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", CONFIG)
+        return
+    place = str(found.file) if found.file else "no file: variables and what is built in"
+    yield ok("configuration", f"{place}, {len(project.pools)} pools" if project.pools.keys() - {""} else place)
+    for line in configuration.strangers(found, os.environ):
+        yield warn("environment", line, "take it away, or mend its name")
+    yield from check_app(project, found)
+    yield from check_urls(project)
+
+
+def check_app(project: Project, found: Settings) -> Iterator[Finding]:
+    if not found.app:
+        way = "write app = below [qd] in qd.toml, set QD_APP, or give --app MODULE:ATTR"
+        yield fail("app", "none is named: `qd work` does not start", way, CONFIG)
+        return
+    try:
+        project.app = imported()
+    except QdError as error:
+        yield fail("app", error, f"mend it; `python -c 'import {found.app.partition(':')[0]}'` shows the same", CONFIG)
+        return
+    names = project.app.registry.names()
+    if names:
+        yield ok("app", f"{found.app} declares {len(names)} jobs")
+    else:
+        way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
+        yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)
+    project.pools = {pool: loaded(pool, project.app.said) for pool in project.pools}
+    yield from check_import()
+
+
+def imported() -> Qd:
+    """The app; what its import prints goes to stderr. Raises QdError, also when it takes for ever."""
+    from qd.cli.apps import app
+
+    with redirect_stdout(sys.stderr), common.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
+        return app()
+
+
+def check_import() -> Iterator[Finding]:
+    """What stands against forking workers from a process that has imported the app."""
+    from qd.process.vitals import connected_sockets, thread_names
+
+    threads, sockets = thread_names(), connected_sockets()
+    way = "open it when it is first used; until then each worker imports the app by itself, which takes time and memory"
+    for name in threads:
+        yield warn("import", f"left the thread '{name}' running", way)
+    for peer in sockets:
+        yield warn("import", f"left a connection open: {peer}", way)
+    if not threads and not sockets:
+        yield ok("import", "left no thread and no connection behind")
+
+
+def check_urls(project: Project) -> Iterator[Finding]:
+    for name, found in connections(project).items():
+        try:
+            check_url(found.connection(name))
+        except QdError as error:
+            yield fail(f"{name}.url", error, "mend the url; `qd config show` tells where it comes from", CONFIG)
+
+
+def connections(project: Project) -> dict[str, Settings]:
+    """The connections that this project works on or is steered by, each with settings that name it."""
+    used = dict[str, Settings]()
+    for found in project.pools.values():
+        for name in (found.work.connection, found.default, found.control):
+            used.setdefault(name, found)
+    asked = common.given().connection
+    return {name: found for name, found in used.items() if asked in (None, name)}

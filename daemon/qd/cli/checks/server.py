@@ -1,0 +1,177 @@
+"""A server: does it answer and how fast, is it a fit one for jobs, does it keep them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from qd.cli.checks.finding import AWAY, Finding, fail, ok, warn
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost, ServerRefused, WrongPassword
+from qd.units import size_text
+
+Facts = Mapping[str, str]
+PINGS = 50
+SLOW, JERKY = 0.005, 0.05  # seconds a ping takes at p50 and p99: a job costs one call at least
+SKEW, FAR = 1.0, 60.0  # seconds between this clock and the server's
+OLDEST = (6, 2)
+FULL, NEARLY = 0.95, 0.8  # of maxmemory
+IN_CONF = "and the same in redis.conf"
+
+clock = time.time
+
+
+def answers(wire: Wire, where: str) -> Finding:
+    """Whether it can be reached with this user and password. A fail: ask it nothing more."""
+    what = f"{where}.answers"
+    try:
+        wire.call("PING")
+    except WrongPassword as error:
+        if "NOPERM" not in str(error):
+            return fail(what, error, "write the right user and password into the url", AWAY)
+    except (ConnectionLost, ServerRefused) as error:
+        return fail(what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", AWAY)
+    return ok(what, wire.target.place)
+
+
+def check(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:
+    """`facts`: what INFO says, {} when this user may not ask."""
+    yield latency(wire, where)
+    yield skew(wire, where)
+    if wire.target.tls is not None and not wire.target.tls.check_hostname:
+        way = "name the authority with ssl_ca_certs=PATH, and take ssl_cert_reqs=none out of the url"
+        yield warn(f"{where}.tls", "its certificate is not checked: anybody on the way can read and change jobs", way)
+    if not facts:
+        way = "ACL SETUSER ... +info +config|get for it, or run qd doctor with an operator's url"
+        yield warn(f"{where}.info", "this user may not ask INFO: version, role, memory, persistence unknown", way)
+        return
+    yield version(where, facts)
+    yield role(where, facts)
+    yield from memory(where, facts)
+    yield from persistence(wire, where, facts)
+
+
+def info(wire: Wire) -> Facts:
+    """{}: it may not be asked."""
+    (raw,) = wire.call_many([("INFO",)])
+    if not isinstance(raw, bytes):
+        return {}
+    return dict(line.split(":", 1) for line in raw.decode("utf-8", "replace").splitlines() if ":" in line)
+
+
+def configured(wire: Wire, name: str) -> str | None:
+    """A value of its configuration. None: it may not be asked, as with most providers."""
+    (reply,) = wire.call_many([("CONFIG", "GET", name)])
+    return reply[1].decode() if isinstance(reply, list) and len(reply) > 1 else None
+
+
+def latency(wire: Wire, where: str, pings: Callable[[Wire], float] | None = None) -> Finding:
+    times = sorted((pings or ping)(wire) for _ in range(PINGS))
+    p50, p99 = times[PINGS // 2], times[int(PINGS * 0.99)]
+    said = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
+    if p50 > SLOW or p99 > JERKY:
+        way = "run workers nearer to it; see what keeps it busy (SLOWLOG GET)"
+        return warn(f"{where}.latency", f"{said}: a worker does at most {1 / max(p50, 1e-6):.0f} jobs a second", way)
+    return ok(f"{where}.latency", said)
+
+
+def ping(wire: Wire) -> float:
+    began = time.perf_counter()
+    wire.call("TIME")
+    return time.perf_counter() - began
+
+
+def skew(wire: Wire, where: str) -> Finding:
+    before = clock()
+    seconds, micros = wire.call("TIME")
+    between = (before + clock()) / 2 - (int(seconds) + int(micros) / 1e6)
+    said = f"this clock is {abs(between):.1f} s {'ahead of' if between > 0 else 'behind'} the server's"
+    way = "let both follow a time server (timedatectl set-ntp true): retry_for and the age of jobs go by both"
+    if abs(between) > SKEW:
+        return (fail if abs(between) > FAR else warn)(f"{where}.clock", said, way)
+    return ok(f"{where}.clock", f"within {SKEW:g} s of the server's")
+
+
+def version(where: str, facts: Facts) -> Finding:
+    name = "Valkey" if "valkey_version" in facts else "Redis"
+    said = facts.get("valkey_version") or facts.get("redis_version", "?")
+    parts = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+    if parts < OLDEST:
+        return fail(f"{where}.version", f"{name} {said}", "at least Redis 6.2, or any Valkey")
+    return ok(f"{where}.version", f"{name} {said}")
+
+
+def role(where: str, facts: Facts) -> Finding:
+    what = f"{where}.role"
+    if facts.get("cluster_enabled") == "1":
+        return fail(
+            what, "a node of a cluster: the keys of one queue lie in several slots", "use a server without cluster"
+        )
+    if facts.get("role") != "master":
+        master = f"{facts.get('master_host', '?')}:{facts.get('master_port', '?')}"
+        return fail(what, f"a replica of {master}: it takes no jobs (READONLY)", f"write redis://{master} into the url")
+    return ok(what, "master")
+
+
+def memory(where: str, facts: Facts) -> Iterator[Finding]:
+    most, used = number(facts, "maxmemory"), number(facts, "used_memory")
+    policy = facts.get("maxmemory_policy", "noeviction")
+    yield eviction(f"{where}.eviction", policy, most)
+    if not most:
+        yield ok(f"{where}.memory", f"{used >> 20}M used, without a limit of its own")
+        return
+    said = f"{used / most:.0%} of {size_text(most)} used"
+    way = "raise it (CONFIG SET maxmemory ...), or find what fills it (redis-cli --bigkeys, `qd status`)"
+    if used > most * NEARLY:
+        yield (fail if used > most * FULL else warn)(
+            f"{where}.memory", f"{said}: when it is full no job can be sent", way
+        )
+    else:
+        yield ok(f"{where}.memory", said)
+
+
+def eviction(what: str, policy: str, most: int) -> Finding:
+    if policy == "noeviction":
+        return ok(what, policy)
+    way = f"CONFIG SET maxmemory-policy noeviction, {IN_CONF}"
+    if policy.startswith("volatile"):
+        return warn(what, f"{policy}: when it is full, pauses with --for and notes of crashes are thrown away", way)
+    if not most:
+        return warn(what, f"{policy}: with a maxmemory, jobs would be thrown away", way)
+    return fail(what, f"{policy}: when it is full, jobs are thrown away", way)
+
+
+def persistence(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:
+    what, way = f"{where}.persistence", f"CONFIG SET appendonly yes, {IN_CONF}"
+    if facts.get("aof_enabled") == "1":
+        yield appended(wire, what, facts)
+        return
+    saves = configured(wire, "save")
+    if saves is None:
+        yield warn(
+            what, "no append-only file; whether it saves snapshots may not be asked", "see what the provider says"
+        )
+    elif not saves:
+        yield warn(what, "neither append-only file nor snapshots: every job is lost when it restarts", way)
+    elif facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield fail(
+            what, "the last snapshot failed: it takes no jobs any more (MISCONF)", "see its log; is the disk full?"
+        )
+    else:
+        yield warn(what, f"snapshots only (save {saves}): the jobs since the last one are lost when it crashes", way)
+
+
+def appended(wire: Wire, what: str, facts: Facts) -> Finding:
+    if facts.get("aof_last_write_status", "ok") != "ok":
+        return fail(what, "its append-only file cannot be written: it takes no jobs (MISCONF)", "is the disk full?")
+    each = configured(wire, "appendfsync")
+    if each == "no":
+        way = f"CONFIG SET appendfsync everysec, {IN_CONF}"
+        return warn(what, "append-only file, appendfsync no: a power cut loses half a minute of jobs", way)
+    return ok(what, f"append-only file, appendfsync {each or 'unknown'}")
+
+
+def number(facts: Facts, name: str) -> int:
+    said: Any = facts.get(name, "0")
+    return int(said) if said.isdigit() else 0

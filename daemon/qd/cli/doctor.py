@@ -1,0 +1,144 @@
+"""`qd doctor`: is it set up right? Looks at the project, its servers, what waits there, the masters, what supervises them
+and this host; one line for each thing, with the fix where it is not well. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qd import embedded
+from qd.cli import common, output
+from qd.cli.checks import access, fleet, host, project, server, supervisord, systemd, waiting
+from qd.cli.checks.finding import AWAY, CONFIG, Finding, fail, warn
+from qd.errors import QdError
+from qd.store import hosts, stamps
+
+if TYPE_CHECKING:
+    from qd.cli.checks.project import Project
+    from qd.config import Settings
+
+PATIENCE = 2.0  # seconds for a connection, and for each answer
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+FILE = click.Path(path_type=Path)
+
+
+@click.command("doctor")
+@click.option("--strict", is_flag=True, help="Exit 1 when there is a warning, too.")
+@click.option(
+    "--supervisord", "program", type=FILE, metavar="PATH", help="Look at this file of supervisord.  [the usual places]"
+)
+@click.option("--unit", type=FILE, metavar="PATH", help="Look at this unit file of systemd.")
+@common.options
+def command(strict: bool, program: Path | None, unit: Path | None) -> int:
+    """Look at the whole set-up, and say what is not right and how to mend it; nothing is changed.
+
+    Exit 0: all is well, or there are warnings only. Else 78 (configuration, app), 69 (a server is away), or 1.
+    """
+    common.given().patience = PATIENCE
+    findings = list[Finding]()
+    for finding in looked(project.Project(), program, unit):
+        findings.append(finding)
+        if not common.given().json:
+            say(finding)
+    code = code_of(findings, strict=strict)
+    if common.given().json:
+        output.document({"ok": code == 0, "exit": code, "checks": [told(finding) for finding in findings]})
+    else:
+        output.say(summary(findings))
+    return code
+
+
+def looked(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
+    """In the order in which one thing needs the other."""
+    yield from project.check(found)
+    yield from of_servers(found)
+    yield from supervisord.check(found, program)
+    yield from systemd.check(found, unit)
+    yield from host.check(found)
+
+
+def of_servers(found: Project) -> Iterator[Finding]:
+    for name, settings in project.connections(found).items():
+        try:
+            yield from of_server(name, settings, found)
+        except QdError as error:  # it went away meanwhile, or refuses what everybody else allows
+            yield fail(f"{name}.answers", error, "see its log, and try again", AWAY)
+    if found.settings is not None and found.settings.laravel is not None:
+        yield of_laravel(found.settings)
+
+
+def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
+    if (settings.connections[name].url or "").startswith("embedded:") and embedded.status(settings.root) is None:
+        yield warn(f"{name}.answers", "the embedded server is not running", "`qd work` starts it")
+        return
+    store = common.store(settings, name)
+    answer = server.answers(store.wire, name)
+    yield answer
+    if answer.sign == "fail":
+        return
+    facts = server.info(store.wire)
+    yield from server.check(store.wire, name, facts)
+    masters = [master for master in reported(settings) if master.connection == name]
+    queues = worked(name, found, masters)
+    if facts.get("role", "master") == "master":
+        yield from access.check(store.wire, name, store.prefix, queues)
+    yield from waiting.check(store, name, queues, found.app, masters)
+    yield from waiting.unworked(name, found, masters)
+    if name == settings.control:
+        yield from fleet.check(hosts.masters(store), stamps.last_restart(store), store.now())
+
+
+def reported(settings: Settings) -> list[hosts.Master]:
+    """[]: also where their reports cannot be read."""
+    try:
+        return hosts.masters(common.store(settings, settings.control))
+    except QdError:
+        return []
+
+
+def worked(name: str, found: Project, masters: list[hosts.Master]) -> list[str]:
+    """The queues of this connection that pools and masters work on."""
+    pools = [each.work.queues for each in found.pools.values() if each.work.connection == name]
+    queues = [queue for each in pools for queue in each] + [queue for master in masters for queue in master.queues]
+    return list(dict.fromkeys(queues))
+
+
+def of_laravel(settings: Settings) -> Finding:
+    """Its cache, where its restart and pause keys are."""
+    assert settings.laravel is not None
+    try:
+        store = common.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
+        return server.answers(store.wire, "laravel.cache")
+    except QdError as error:
+        return fail("laravel.cache_url", error, "mend cache_url below [laravel]", CONFIG)
+
+
+# -- telling
+
+
+def say(finding: Finding) -> None:
+    sign = click.style(f"{finding.sign:<4}", fg=COLOURS[finding.sign])
+    fix = f" -> {finding.fix}" if finding.fix else ""
+    output.say(f"{sign}  {output.clean(f'{finding.what}: {finding.value}{fix}')}")
+
+
+def told(finding: Finding) -> dict[str, str]:
+    return {key: value for key, value in asdict(finding).items() if key != "code"}
+
+
+def summary(findings: list[Finding]) -> str:
+    counts = {sign: sum(finding.sign == sign for finding in findings) for sign in COLOURS}
+    return f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures"
+
+
+def code_of(findings: list[Finding], *, strict: bool) -> int:
+    """The configuration before the server before all else: what cannot be read hides the rest."""
+    codes = {finding.code for finding in findings if finding.sign == "fail"}
+    for code in (CONFIG, AWAY):
+        if code in codes:
+            return code
+    return 1 if codes or (strict and any(finding.sign == "warn" for finding in findings)) else 0
