@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved, Turn
 from qd.connectors.redis.queue import RedisQueue
-from qd.errors import ServerRefused
+from qd.errors import ConnectionLost, ServerRefused
 from qd.payload import read
 from qd.unit import answered, saving
 from tests.contract.test_queue import job
@@ -259,6 +259,29 @@ class Machine(RuleBasedStateMachine):
         finally:
             del wire.send
 
+    @rule(slot=slots, order=orders)
+    def turn_that_comes_late(self, slot: int, order: tuple[str, ...]) -> None:
+        """A call that was given up reaches the server after the worker has gone on: it takes no second job, and what it
+        has taken for a worker without one is found at the next turn."""
+        if not self.able(slot):
+            return
+        worker, late = self.workers[slot], self.in_hand(slot)
+        self.taken(slot, self.turn_of(slot, order))
+        mine = self.hands.get(slot)
+        with suppress(ConnectionLost):
+            worker.turn(late, QUEUES)
+        told = worker.held(QUEUES)
+        if mine is not None:
+            assert told is not None
+            assert told.mark == mine.mark
+        elif told is not None:
+            try:
+                again = worker.turn(None, QUEUES)
+            except ConnectionLost:
+                again = None
+            assert again is None, "a second job for one worker"
+            self.taken(slot, Turn(None, told, None, (), 0))
+
     def busy(self) -> list[int]:
         return [slot for slot in self.hands if self.able(slot)]
 
@@ -433,7 +456,9 @@ class Machine(RuleBasedStateMachine):
         aside = bool(self.client.call("EXISTS", key)) and self.client.call("RENAME", key, "aside")
         self.client.call("SET", key, "foreign")
         mine = next((held for slot, held in self.hands.items() if self.workers[slot] is worker), None)
-        calls: list[Callable[[], object]] = [lambda: worker.turn(None, ("empty", queue)), lambda: beat(worker, queue)]
+        calls: list[Callable[[], object]] = [lambda: beat(worker, queue)]
+        if mine is None:
+            calls.insert(0, lambda: worker.turn(None, ("empty", queue)))
         if mine is not None and mine.queue == queue and kind:
             calls.append(lambda: worker.checkpoint(mine, saving(mine.member, mine.mark, b"0")))
         for call in calls:

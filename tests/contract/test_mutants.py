@@ -53,6 +53,10 @@ MUTANTS = {
     "a turn that does not ack": Mutant(
         "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])\n": "  acked = 1\n"}
     ),
+    "a turn that takes a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
+    "a late turn that takes the name off the next job": Mutant(
+        "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[9] then": "  if true then"}
+    ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
     "an ack without a check": Mutant(
         "ack", {"return redis.call('ZREM', KEYS[1], ARGV[2])": "redis.call('ZREM', KEYS[1], ARGV[2]) return 1"}

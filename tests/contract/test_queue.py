@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.connectors.base import Reserved, Sizes
+from qd.connectors.base import Reserved, Sizes, Turn
 from qd.connectors.redis.queue import RedisQueue
 from qd.payload import read
 from qd.unit import answered, original
@@ -430,7 +430,9 @@ def test_a_payload_that_is_too_large_is_buried_by_the_server_and_never_sent(conn
     php = rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":"%b","attempts":0}' % (b"x" * most)
     too_large = [large(2, most + 1), large(3, 8 << 20), b"x" * (most + 1)]
     seen.call("RPUSH", "a", "", large(1, most), too_large[0], php, too_large[1], job(4), too_large[2])
-    turns = [queue.turn(None, ["a"]) for _ in range(3)]
+    turns = list[Turn]()
+    for _ in range(3):
+        turns.append(queue.turn(turns[-1].reserved if turns else None, ["a"]))
     assert [read(turn.reserved.member).id if turn.reserved else None for turn in turns] == ["id1", "id4", None]
     assert [turn.malformed for turn in turns] == [0, 2, 1]
     found = seen.failed("a")
@@ -438,9 +440,6 @@ def test_a_payload_that_is_too_large_is_buried_by_the_server_and_never_sent(conn
     assert {buried.record["error"] for buried in found} == {"Malformed"}
     assert found[1].record["reason"] == f"{8 << 20} bytes, and max_payload is {most}"
     assert seen.ready("a") == [php]  # it is for PHP, which has no such bound
-    for turn in turns[:2]:
-        assert turn.reserved is not None
-        assert queue.ack(turn.reserved)
 
 
 @one_place

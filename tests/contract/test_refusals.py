@@ -60,6 +60,14 @@ def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
     return job_in_hand
 
 
+def turns(queue: RedisQueue, *slots: int) -> None:
+    """Of other workers, who have nothing in hand."""
+    for slot in slots:
+        other = RedisQueue(queue.settings, token="Tok3nTok3n", slot=slot)
+        other.wire = queue.wire
+        other.turn(None, ["a"])
+
+
 Operation = Callable[[RedisQueue, Reserved], object]
 PUSHES: dict[str, Operation] = {
     "push": lambda queue, held: queue.push("a", job(9)),
@@ -67,8 +75,8 @@ PUSHES: dict[str, Operation] = {
     "later": lambda queue, held: queue.later("a", job(9), 5),
 }
 OTHERS: dict[str, Operation] = {
-    "a turn": lambda queue, held: queue.turn(None, ["a"]),
-    "a turn that moves what is due": lambda queue, held: (queue.turn(None, ["a"]), queue.turn(None, ["a"])),
+    "a turn": lambda queue, held: turns(queue, 2),
+    "a turn that moves what is due": lambda queue, held: turns(queue, 2, 3),
     "a turn that acks": lambda queue, held: queue.turn(held, ["a"]),
     "ack": lambda queue, held: queue.ack(held),
     "release": lambda queue, held: queue.release(held, answered(held.member, held.mark), 0),
@@ -249,7 +257,7 @@ def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, ki
     key = seen.key("a", kind)
     seen.client.call("RENAME", key, "aside")
     seen.client.call("SET", key, "foreign")
-    calls = [lambda: queue.turn(None, ["a"]), lambda: queue.turn(None, ["a"]), lambda: beat(queue, "a", slots=[1])]
+    calls = [lambda: turns(queue, 2), lambda: turns(queue, 3), lambda: beat(queue, "a", slots=[1])]
     calls += [lambda: queue.checkpoint(held, saving(held.member, held.mark, b"7"))]
     refusals = [str(error) for call in calls if (error := refusal_of(call)) is not None]
     assert refusals

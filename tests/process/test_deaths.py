@@ -120,6 +120,16 @@ def test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again(
     redis.call("DEL", "queues:default:deaths")
 
 
+@FAILED
+def test_two_workers_of_one_slot_never_make_the_same_mark(shop: Project, witness: Witness, redis: Client) -> None:
+    """What is kept under a mark (how its worker died) would be told of another job."""
+    work = shop.work("-w", "1", "--max-crashes", "8")
+    push(redis, "die", how="kill")
+    work.wait_line("job.failed")
+    assert redis.call("HLEN", "queues:default:deaths") == 7  # the eighth was told with the job's failure
+    work.stop()
+
+
 def test_kill_9_of_an_idle_worker_blames_no_job(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
     push(redis, "quick")

@@ -152,7 +152,7 @@ def test_cutting_every_connection_again_and_again_loses_and_doubles_nothing(
     work = shop.work("-w", "2", "--log-level", "warning")
     witness.wait("tick")
     times = harass(lambda: client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"), 0.1, ticked(witness, 1500))
-    assert times > 5
+    assert times > 3
     every_tick_once(witness, work, client, 1500, figures)
     work.stop()
 
@@ -164,7 +164,7 @@ def test_losing_every_script_again_and_again_is_not_noticed(
     work = shop.work("-w", "2", "--log-level", "warning")
     push_ticks(client, 1500)
     times = harass(lambda: client.call("SCRIPT", "FLUSH"), 0.05, ticked(witness, 1500))
-    assert times > 10
+    assert times > 3
     every_tick_once(witness, work, client, 1500, figures)
     assert work.lines == []
     work.stop()

@@ -19,12 +19,20 @@ DRIVERS = ("redis",)
 
 
 def open_queue(
-    settings: Settings, name: str | None, *, token: str = "", slot: int = 0, title: str = "", patience: float = 5.0
+    settings: Settings,
+    name: str | None,
+    *,
+    token: str = "",
+    slot: int = 0,
+    turns: int = 0,
+    title: str = "",
+    patience: float = 5.0,
 ) -> Queue:
     """A connection of its own to the connection called `name` (None: the default); it connects on first use.
 
-    token, slot: who reserves; empty for a producer. title: what the server's list of clients shows. patience: seconds to
-    connect, and for each reply. An `embedded:` url starts the project's server. Raises ConfigError.
+    token, slot, turns: who reserves, and how many turns those made who had the slot before; empty for a producer. title:
+    what the server's list of clients shows. patience: seconds to connect, and for each reply. An `embedded:` url starts the
+    project's server. Raises ConfigError.
     """
     found = settings.connection(name)
     if found.driver not in DRIVERS:
@@ -34,7 +42,13 @@ def open_queue(
 
     keep = (settings.failed.max_count, settings.failed.keep)
     queue = RedisQueue(
-        located(found, settings), token=token, slot=slot, name=title, keep=keep, max_payload=settings.max_payload
+        located(found, settings),
+        token=token,
+        slot=slot,
+        turns=turns,
+        name=title,
+        keep=keep,
+        max_payload=settings.max_payload,
     )
     queue.wire.connect_timeout = queue.wire.timeout = patience
     return queue

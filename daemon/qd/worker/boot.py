@@ -25,6 +25,7 @@ from qd.process import signals, vitals
 from qd.worker.loop import Worker
 
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
+LIFE = 1_000_000_000  # turns that one worker makes at most
 
 
 def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:
@@ -41,7 +42,9 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     stack_fd = ready_for_stacks()
     log_job_records(hands.log)
     title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
-    queue = open_queue(settings, settings.work.connection, token=hands.token, slot=seat.slot, title=title)
+    queue = open_queue(
+        settings, settings.work.connection, token=hands.token, slot=seat.slot, turns=first_turn(seat), title=title
+    )
     worker = Worker(app, settings, queue, hands, seat, between)
     os.register_at_fork(after_in_child=worker.slot.part)
     return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
@@ -51,6 +54,12 @@ def install_quiet() -> None:
     """Signals that steer masters mean nothing to a worker."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
         signal.signal(number, signals.nothing)
+
+
+def first_turn(seat: Seat) -> int:
+    """Turns are counted on from life to life of a slot, in steps that no life uses up: what is kept under a mark (how its
+    worker died) is never another job's."""
+    return (seat.generation - 1) * LIFE
 
 
 def own_stdin() -> None:

@@ -22,6 +22,7 @@ from qd.connectors.base import Reserved, Sizes, Turn
 from qd.connectors.redis import keys
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
+from qd.errors import ConnectionLost
 from qd.unit import unanswered
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class RedisQueue:
         *,
         token: str = "",
         slot: int = 0,
+        turns: int = 0,
         name: str = "",
         keep: tuple[int, float] = (10_000, 30 * 86400.0),
         max_payload: int = 0,
@@ -54,7 +56,7 @@ class RedisQueue:
         self.base = f"{token}.{slot}."
         self.keep = keep  # records, seconds
         self.longest = max_payload + ROOM if max_payload else 0
-        self.turns = 0
+        self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
 
     def _keys(self, *names: str) -> list[str]:
@@ -100,6 +102,8 @@ class RedisQueue:
             tail += b"$%d\r\n%b\r\n" % (len(done.member), done.member)
         reply = script("turn").send(self.wire, head + tail)
         acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
+        if acked == -2:
+            raise ConnectionLost("Redis has run a call of this worker that was given up before")
         job = Reserved(names[index - 1], member, mark.decode(), start, length, before) if index else None
         paused = tuple([names[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
         return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, malformed)

@@ -3,14 +3,15 @@
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
 --       4 records in the failed store at most   5 seconds it keeps them   6 bytes of a payload at most, 0: any
 --       7 mark base "<token>.<slot>.<turn>"   8 index of the queue of the job to ack, 0 for none   9 its payload
--- Returns { acked (1, 0, -1 nothing to ack), ms until the next delayed job or -1, payloads buried unread,
---           index of the queue or 0, payload, mark, start, length, text before, paused queue index ... }
+-- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
+--           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
+--           paused queue index ... }
 -- Add before remove, read before pop: whatever stops this script, every payload still stands somewhere.
 
 local owner, most, base, done = ARGV[1], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
-local acked, malformed, paused, due = -1, 0, {}, nil
+local acked, malformed, paused, due, free = -1, 0, {}, nil, nil
 
 local function migrate(i)
   local payloads = redis.call('ZRANGEBYSCORE', KEYS[i + 2], '-inf', string.format('%.6f', now), 'LIMIT', 0, ARGV[3])
@@ -85,10 +86,18 @@ end
 if done > 0 then
   local i = (done - 1) * 8
   acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])
-  redis.call('HDEL', KEYS[i + 5], owner)
+  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[9] then
+    redis.call('HDEL', KEYS[i + 5], owner)
+    free = i + 5
+  end
 else
   redis.call('ZREM', KEYS[2], '')
   redis.call('HDEL', KEYS[5], '')
+end
+-- One job at a time: who holds another one has gone on since this call was sent (it was late, and given up), or does not
+-- know of it because it was reserved by such a call. Either way nothing is reserved, and the worker asks what is its own.
+for i = 5, #KEYS, 8 do
+  if i ~= free and redis.call('HGET', KEYS[i], owner) then return {-2, -1, 0, 0, '', '', 0, 0, ''} end
 end
 for i = 1, #KEYS, 8 do
   if redis.call('EXISTS', KEYS[i + 5]) == 1 then
