@@ -55,17 +55,6 @@ def script_without(name: str, text: str, instead: str) -> Patch:
     return replaced("script", other)
 
 
-def connected_through_every_outage(real: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(real)
-    def lost(keeper: Any, error: Exception) -> Any:
-        since = keeper._connected_at
-        answer = real(keeper, error)
-        keeper._connected_at = since
-        return answer
-
-    return lost
-
-
 def one_process(real: Callable[..., Any]) -> Callable[..., Any]:
     """In place of the end of a group."""
     return lambda pid: os.kill(pid, 9)
@@ -105,9 +94,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end with the master": [("qd.process.vitals", replaced("set_pdeathsig", never(True)))],
     "hard kill": [("qd.master.children", replaced("Children.end_late", never(None)))],
     "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"    redis.call('LPOP', ready)\n{FRESH}"))],
-    "reclaim only when long connected": [
-        ("qd.keeper.loop", replaced("Keeper._lost", connected_through_every_outage)),
-    ],
+    "reclaim only when long connected": [("qd.keeper.loop", replaced("Keeper._reclaims_until", never(1e12)))],
     "hand-back": [("qd.keeper.settle", replaced("Settle._move", as_a_crash))],
     "worker first for the OOM killer": [("qd.process.vitals", replaced("oom_score_adj", never(True)))],
     "end of the group": [
