@@ -321,6 +321,13 @@ def send() -> None:
         note("then", other.size())
         other.clear()
 
+@app.job("fork", timeout=0.3, tries=1)
+def fork() -> None:
+    while True:
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+
 @app.job("send in threads", timeout=0.5, tries=1)
 async def send_in_threads() -> None:
     other = app.queue("other")
@@ -358,6 +365,16 @@ def test_an_alarm_during_a_dispatch_waits_for_its_end(project: MakeProject, redi
         assert int(witness.wait("then", count)[-1].split()[1]) == size + 1
     work.wait_line("job.failed .*JobTimeout", count=8)
     assert not work.matches("ConnectionLost|TypeError|ServerRefused|reason=timeout")
+    work.stop()
+
+
+@FAILED
+def test_an_alarm_during_a_fork_waits_for_its_end(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LATE)
+    work = ready(shop)
+    push(redis, "fork", count=10)
+    work.wait_line("job.failed .*JobTimeout", count=10)
+    assert not work.matches("Exception ignored|reason=timeout")
     work.stop()
 
 

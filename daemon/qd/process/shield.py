@@ -1,7 +1,8 @@
 """Code of ours that runs inside a job and must not be torn apart by an alarm: sending, settling.
 
 An alarm that comes while a shield is held is raised when the last one is put down. Used by whoever talks to a server on
-behalf of a job; the worker's alarm says what to raise. Only the main thread is ever interrupted, so in others it is air.
+behalf of a job, and around forks; the worker's alarm says what to raise. Only the main thread is ever interrupted, so in
+others it is air.
 """
 
 from __future__ import annotations
@@ -28,9 +29,22 @@ class Shield:
         if threading.get_ident() != threading.main_thread().ident:
             return
         self.depth -= 1
-        if self.depth == 0 and self.overdue is not None:
-            overdue, self.overdue = self.overdue, None
-            overdue()
+        if self.depth == 0:
+            self.ring()
+
+    def put_down(self) -> bool:
+        """End a `with` where an exception would be swallowed. True: an alarm is overdue, and is to come again soon."""
+        if threading.get_ident() == threading.main_thread().ident:
+            self.depth -= 1
+        return self.depth == 0 and self.overdue is not None
+
+    def ring(self) -> bool:
+        """Raise what is overdue. False: nothing is."""
+        if self.overdue is None:
+            return False
+        overdue, self.overdue = self.overdue, None
+        overdue()
+        return True
 
 
 shield = Shield()

@@ -16,6 +16,8 @@ from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsig
 from collections.abc import Callable, Iterable
 from types import FrameType
 
+from qd.process.shield import shield
+
 ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
 KEPT = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # a fault stays a fault
 
@@ -128,11 +130,14 @@ def default_all(*quiet: signal.Signals) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: what came meanwhile meets the handlers above
 
 
+SOON = 0.001  # seconds until an alarm that came around a fork comes again
+
+
 class Copies:
     """Copies of a worker that its jobs fork: no signal reaches one before it has the default handlers.
 
     Else a SIGTERM, as a multiprocessing pool sends it at its end, would be swallowed by the worker's handler, and would
-    stand in the worker's mailbox.
+    stand in the worker's mailbox. Nor does an alarm raise around a fork: Python swallows what is raised there.
     """
 
     def __init__(self) -> None:
@@ -140,13 +145,20 @@ class Copies:
 
     def guard(self) -> None:
         """From now on, for the rest of this process's life."""
-        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=default_all)
+        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._copied)
 
     def _before(self) -> None:
+        shield.__enter__()
         self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
 
     def _after(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+        if shield.put_down():
+            signal.setitimer(signal.ITIMER_REAL, SOON)
+
+    def _copied(self) -> None:
+        shield.depth, shield.overdue = 0, None
+        default_all()
 
 
 STEERING = (

@@ -46,7 +46,7 @@ class Alarm:
         """Run user code for `seconds` at most, 0 without end. A result that is there wins over a late alarm."""
         if getsignal(signal.SIGALRM) != self._ring:  # a job before has put its own there
             self.open()
-        self.ended_by, self._lost = None, False
+        self.ended_by, self._lost, shield.overdue = None, False, None
         result: object = MISSING
         if seconds:
             self._slot[W.DEADLINE] = now() + int(seconds * 1e9)
@@ -75,6 +75,8 @@ class Alarm:
             os.kill(os.getpid(), signal.SIGALRM)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
+        if not shield.depth and shield.ring():
+            return  # it came before, at a bad moment
         why, turn = self._slot[W.WHY] & 0xFF, self._slot[W.WHY] >> 8
         self._slot[W.WHY] = 0
         lost, self._lost = self._lost, False
