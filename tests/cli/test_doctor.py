@@ -418,6 +418,13 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
 # -- masters
 
 
+def test_laravels_cache_that_is_away(shop: Project) -> None:
+    shop.config(f'[laravel]\ncache_url = "redis://127.0.0.1:{free_port()}/1"\n')
+    assert (doctor(shop).code, doctor(shop).line("laravel.cache.answers").sign) == (69, "fail")
+    shop.config(f'[laravel]\ncache_url = "{shop.url}"\n')
+    assert doctor(shop).bad() == []
+
+
 def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     redis.call("SET", "qd:restart", f"{now - 300:.6f}")
@@ -676,3 +683,22 @@ def test_it_is_ended_by_ctrl_c_as_every_command(shop: Project) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     process.stdout.close()
+
+
+# -- docs/commands.md
+
+
+def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    shown = re.search(r"^    \$ qd doctor\n(.*?)\n    \.\.\.$", page, re.MULTILINE | re.DOTALL)
+    assert shown
+    names = "".join(f"@app.job('job{number}')\ndef job{number}() -> None: ...\n" for number in range(11))
+    shop = project(jobs=JOBS + names, url=own.url, config='[pools.a]\n[pools.b]\nqueues = ["mail"]\n')
+    shop.allowed.add("qd.conf")
+    text = edited((ROOT / "supervisor" / "qd.conf").read_text(), "stopwaitsecs", "10")
+    (shop.root / "qd.conf").write_text(text)
+    with own.client() as client:
+        push(client, "mail.welcom", queue="mail")
+    said = shop.qd("doctor", "--supervisord", "qd.conf").stdout.replace(str(shop.root), "/srv/shop")
+    said = said.replace(" qd.conf [", " /etc/supervisor/conf.d/qd.conf [")
+    assert [line for line in shown[1].splitlines() if line[4:] not in said.splitlines()] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
+from qd.cli import reasons as reasons_module
 from qd.process import live, vitals
 from tests.cli.conftest import Run, document, done, report
 from tests.support.procs import QD
@@ -294,6 +297,23 @@ def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) 
         assert time.monotonic() - began < 8  # the promise: it answers within 8 s
 
 
+DEAF = """
+import ctypes, socket
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+socket.getaddrinfo = lambda *_, **__: libc.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_name_server_that_hangs_in_c_is_69_soon(project: Callable[..., Project], tmp_path: Path) -> None:
+    """No signal reaches Python there."""
+    shop = project(url="redis://redis.example:6379/0")
+    (tmp_path / "sitecustomize.py").write_text(DEAF)
+    found = shop.qd("health", seconds=30, PYTHONPATH=f"{tmp_path}{os.pathsep}{shop.env()['PYTHONPATH']}")
+    assert (found.returncode, found.stdout) == (69, "")
+    assert found.stderr == "qd: no answer within 8 s: the server, its name, or the app's import hangs\n"
+
+
 def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
     shop = project()
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health']\ntry:\n    main()\nfinally:\n"
@@ -387,3 +407,34 @@ def test_live_loads_no_configuration_and_no_connector(project: Callable[..., Pro
     code += "finally:\n    print(*[n for n in ('qd.config', 'qd.connectors', 'hiredis', 'ssl') if n in sys.modules])"
     done = shop.python(code.replace("finally", "except SystemExit"))
     assert done.stdout.splitlines()[1:] == [""]
+
+
+# -- docs/commands.md
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
+
+
+def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:
+    push(redis, count=12, age=20)
+    assert f"    $ qd health\n    {done_not(qd('health', 'mail'))}" in PAGE
+    redis.call("DEL", "queues:mail")
+    four = [{**WAITING, "slot": slot} for slot in range(4)]
+    report(redis, "T1", workers=four)
+    report(redis, "T2", workers=four, host="app-2")
+    push(redis, count=12, age=3)
+    said = re.sub(r"[3-9]\.0s$", "3.0s", done(qd("health", "--max-age", "5m")).rstrip())
+    assert f"    $ qd health --max-age 5m\n    {said}\n" in PAGE
+
+
+def done_not(result: Result) -> str:
+    assert (result.exit_code, result.stderr) == (1, "")
+    return result.stdout
+
+
+def test_the_page_names_each_kind_of_reason() -> None:
+    code = (Path(reasons_module.__file__)).read_text()
+    told = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
+    assert told
+    rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(rows) == sorted(set(re.findall(r'Reason\(\s*"([\w-]+)"', code)))

@@ -46,7 +46,7 @@ def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | Non
         raise click.UsageError("--pool goes with --live; without it name queues")
     from qd.cli.reasons import Limits
 
-    with common.deadline(AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"):
+    with common.ended_within(AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"):
         return of_fleet(queues, Limits(max_ready, max_age))
 
 

@@ -38,7 +38,7 @@ COMMANDS = {
     "init": ("setup", "init"),
     "embedded": ("embedded", "command"),
 }
-USAGE, AWAY, CONFIG, INTERRUPTED = 2, 69, 78, 130
+USAGE, AWAY, CONFIG, INTERRUPTED = 2, common.AWAY, 78, 130
 
 # The first class that fits gives the code.
 CODES: Sequence[tuple[type[BaseException], int]] = (
