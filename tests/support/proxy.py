@@ -27,6 +27,7 @@ class Proxy:
         self.connections = 0  # accepted so far
         self._fault: tuple[int, int] | None = None  # replies to pass on before, bytes of the next to pass on
         self._silent = False
+        self.lag = 0.0  # seconds that each answer comes late
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -101,5 +102,6 @@ class Proxy:
                 start = at + 1
                 if self._fault is not None:
                     self._fault = (self._fault[0] - 1, self._fault[1]) if self._fault[0] else None
+        self._over.wait(self.lag)
         client.sendall(data)
         return True
