@@ -201,8 +201,10 @@ class Keeper:
         for item in lost:
             number, turn = (int(part) for part in item.split(":"))
             slot = self.board.slot(number)
-            self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
-            self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
+            if slot[W.LOST_TURN] != turn:  # else it was told, and its job has not ended yet
+                slot[W.LOST_TURN] = turn
+                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
 
     # -- the reports of others

@@ -67,7 +67,7 @@ class Report:
             "version": __version__,
             "booted_at": round(booted_at, 3),
             "state": self._state(),
-            "leases_lost": header(H.LEASES_LOST),
+            "leases_lost": self.board.leases_lost(),
             "keeper_restarts": header(H.KEEPER_DEATHS),
             "crashes": [self._unix(moment) for moment in self.board.crashes() if moment > since and known],
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],

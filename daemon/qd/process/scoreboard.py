@@ -63,6 +63,8 @@ class W(IntEnum):
     DEADLINE = 5  # worker: moment at which its time is over, 0 none
     BACKOFF_MS = 6  # worker: the delay after a timeout
     VERDICT = 7  # master
+    LOST = 9  # worker: leases that its answers found gone, and no renewal had; goes on counting
+    LOST_TURN = 20  # keeper: the turn whose lease a renewal found gone
     STATUS = 8  # master: wait status
     JOBS = 10  # worker: jobs done
     GROWN = 11  # worker: bytes it has grown since it was ready
@@ -85,7 +87,7 @@ class H(IntEnum):
     FORKED_AT = 3  # master: moment the code now serving was imported
     PAUSED = 4  # master: 1 while paused by USR2
     STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
-    LEASES_LOST = 6  # keeper: count
+    LEASES_LOST = 6  # keeper: count of those that renewals found; see leases_lost
     CRASHES = 7  # master: count of workers that crashed
     CRASHED_AT = 8  # master: with the words after it, the moments of the last KEPT_CRASHES of them
     KEEPER_DEATHS = 16  # master: count
@@ -118,6 +120,11 @@ class Scoreboard:
         """The moments of the last crashes of workers, the oldest first."""
         moments = self.words[H.CRASHED_AT : H.CRASHED_AT + KEPT_CRASHES].tolist()
         return sorted(moment for moment in moments if moment)
+
+    def leases_lost(self) -> int:
+        """Seen by renewals or by the workers' answers, each once."""
+        stride = SLOT_BYTES // 8
+        return self.words[H.LEASES_LOST] + sum(self.words[stride + W.LOST :: stride].tolist())
 
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
@@ -153,9 +160,9 @@ class Slot:
         self._name, self._queue = memoryview(bytearray(NAME)), memoryview(bytearray(QUEUE))
 
     def clear(self) -> None:
-        """Everything to zero but the generation, which goes on counting."""
+        """Everything to zero but what goes on counting."""
         for word in W:
-            if word is not W.GENERATION:
+            if word not in (W.GENERATION, W.LOST):
                 self[word] = 0
         self.say(b"", b"")
 

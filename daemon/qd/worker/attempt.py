@@ -291,21 +291,29 @@ class Attempts:
                 else:
                     self._emit(events.JobExceptionOccurred, job, error)
 
-        self._hooks(limits, hooks)
+        self._hooks(limits.timeout, hooks)
         return Failed(error, payload.attempts)
 
     def _hear(self, limits: Limits, event: Callable[..., events.Event], *facts: Any) -> None:
         if self.app.listeners.has(event):  # type: ignore[arg-type]
-            self._hooks(limits, lambda: self._emit(event, *facts))
+            self._hooks(limits.timeout, lambda: self._emit(event, *facts))
 
     def _emit(self, event: Callable[..., events.Event], *facts: Any) -> None:
         if self.app.listeners.has(event):  # type: ignore[arg-type]
             self.app.listeners.emit(event(*facts))
 
-    def _hooks(self, limits: Limits, hooks: Callable[[], None]) -> None:
+    def hear_lost(self, reserved: Reserved) -> None:
+        """Listeners of LeaseLost, where the answer found it out and the job is over."""
+        try:
+            job = self._running(read(reserved.member), reserved)
+        except Malformed:
+            return
+        self._hooks(HOOK_SECONDS, lambda: self._emit(events.LeaseLost, job))
+
+    def _hooks(self, seconds: float, hooks: Callable[[], None]) -> None:
         """failed() and listeners: user code too, under a timeout of their own. What they raise changes nothing."""
         try:
-            self.alarm.guard(hooks, limits.timeout or HOOK_SECONDS)
+            self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except SystemExit as leaving:
             self._only_here(leaving)
             raise

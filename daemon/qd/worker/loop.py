@@ -26,16 +26,16 @@ from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
 from qd.worker.alarm import Alarm
 from qd.worker.answering import Answering
-from qd.worker.attempt import DONE, Attempts, Back, Failed, Lost, Outcome
+from qd.worker.attempt import Attempts
 from qd.worker.coroutines import Coroutines
+from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving, tell_job
-from qd.worker.saving import AWAY, Held, Saver
+from qd.worker.saving import AWAY, Saver
 from qd.worker.settle import Settler
 from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
-UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
 
 
 class Worker:
@@ -58,15 +58,15 @@ class Worker:
         self.coroutines = Coroutines()
         self.saver = Saver(queue, self.alarm, self.log)
         self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep)
-        self.settler = Settler(queue, self.log)
         self.leaving = Leaving(self.work, self.slot)
         self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
+        self.ending = Ending(Settler(queue, self.log), self.answering, self.attempts, self.slot)
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
         self.paused = seat.paused
         self.asked_to_stop = False
-        self.jobs = 0
+        self.jobs = self._began = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ class Worker:
                     self._wait()
                 else:
                     self._wait_once()
-            self._flush()
+            self.ending.flush()
             self._emit(events.WorkerStopping(why.word, int(why.code)))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
             # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
@@ -139,12 +139,12 @@ class Worker:
         looping = events.Looping
         if not self.app.listeners.has(looping):
             return True
-        self._flush()  # a listener may take its time
+        self.ending.flush()  # a listener may take its time
         return self.app.listeners.emit(looping(self.work.connection, self.work.queues))
 
     def _idle(self) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
-        self._flush()
+        self.ending.flush()
         self.slot[W.STATE] = State.IDLE
         booting = not self.board.header(H.KEEPER_CONTACT)
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
@@ -172,10 +172,7 @@ class Worker:
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store")
         if turn.acked is False and done is not None:
-            self._lost(done)
-            if turn.reserved is not None and self.alarm.raised:
-                self.answering.surely(Held(turn.reserved), self._untouched)
-                return None
+            return self.ending.lost_before(done, turn.reserved)
         return turn.reserved
 
     def _rest_while_away(self, seconds: float) -> None:
@@ -188,16 +185,16 @@ class Worker:
     def _do(self, job: Reserved) -> None:
         self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
         self.saver.begin(job)
-        outcome = self.attempts.run(job, self._begin, lambda: self.settler.death_before(job))
+        outcome = self.attempts.run(job, self._begin, lambda: self.ending.settler.death_before(job))
         held = self.saver.end()
         self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
-        self._settle(held, outcome)
+        self.ending.settle(held, outcome, (now() - self._began) / 1e9)
         if self.work.rest:
-            self._flush()
+            self.ending.flush()
             self.mailbox.peek(self.work.rest)
             self._after_wait()
 
@@ -209,49 +206,6 @@ class Worker:
         slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
         self.titles.job(slot, payload.job, self._queue)
         slot[W.STATE] = State.BUSY
-
-    # -- settle it
-
-    def _settle(self, held: Held, outcome: Outcome) -> None:
-        job, surely = held.job, self.answering.surely
-        if outcome is DONE:
-            self.answering.done = job
-            if self.log.informs:
-                self.settler.tell_done(job, (now() - self._began) / 1e9)
-            if held.unsure:
-                self._ack(held)
-        elif isinstance(outcome, Back):
-            self.slot[W.HANDED_BACK] += int(outcome.head)
-            kept = surely(held, lambda job: self.settler.give_back(job, outcome, held.unsaved))
-            self.settler.tell_back(job, outcome)
-            if kept is False:
-                self._lost(job)
-        elif isinstance(outcome, Failed):
-            kept = surely(held, lambda job: self.settler.bury(job, outcome, held.unsaved))
-            self.settler.tell_failed(job, outcome)
-            if kept is False:
-                self._lost(job)
-        elif isinstance(outcome, Lost):
-            surely(held, self.queue.ack)  # nothing is there to ack, but our name is still on it
-            self.settler.tell_lost(job)
-
-    def _flush(self) -> None:
-        """Send the ack that waits for a next turn."""
-        self.answering.untake(self._untouched)
-        if (done := self.answering.done) is not None:
-            self._ack(Held(done))
-
-    def _untouched(self, job: Reserved) -> bool:
-        return self.settler.give_back(job, UNTOUCHED, None)
-
-    def _ack(self, held: Held) -> None:
-        self.answering.done = None
-        if self.answering.surely(held, self.queue.ack) is False:
-            self._lost(held.job)
-
-    def _lost(self, job: Reserved) -> None:
-        """An answer found the lease gone: somebody else has the job, or has done it."""
-        self.settler.tell_lost(job)
 
     # -- wait
 

@@ -1,0 +1,80 @@
+"""The end of an attempt: its outcome is answered, told and counted. The loop hands it what came of the job.
+
+done -> acked with the next turn    back -> released    failed -> buried    lost -> told
+"""
+
+from __future__ import annotations
+
+from qd import events
+from qd.connectors.base import Reserved
+from qd.process.scoreboard import Slot, State, W
+from qd.worker.answering import Answering
+from qd.worker.attempt import DONE, Attempts, Back, Failed, Lost, Outcome
+from qd.worker.saving import Held
+from qd.worker.settle import Settler
+
+UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
+
+
+class Ending:
+    def __init__(self, settler: Settler, answering: Answering, attempts: Attempts, slot: Slot) -> None:
+        self.settler, self.answering, self.attempts, self.slot = settler, answering, attempts, slot
+
+    def settle(self, held: Held, outcome: Outcome, took: float) -> None:
+        job, settler = held.job, self.settler
+        if outcome is DONE:
+            self.answering.done = job
+            if settler.log.informs:
+                settler.tell_done(job, took)
+            if held.unsure:
+                self._ack(held)
+        elif isinstance(outcome, Back):
+            self.slot[W.HANDED_BACK] += int(outcome.head)
+            kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved))
+            settler.tell_back(job, outcome)
+            if kept is False:
+                self._lost(job)
+        elif isinstance(outcome, Failed):
+            kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved))
+            settler.tell_failed(job, outcome)
+            if kept is False:
+                self._lost(job)
+        elif isinstance(outcome, Lost):
+            self.answering.surely(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
+            self._lost(job, heard=True)
+
+    def flush(self) -> None:
+        """Send the ack that waits for a next turn, and give back what a broken turn has reserved."""
+        self.answering.untake(self._untouched)
+        if (done := self.answering.done) is not None:
+            self._ack(Held(done))
+
+    def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
+        """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
+        if reserved is not None and self._is_heard:
+            self.answering.surely(Held(reserved), self._untouched)  # it is not to suffer for what listeners do
+            reserved = None
+        self._lost(done)
+        return reserved
+
+    def _untouched(self, job: Reserved) -> bool:
+        return self.settler.give_back(job, UNTOUCHED, None)
+
+    def _ack(self, held: Held) -> None:
+        self.answering.done = None
+        if self.answering.surely(held, self.settler.queue.ack) is False:
+            self._lost(held.job)
+
+    def _lost(self, job: Reserved, *, heard: bool = False) -> None:
+        """The lease is gone: somebody else has the job, or has done it. heard: listeners know."""
+        self.settler.tell_lost(job)
+        if self.slot[W.LOST_TURN] != int(job.mark.split(".")[2]):
+            self.slot[W.LOST] += 1
+        if not heard and self._is_heard:
+            before, self.slot[W.STATE] = self.slot[W.STATE], State.BUSY  # listeners have a time limit, too
+            self.attempts.hear_lost(job)
+            self.slot[W.STATE] = before
+
+    @property
+    def _is_heard(self) -> bool:
+        return self.attempts.app.listeners.has(events.LeaseLost)

@@ -1,0 +1,136 @@
+"""A lease that is gone is told: to the listeners, in the log and in a count, once, whoever finds it out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+LISTENING = (
+    JOBS
+    + """
+from qd import events
+
+@app.job("ends", tries=5)
+def ends(how: str) -> None:
+    note("start", os.getpid())
+    while not Path("go").exists():
+        try:
+            time.sleep(0.01)
+        except BaseException as error:
+            note("raised", type(error).__name__)
+            raise
+    Path("go").unlink()
+    if how == "release": current_job().release(60)
+    if how == "fail": current_job().fail("why")
+    if how == "error": raise ValueError("why")
+
+@app.on(events.LeaseLost)
+def heard(event: events.LeaseLost) -> None:
+    note("heard", event.job.name, event.job.attempt)
+    if Path("hang").exists():
+        Path("hang").unlink()
+        sum(range(10**12))
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=LISTENING)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def ready(shop: Project, *arguments: str) -> Procs:
+    work = shop.work("-w", "1", *arguments)
+    work.wait_line("master.ready")
+    return work
+
+
+def steal(redis: Client) -> None:
+    """Somebody else has taken the job."""
+    (held,) = redis.call("ZRANGE", "queues:default:reserved", "0", "-1")
+    assert redis.call("ZREM", "queues:default:reserved", held) == 1
+
+
+def lost(redis: Client) -> int:
+    (report,) = [json.loads(text) for text in redis.call("HVALS", "qd:masters")]
+    return int(report["leases_lost"])
+
+
+@pytest.mark.parametrize("how", ["ack", "ack with a turn", "release", "error", "fail"])
+def test_an_answer_that_finds_its_lease_gone_is_told_and_counted(
+    shop: Project, witness: Witness, redis: Client, how: str
+) -> None:
+    work = ready(shop)
+    push(redis, "ends", how=how)
+    witness.wait("start")
+    if how == "ack with a turn":
+        push(redis, "quick")
+    steal(redis)
+    (shop.root / "go").touch()
+    work.wait_line("job.lease_lost .*job=ends")
+    assert witness.wait("heard") == ["heard ends 1"]
+    eventually(lambda: lost(redis) == 1, what="one lost lease in the report")
+    push(redis, "quick")
+    assert len(witness.wait("quick", 2 if how == "ack with a turn" else 1)) <= 2
+    work.stop()
+    assert len(work.matches("lease_lost")) == 1
+    assert len(witness.starting("start")) == 1
+    assert not witness.starting("raised")
+    assert not redis.text("KEYS", "queues:*:failed")
+
+
+def test_a_lease_that_a_renewal_misses_too_is_counted_once(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LISTENING, config='retry_after = "2s"\n')
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "ends", how="ack")
+    witness.wait("start")
+    steal(redis)
+    assert witness.wait("raised") == ["raised LeaseLost"]
+    work.wait_line("job.lease_lost .*job=ends")
+    work.wait_line("lease.lost .*job=ends")
+    assert witness.wait("heard") == ["heard ends 1"]
+    eventually(lambda: lost(redis) == 1, what="one lost lease in the report")
+    push(redis, "ends", how="ack")
+    witness.wait("start", 2)
+    steal(redis)
+    (shop.root / "go").touch()
+    eventually(lambda: lost(redis) == 2, what="another lost lease in the report")
+    work.stop()
+    (shop.root / "go").unlink(missing_ok=True)  # its renewal may have been first
+    assert len(work.matches(r"lease\.lost")) <= 2
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_a_listener_of_a_lost_lease_that_hangs_costs_the_next_job_nothing(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LISTENING + "\nfrom qd.worker import attempt\nattempt.HOOK_SECONDS = 0.5\n")
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "ends", how="ack")
+    witness.wait("start")
+    (shop.root / "hang").touch()
+    push(redis, "quick")
+    steal(redis)
+    (shop.root / "go").touch()
+    work.wait_line("job.killed .*reason=timeout")
+    witness.wait("quick")
+    work.wait_line("job.done .*job=quick .*attempt=1")
+    work.stop()
+    assert not work.matches("job.requeued")
