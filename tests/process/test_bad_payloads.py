@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import pickle
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from qd.payload import make
@@ -229,6 +234,100 @@ def test_an_object_job_of_laravel_is_never_failed_and_its_data_stays(
         assert b'"attempts":0' in payload
     assert not failed(redis)
     work.stop()
+
+
+# -- what is beyond max_payload and max_depth
+
+
+@FAILED
+def test_a_payload_of_50_megabytes_never_reaches_a_worker(shop: Project, witness: Witness, redis: Client) -> None:
+    work = ready(shop)
+    (pid,) = waiting(work)
+    before = psutil.Process(pid).memory_info().rss
+    huge = make("large", b'{"text":"%b"}' % (b"x" * 50_000_000), created_at=int(time.time()))
+    push_raw(redis, huge)
+    push(redis, "quick", count=10)
+    redis.call("ZADD", "queues:default:delayed", "1", huge.replace(b"xx", b"yy"))
+    push(redis, "quick", count=10)
+    witness.wait("quick", 20)
+    push(redis, "large", text="small")
+    witness.wait("large 5")
+    assert witness.starting("large") == [witness.starting("large 5")[0]]
+    eventually(lambda: redis.call("HLEN", "queues:default:failed") == 2, what="both in the failed store")
+    assert sorted(raw for _, raw in failed(redis)) == sorted([huge, huge.replace(b"xx", b"yy")])
+    assert all("max_payload" in record["reason"] for record, _ in failed(redis))
+    assert waiting(work) == [pid], "a worker died of a payload"
+    assert psutil.Process(pid).memory_info().rss - before < 20_000_000
+    work.stop()
+
+
+@FAILED
+@pytest.mark.parametrize("levels", [513, 1100, 900_000])
+def test_a_payload_that_is_nested_too_deep_is_buried_before_it_is_decoded(
+    shop: Project, witness: Witness, redis: Client, levels: int
+) -> None:
+    deep = b'{"job":"mail.welcome","data":%b%b,"attempts":0}' % (b"[" * (levels - 1), b"]" * (levels - 1))
+    fits = b'{"job":"mail.welcome","data":{"a":%b%b},"attempts":0}' % (b"[" * 510, b"]" * 510)
+    push_raw(redis, deep, fits)
+    shop.work_off("--log-level", "error")
+    assert witness.lines == ["welcome"]
+    ((record, raw),) = failed(redis)
+    assert (raw, record["error"]) == (deep, "Malformed")
+    assert record["reason"] == "nested deeper than max_depth = 512"
+
+
+# -- names that are none of ours
+
+EVIL = (
+    "os.system",
+    "posix.system",
+    "builtins.eval",
+    "subprocess.Popen",
+    "__import__",
+    "jobs.note",
+    "jobs:app",
+    "evil.run",
+    "evil",
+    "../evil",
+    "mail.welcome.__globals__",
+    "Illuminate\\Foundation\\Console\\Kernel@call",
+    "pickle.loads",
+)
+
+
+@pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:default:delayed", "queues:default:notify")
+def test_nothing_in_a_payload_is_imported_unpickled_or_evaluated(
+    shop: Project, witness: Witness, redis: Client, tmp_path: Path
+) -> None:
+    """Each of these writes a file in a worker that does more with a payload than look its name up."""
+    trap = tmp_path / "trap"
+    (shop.root / "evil.py").write_text(f"open({str(trap)!r}, 'w').close()\ndef run(*a, **k): ...\n")
+    shop.allowed |= {"evil.py", "__pycache__"}
+    shop.jobs(
+        TYPED + "\n@app.job('any', raw=True)\ndef any_(data: Any) -> None:\n    note('any', type(data).__name__)\n"
+    )
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {trap}",)
+
+    bomb = pickle.dumps(Bomb())
+    php = f'O:8:"Bomb":1:{{s:3:"run";s:{len(str(trap)) + 6}:"touch {trap}";}}'
+    yaml = f"!!python/object/apply:os.system ['touch {trap}']"
+    texts = [base64.b64encode(bomb).decode(), php, yaml, f"__import__('os').system('touch {trap}')", f"$(touch {trap})"]
+    push_raw(redis, bomb, php.encode(), yaml.encode(), bomb + b'{"job":"any","attempts":0}')
+    for name in EVIL:
+        push_raw(redis, json.dumps({"job": name, "data": f"touch {trap}", "attempts": 0}).encode())
+    for text in texts:
+        push_raw(redis, json.dumps({"job": "any", "data": {"command": text, "data": text}, "attempts": 0}).encode())
+        push_raw(redis, json.dumps({"job": "any", "data": text, "attempts": 0}).encode())
+    work = ready(shop)
+    witness.wait("any", 2 * len(texts))
+    work.wait_line("job.released .*no job '", count=len(EVIL))
+    work.stop()
+    assert not trap.exists()
+    assert len(failed(redis)) == 4
+    assert redis.call("ZCARD", "queues:default:delayed") == len(EVIL)
 
 
 # -- large, strange and equal ones, which are right
