@@ -117,6 +117,10 @@ def announce(log: Log, settings: Settings, jobs: int) -> None:
     if "ssl_cert_reqs=none" in (connection.url or ""):
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)
+    if os.geteuid() == 0:
+        log.warning(
+            "master.is_root", hint="give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
+        )
     if not jobs:
         log.warning(
             "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
