@@ -30,6 +30,9 @@ foreach (['Bus', 'Cache', 'Container', 'Events', 'Queue', 'Redis'] as $part) {
     require_once "Illuminate/{$part}/autoload.php";
 }
 require_once __DIR__.'/jobs.php';
+if (getenv('RIG_PROVIDER')) {
+    require getenv('RIG_PROVIDER'); // what an application's service provider does when it boots
+}
 
 function setting(string $name, string $default = ''): string
 {
