@@ -1,0 +1,224 @@
+"""Between a real `qd work` and its server stands a proxy: replies cut at any byte, swallowed, requests held back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qd.connectors.redis.scripts import script
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.proxy import Action, Proxy
+from tests.support.reliability import Figures
+from tests.support.server import Server
+
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
+pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
+PATIENCE = 5.0  # seconds a reply may take
+
+MORE = (
+    JOBS
+    + """
+@app.job("again", tries=5)
+def again(n: int) -> None:
+    mark("S", n)
+    if current_job().attempt == 1:
+        current_job().release()
+    mark("E", n)
+
+@app.job("bad", tries=1)
+def bad(n: int) -> None:
+    mark("S", n)
+    raise ValueError(n)
+"""
+)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.socket) as made:
+        yield made
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project], proxy: Proxy) -> Project:
+    return project(jobs=MORE, url=proxy.url)
+
+
+def waits(work: Procs) -> bool:
+    return bool(work.children("waiting on"))
+
+
+@pytest.fixture
+def work(shop: Project, request: pytest.FixtureRequest) -> Procs:
+    """One worker, that has made a turn and waits. @pytest.mark.parametrize("lease", ...): its retry_after."""
+    shop.config(f"retry_after = {getattr(request, 'param', 30)}")
+    started = shop.work("-w", "1", "--sleep", "1", "--log-level", "debug")
+    eventually(lambda: waits(started), 15, what="a worker that waits")
+    return started
+
+
+def sha(name: str) -> str:
+    return script(name).sha
+
+
+def settled(ledger: Ledger, n: int) -> None:
+    """Job n has begun, and every job was answered."""
+    ledger.wait_start(n)
+    kinds = ("", ":delayed", ":reserved")
+    eventually(lambda: not any(ledger.client.call("EXISTS", f"queues:default{kind}") for kind in kinds), 10)
+
+
+def ends_well(work: Procs, ledger: Ledger, figures: Figures, **limits: Any) -> None:
+    assert not work.matches("lease_lost|lease.lost|lease.expired|Traceback|crashes=")
+    work.stop()
+    ledger.conserve()
+    figures.tell(ledger)
+    figures.add(**limits)
+
+
+# -- silence
+
+
+SILENCE = pytest.mark.fault(
+    "29",
+    "a reply swallowed by the network, no side told: of a wait, a reserve, an ack, a renewal",
+    "seen after 5 s without an answer (a renewal: 2 s); what was reserved is found again within a second",
+)
+
+
+@SILENCE
+@pytest.mark.parametrize("what", ["wait", "reserve", "ack"])
+def test_a_swallowed_reply_is_noticed_and_asked_for(
+    what: str, work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
+) -> None:
+    if what == "wait":
+        fault = proxy.on("BLPOP", "swallow")
+        assert fault.met.wait(5)
+    elif what == "reserve":
+        fault = proxy.on(sha("turn"), "swallow")
+    else:
+        (first,) = ledger.push(seconds=0.3)
+        ledger.wait_start(first)
+        fault = proxy.on(sha("turn"), "swallow")
+        assert fault.done.wait(5)
+    (n,) = ledger.push()
+    assert fault.done.wait(5)
+    struck = time.monotonic()
+    began = ledger.wait_start(n, seconds=PATIENCE + 10)
+    ledger.wait_all()
+    assert began.attempt == 1
+    detected = PATIENCE + (1 if what == "wait" else 0)
+    ends_well(work, ledger, figures, back=[max(0.0, began.at - struck - detected)], p99=1.0)
+
+
+@SILENCE
+@pytest.mark.parametrize("work", [4], indirect=True)
+def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
+    (n,) = ledger.push(seconds=7)
+    ledger.wait_start(n)
+    for _ in range(2):
+        fault = proxy.on(sha("beat"), "hold")  # it does not even reach the server
+        assert fault.met.wait(5)
+        work.wait_line("redis.away", 5)
+        work.wait_line("redis.back", 5)
+        fault.let_go()
+    ledger.wait_end(n)
+    ledger.wait_all()
+    ends_well(work, ledger, figures)
+
+
+# -- late requests
+
+
+@pytest.mark.fault(
+    "29b", "a reserving call held up on the way until its worker has gone on", "it takes no job away and ends no lease"
+)
+@pytest.mark.parametrize("work", [2], indirect=True)
+def test_a_call_that_comes_late_takes_nothing(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
+    fault = proxy.on(sha("turn"), "hold")
+    assert fault.met.wait(5)
+    (first,), (second,) = ledger.push(seconds=3.5), ledger.push()
+    ledger.wait_start(first, seconds=PATIENCE + 5)
+    fault.let_go()
+    assert fault.done.wait(5)
+    eventually(lambda: ledger.ends(first), what="the end of the first job")
+    assert len(ledger.client.call("ZRANGE", "queues:default:reserved", 0, -1)) <= 1
+    ledger.wait_end(second)
+    ledger.wait_all()
+    ends_well(work, ledger, figures)
+
+
+@pytest.mark.fault(
+    "29c", "a reply lost on the way, and then the server away for a second", "the worker asks what is its own first"
+)
+def test_a_lost_reply_and_an_outage_leave_nothing_behind(
+    work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
+) -> None:
+    (first,) = ledger.push(seconds=0.3)
+    ledger.wait_start(first)
+    (second,) = ledger.push()
+    fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second
+    proxy.refuse()
+    assert fault.done.wait(5)
+    work.wait_line("redis.broken", 5, count=4)
+    proxy.heal()
+    ledger.wait_end(second)
+    ledger.wait_all()
+    ends_well(work, ledger, figures)
+
+
+# -- cuts
+
+
+def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
+    """Cut the reply of one call further and further behind, until one goes through whole. How many cuts it took."""
+    job, name = {
+        "reserve": ("work", "turn"),
+        "ack": ("work", "turn"),
+        "release": ("again", "release"),
+        "bury": ("bad", "bury"),
+    }[what]
+    for cuts, byte in enumerate(range(0, 10_000, step)):
+        action: Action = "reset" if cuts % 2 else "close"
+        if what == "ack":
+            (n,) = ledger.push(seconds=0.05)
+            ledger.wait_start(n)
+            fault = proxy.on(sha(name), action, byte)
+        else:
+            eventually(lambda: waits(work))
+            fault = proxy.on(sha(name), action, byte)
+            (n,) = ledger.push(job=job)
+        assert fault.done.wait(10)
+        settled(ledger, n)
+        if fault.whole:
+            return cuts
+    raise AssertionError("no reply is as long as that")
+
+
+@pytest.mark.fault(
+    "30",
+    "the reply to a reserve, an ack, a release or a bury cut at any byte",
+    "the next reply belongs to the next call",
+)
+@pytest.mark.parametrize("what", ["reserve", "ack", "release", "bury"])
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_cut_reply_is_asked_for(
+    what: str, step: int, work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
+) -> None:
+    for job in ("work", "again", "bad"):  # the server knows every script then
+        (n,) = ledger.push(job=job)
+        settled(ledger, n)
+    cuts = cut(work, ledger, proxy, what, step if what in ("reserve", "ack") else 1)
+    assert cuts >= 3
+    runs = 2 if what == "release" else 1
+    assert {len(ledger.starts(n)) for n in ledger.pushed[3:]} == {runs}
+    work.stop()
+    assert not ledger.lost()
+    figures.tell(ledger)
+    figures.add(cuts=cuts)
