@@ -20,13 +20,16 @@ from qd.config import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.master.loop import MOST, Master
-from qd.master.plan import Hands, Plan, Seat
+from qd.master.plan import Plan
 from qd.process import systemd
+from qd.process.hands import Hands, Seat
 from qd.units import mask_url
 
 if TYPE_CHECKING:
     from qd.app import Qd
 
+SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
+ANSWER = 10.0  # seconds that a connection and an answer of Redis may take together
 Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
 
 
@@ -89,6 +92,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         stop_timeout=work.stop_timeout,
         min_uptime=work.min_uptime,
         memory_hard=work.memory_hard,
+        silence=max(SILENCE, 3 * work.sleep + work.rest + ANSWER),
         once=work.once,
         stop_when_empty=work.stop_when_empty,
         stop_when_empty_for=work.stop_when_empty_for,

@@ -18,10 +18,10 @@ from qd import config
 from qd.connectors.manager import open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
-from qd.master.plan import Hands, Seat
 from qd.master.stopping import AGAIN, Emptiness
 from qd.process import child, signals
 from qd.process.exits import Exit, StopReason, told
+from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
 from qd.worker import boot, template

@@ -71,19 +71,15 @@ def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: Mak
     work.stop()
 
 
+@pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
 def test_nine_crashes_are_told_as_the_last_eight(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=JOBS + "\n@app.job('die')\ndef die() -> None:\n    os._exit(1)\n")
     work = started(shop)
-    killed: set[int] = set()
-    for _ in range(9):
-        (worker,) = eventually(lambda: [w for w in work.children("qd: worker") if w.pid not in killed], what="a worker")
-        eventually(lambda: work.children("waiting on"), what="that it is ready")
-        killed.add(worker.pid)
-        worker.kill()
-        work.wait_line("worker.died", count=len(killed))
+    push(redis, "die", count=3)  # three crashes each, then it is failed
+    work.wait_line("job.failed", count=3)
+    assert len(work.matches(r"worker\.died")) == 9
     crashes = comes(redis, "crashes", lambda crashes: len(crashes) == 8)
     assert crashes == sorted(crashes)
-    eventually(lambda: work.children("waiting on"), what="a worker")
     work.stop()
 
 

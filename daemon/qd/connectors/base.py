@@ -3,7 +3,7 @@ keeper is of its server's kind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -85,5 +85,8 @@ class Queue(Protocol):
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         """Calls inside wait for the server no longer than that, then they raise ConnectionLost."""
+
+    def beats(self, about: Callable[[float], None]) -> None:
+        """Call `about(seconds)` at each step of a call that may take so long: whoever watches the caller sees it live."""
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """The keeper: one script call about once a second, at each whole second of Redis's clock and at the next due moment.
 
     beat: renew leases, reclaim expired ones, move what is due, add missing tokens, read stamps, report
-    a worker died: its jobs are moved at once (settle.py)
+    a worker died: its jobs are moved at once (dead.py)
     Redis away: said once; on its return renewals first, reclaiming only after a third of the lease
 
 It moves jobs and judges nothing. All it knows is in Redis and on the scoreboard, so that a new keeper goes on where the
@@ -25,11 +25,11 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.report import Report
-from qd.keeper.settle import Settle
 from qd.log import Log, Unblocked
-from qd.master.plan import Hands
+from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, H, Scoreboard, W, now
 from qd.process.talk import Inbox
 from qd.store import hosts
@@ -73,7 +73,7 @@ class Keeper:
         self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
-        self.settle = Settle(queue, self.queues, hands, log)
+        self.dead = Dead(queue, self.queues, hands, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._renewed_at = 0.0
@@ -90,7 +90,7 @@ class Keeper:
         while not inbox.ended:
             wait = max(0.0, deadline - time.monotonic())
             if select.select([inbox], [], [], wait)[0]:  # to the microsecond: a due moment is waited for here
-                self.settle.hear(inbox.read())
+                self.dead.hear(inbox.read())
             self.board.set_header(H.KEEPER_ALIVE, now())
             deadline = self._turn()
         if inbox.dismissed:  # else the master was killed: its report is what the next one needs
@@ -100,10 +100,10 @@ class Keeper:
     def _turn(self) -> float:
         """One beat, or one try to reach Redis. Returns the monotonic moment of the next."""
         try:
-            self.settle.dead_workers()
+            self.dead.dead_workers()
             deadline = self._beat()
             self._back()
-            self.settle.dead_masters(self._masters, self._forget)
+            self.dead.dead_masters(self._masters, self._forget)
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + self._lost(error)
@@ -243,9 +243,9 @@ class Keeper:
         until = time.monotonic() + LEAVING
         while time.monotonic() < until:
             try:
-                self.settle.dead_workers()
+                self.dead.dead_workers()
                 self._call(self.queues, "", False)  # no token may be left that no job stands behind
-                if not self.settle.unsettled():
+                if not self.dead.unsettled():
                     self._forget(self.hands.token)
                 return
             except (ConnectionLost, ServerRefused):

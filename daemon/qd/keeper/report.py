@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from qd import __version__
 from qd.config import Settings
-from qd.master.plan import Hands
 from qd.process import vitals
+from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, H, Slot, State, W, now
 
 RECENT = 60.0  # seconds for which a crash is told

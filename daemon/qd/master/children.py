@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from dataclasses import dataclass
 
+from qd.master.oom import OomKills
 from qd.process import child, vitals
-from qd.process.exits import RECYCLED, Exit
+from qd.process.exits import RECYCLED, Exit, ending
 from qd.process.scoreboard import SLOTS, Scoreboard, Slot, State, Verdict, W, Why, now
+from qd.process.signals import TAKE_STACK
 
-GRACE = 0.4  # seconds a job may be over its deadline before it is killed
-STACK = 0.15  # seconds before that, at which its stack is taken
 SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
-TAKE_STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+YOUNG = 5.0  # seconds in which a worker that dies without having had a job may be part of a crash loop
 
 
 @dataclass(slots=True)
@@ -35,10 +36,28 @@ class Worker:
     interrupted: bool = False
     stack_taken: bool = False
     verdict: Verdict | None = None  # set when the master has killed it
+    ready_at: float = 0.0  # monotonic, 0 not yet
+    killed_at: float = 0.0
+    beat: int = 0  # its sign of life, as it was last seen
+    quiet_since: int = 0  # when it was first seen so
 
     @property
     def busy(self) -> bool:
         return self.slot[W.STATE] == State.BUSY
+
+    def is_ready(self, stack_fd: int | None) -> None:
+        self.ready, self.ready_at, self.stack_fd = True, time.monotonic(), stack_fd
+        self.quiet_since = now()
+
+    def stays(self, before: float) -> bool:
+        """It has done a job, or was ready before that moment."""
+        return self.ready and (self.slot[W.JOBS] > 0 or self.ready_at < before)
+
+    def take_stack(self) -> None:
+        """Have its fault handler write where it is, while it still can."""
+        if not self.stack_taken and TAKE_STACK is not None:
+            self.send(TAKE_STACK)
+        self.stack_taken = True
 
     def send(self, number: int) -> None:
         if self.pid:
@@ -65,10 +84,21 @@ class Death:
     handed_back: int
     peak: int  # bytes
     stack: str
+    oom: bool | None  # the kernel ended it for want of memory; None: nobody can tell
 
     @property
     def code(self) -> int:
         return os.waitstatus_to_exitcode(self.status)
+
+    @property
+    def how(self) -> str:
+        return ending(self.status, oom=self.oom, in_job=self.verdict is Verdict.CRASH and bool(self.job))
+
+    @property
+    def fell_idle(self) -> bool:
+        """It died by itself, soon after it was ready, and had done nothing."""
+        ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
+        return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
 
     @property
     def at_boot(self) -> bool:
@@ -88,6 +118,7 @@ class Children:
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
+        self.oom = OomKills()
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -142,7 +173,7 @@ class Children:
     def kill(self, worker: Worker, verdict: Verdict) -> None:
         """The one way to end a job from outside. What becomes of it is settled after the process is dead."""
         if worker.verdict is None:
-            worker.verdict = verdict
+            worker.verdict, worker.killed_at = verdict, time.monotonic()
         if worker.pid:
             child.kill_group(worker.pid)
 
@@ -173,6 +204,7 @@ class Children:
             slot[W.HANDED_BACK],
             peak,
             self.stack(worker),
+            self.oom.killed(status) if worker.verdict is None else False,
         )
         del self.workers[slot.number]
         if worker.stack_fd is not None:
@@ -181,6 +213,7 @@ class Children:
             slot.clear()
         else:
             slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
+            slot[W.OOM], slot[W.TOOK_MS] = int(bool(death.oom)), int(took * 1000)
             slot[W.STATE] = State.DEAD
         return death
 
@@ -190,30 +223,6 @@ class Children:
             return ""
         size = os.fstat(worker.stack_fd).st_size
         return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
-
-    def end_late(self, memory_hard: int) -> None:
-        """Kill what is over its deadline or over the hard memory ceiling; take its stack just before."""
-        at = now()
-        for worker in self.workers.values():
-            if not worker.busy or not worker.pid or worker.verdict is not None:
-                continue
-            deadline = worker.slot[W.DEADLINE]
-            over = (at - deadline) / 1e9 if deadline else -1.0
-            if over > GRACE - STACK and not worker.stack_taken and TAKE_STACK is not None:
-                worker.stack_taken = True
-                worker.send(TAKE_STACK)
-            if over > GRACE:
-                self.kill(worker, Verdict.TIMEOUT)
-            elif memory_hard and (vitals.rss_of(worker.pid) or 0) > memory_hard:
-                self.kill(worker, Verdict.MEMORY)
-
-    def next_deadline(self) -> float | None:
-        """Seconds until `end_late` has something to do, as far as it is known now."""
-        at = now()
-        due = [w.slot[W.DEADLINE] for w in self.workers.values() if w.busy and w.slot[W.DEADLINE]]
-        waits = [(d - at) / 1e9 + step for d in due for step in (GRACE - STACK, GRACE)]
-        ahead = [w for w in waits if w > 0]
-        return min(ahead) + 0.005 if ahead else None
 
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> None:
         """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now."""

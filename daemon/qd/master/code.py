@@ -35,6 +35,7 @@ class Code:
     forked_at: float = field(default_factory=time.monotonic)
     forked_ns: int = field(default_factory=time.monotonic_ns)
     took: float = 0.0
+    unanswered: int = 0  # rounds of orders after which no worker was seen
 
     def end(self) -> None:
         if self.orders is not None:

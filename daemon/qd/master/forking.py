@@ -9,8 +9,9 @@ from collections.abc import Callable
 from qd.log import Log, to_stderr
 from qd.master.code import Code, Codes
 from qd.master.keeping import Keeping
-from qd.master.plan import Hands, Plan, Seat
+from qd.master.plan import Plan
 from qd.process import child, signals, systemd
+from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Scoreboard
 from qd.process.talk import Ear, Orders
 

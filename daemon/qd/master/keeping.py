@@ -10,7 +10,7 @@ from typing import Any
 from qd.log import Log
 from qd.master.children import Death
 from qd.process import child
-from qd.process.exits import told
+from qd.process.exits import ending
 from qd.process.scoreboard import H, Scoreboard, W, now
 from qd.process.talk import Orders
 
@@ -80,11 +80,12 @@ class Keeping:
         try:
             self.pid = fork(orders, self.settings, self.also)
         except OSError as error:
-            self.log.error("keeper.fork_failed", error=str(error), retry_in=1.0)
-            self._retry_at = time.monotonic() + 1.0
+            self._delay = min(5.0, max(0.5, self._delay * 2))
+            self._retry_at = time.monotonic() + self._delay
+            self.log.error("keeper.fork_failed", error=str(error), retry_in=self._delay)
         orders.child_end.close()
 
-    def died(self, status: int, *, expected: bool) -> None:
+    def died(self, status: int, *, expected: bool, oom: bool | None = False) -> None:
         self.pid = 0
         if self.orders is not None:
             self.orders.close()
@@ -96,7 +97,7 @@ class Keeping:
         quick = (now() - self._started) / 1e9 < 1.0
         self._delay = min(5.0, max(0.1, self._delay * 2)) if quick else 0.0
         self._retry_at = time.monotonic() + self._delay
-        self.log.error("keeper.died", how=told(status), retry_in=self._delay or None)
+        self.log.error("keeper.died", how=ending(status, oom=oom), retry_in=self._delay or None)
 
     def tell_dead(self, death: Death) -> None:
         """At once, with what shared memory has no room for. The slot says the rest to a keeper that comes later."""

@@ -6,30 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qd.log import Log
-from qd.process.scoreboard import Scoreboard
-from qd.process.talk import Voice
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A worker's place: which slot, which life of it, and whether it starts paused."""
-
-    slot: int
-    generation: int
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What every child is given: the shared memory, a voice to the master, the master's token and pid, a log."""
-
-    board: Scoreboard
-    voice: Voice
-    token: str
-    master: int
-    log: Log
-    code: int = 0  # which import of the app this child runs, without preload
+from qd.process.hands import Hands, Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +20,7 @@ class Plan:
     stop_timeout: float
     min_uptime: float
     memory_hard: int
+    silence: float  # what a worker between two jobs may be silent for
     once: bool
     stop_when_empty: bool
     stop_when_empty_for: float

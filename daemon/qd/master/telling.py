@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 
 from qd.log import Log
 from qd.master.children import Children, Death, Worker
 from qd.process import systemd
-from qd.process.exits import told
 from qd.process.scoreboard import State, Verdict, W
 
 EVENTS = {
@@ -24,12 +22,11 @@ REASONS = {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory", Verdict.HAND_BA
 def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
     """One line, and under it the stack where the worker's fault handler took one."""
     level, event = EVENTS[verdict]
-    killed = os.WIFSIGNALED(death.status) and os.WTERMSIG(death.status) == signal.SIGKILL
     fields = {
         "slot": death.worker.slot.number,
         "pid": death.worker.pid,
-        "how": told(death.status),
-        "reason": REASONS.get(verdict, "out of memory?" if killed else None),
+        "how": death.how,
+        "reason": reason_of(death, verdict),
         "peak": f"{death.peak // 1_000_000}M",
         "job": death.job or None,
         "queue": death.queue or None,
@@ -37,6 +34,12 @@ def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
         "trace": death.stack or None,
     }
     log.line(level, event, fields)
+
+
+def reason_of(death: Death, verdict: Verdict) -> str | None:
+    if verdict is Verdict.CRASH and death.worker.verdict is Verdict.CRASH:
+        return "stopped answering"
+    return REASONS.get(verdict, "out of memory?" if death.oom is None else None)
 
 
 def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:

@@ -7,6 +7,7 @@ none runs the parent's handler.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource  # noqa: F401 - os.wait4 imports it at its first call, when there may be no descriptor left
 import signal
@@ -21,6 +22,10 @@ from qd.process import signals, vitals
 from qd.process.exits import Exit
 
 Body = Callable[[], int]
+NO_PROCESS = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+)  # what a fork fails with; also how the process between says it by its exit code
 
 
 def fork(body: Body, *, own_group: bool = True, die_with_parent: bool = True) -> int:
@@ -85,6 +90,7 @@ def die_with(parent: int) -> None:
 def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
     """Double fork: the grandchild runs `body` as a child of the subreaper `adopter`. `born` is told its pid before it
     can be adopted, in the process between. PR_SET_PDEATHSIG is bound to the parent of the moment: set after adoption.
+    Raises OSError when one of the two processes cannot be had.
     """
 
     def between() -> int:
@@ -96,11 +102,16 @@ def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
             die_with(adopter)
             return body()
 
-        born(fork(adopted, die_with_parent=False))
+        try:
+            born(fork(adopted, die_with_parent=False))
+        except OSError as error:
+            return error.errno if error.errno in NO_PROCESS else int(Exit.BUG)
         return 0
 
     pid = fork(between, own_group=False)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) in NO_PROCESS:
+        raise OSError(os.WEXITSTATUS(status), os.strerror(os.WEXITSTATUS(status)))
 
 
 def kill_group(pid: int) -> None:

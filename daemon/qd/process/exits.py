@@ -44,15 +44,31 @@ class StopReason(Enum):
 RECYCLED = (Exit.MEMORY, Exit.LIMIT, Exit.RAISED)  # a child that left so did nothing wrong: replace it at once
 
 
+def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
+    """How a child ended, in words, with what is known beside its wait status. in_job: nobody expected it to leave then."""
+    import os
+
+    if oom:
+        return f"{told(status)}, out of memory (the kernel)"
+    if in_job and os.WIFEXITED(status):
+        return f"left with exit code {os.WEXITSTATUS(status)} in the middle of a job (os._exit or sys.exit)"
+    return told(status)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; of one without a name (most real-time signals) `SIG40`."""
+    import signal
+
+    known = number in {s.value for s in signal.Signals}
+    return signal.Signals(number).name if known else f"SIG{number}"
+
+
 def told(status: int) -> str:
     """A wait status (as os.waitpid gives it) in words: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
     import os
-    import signal
 
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        known = number in {s.value for s in signal.Signals}  # most real-time signals have no name
-        return f"signal {number}" + (f" ({signal.Signals(number).name})" if known else "")
+        return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
     code = os.waitstatus_to_exitcode(status)
     names = {Exit.MEMORY: "memory", Exit.LIMIT: "limit", Exit.RAISED: "raised", Exit.IMPORT: "import"}
     return f"exit {code}" + (f" ({names[Exit(code)]})" if code in names else "")

@@ -75,6 +75,8 @@ class W(IntEnum):
     FAILS = 19  # worker: 1 when the job is to fail if it is killed for its timeout
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
     SILENT = 16  # master: 1 when it was killed for its silence, or does not end although it was killed
+    OOM = 20  # master: 1 when the kernel ended it for want of memory
+    TOOK_MS = 21  # master: how long the job in hand had run when it died
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 

@@ -19,6 +19,7 @@ from types import FrameType
 from qd.process.shield import shield
 
 ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+TAKE_STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None  # a worker's fault handler writes its stack
 KEPT = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # a fault stays a fault
 
 

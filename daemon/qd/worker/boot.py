@@ -19,9 +19,9 @@ from qd.config import Settings
 from qd.connectors.manager import open_queue
 from qd.errors import NotInJob
 from qd.log import JobRecords, Log, cut
-from qd.master.children import TAKE_STACK
-from qd.master.plan import Hands, Seat
 from qd.process import signals, vitals
+from qd.process.hands import Hands, Seat
+from qd.process.signals import TAKE_STACK
 from qd.worker.loop import Worker
 
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master

@@ -19,9 +19,9 @@ from qd.app import Qd
 from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
-from qd.master.plan import Hands, Seat
 from qd.payload import Payload
 from qd.process.exits import StopReason
+from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
 from qd.worker.alarm import Alarm
@@ -35,6 +35,7 @@ from qd.worker.settle import Settler
 from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
+LISTENER = 60.0  # seconds a listener may take between two jobs before the master misses this worker
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
 
 
@@ -100,6 +101,7 @@ class Worker:
         self.mailbox.open(HEARD)
         self.alarm.open()
         self.leaving.open()
+        self.queue.beats(self._about)
         self._emit(events.WorkerStarting())
 
     def _close(self) -> None:
@@ -107,7 +109,12 @@ class Worker:
         self.queue.close()
         self.mailbox.close()
 
+    def _about(self, seconds: float = 0.0) -> None:
+        """A sign of life for the master; the next one may take `seconds`."""
+        self.slot[W.BEAT] = now() + int(seconds * 1e9)
+
     def _reason_to_stop(self) -> StopReason | None:
+        self._about()
         if self.mailbox.arrived:
             self._hear()
         if self.asked_to_stop:
@@ -140,6 +147,7 @@ class Worker:
         if not self.app.listeners.has(looping):
             return True
         self.ending.flush()  # a listener may take its time
+        self._about(LISTENER)
         return self.app.listeners.emit(looping(self.work.connection, self.work.queues))
 
     def _idle(self) -> None:
@@ -245,10 +253,12 @@ class Worker:
     def _after_wait(self) -> None:
         if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
             os._exit(1)
+        self._about()
         self._hear()
         if self.between is not None:
             self.between()
 
     def _emit(self, event: events.Event) -> None:
         if self.app.listeners.has(type(event)):
+            self._about(LISTENER)
             self.app.listeners.emit(event)

@@ -24,9 +24,9 @@ from qd.config import Settings
 from qd.connectors.manager import check_url
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
-from qd.master.plan import Hands, Seat
 from qd.process import child, vitals
 from qd.process.exits import Exit
+from qd.process.hands import Hands, Seat
 from qd.process.talk import Inbox
 from qd.units import did_you_mean
 from qd.worker import boot
@@ -155,8 +155,8 @@ def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat) -> None:
 
     try:
         child.fork_for(hands.master, body, born)
-    except OSError as error:  # the master asks again
-        hands.log.error("worker.fork_failed", error=str(error))
+    except OSError as error:  # the master says so, and asks again later
+        hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, error=str(error))
 
 
 def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) -> int:

@@ -14,7 +14,7 @@ thread of one process.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -217,6 +217,9 @@ class RedisQueue:
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return self.wire.within(seconds)
+
+    def beats(self, about: Callable[[float], None]) -> None:
+        self.wire.about = about
 
     def close(self) -> None:
         self.wire.close()

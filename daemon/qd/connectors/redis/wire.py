@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ BUSY = (
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH", "ERR Protocol error: unauthenticated")
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
+NAMED = 60.0  # seconds that finding the address of a name may take
 LEAVING = 0.1  # seconds a server may take to hang up, too
 # Not to be used again after these: another server serves now and the name is resolved anew, or this one hangs up.
 LAST = ("READONLY", "MASTERDOWN", "Protocol error", "max number of clients reached")
@@ -68,6 +69,7 @@ class Wire:
         self._sock: socket.socket | None = None
         self._reader: Any = None
         self._used = 0.0
+        self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
 
     @property
     def connected(self) -> bool:
@@ -76,6 +78,8 @@ class Wire:
     def connect(self) -> None:
         """Open and greet. Raises Unreachable, ConnectionLost, ServerBusy or WrongPassword."""
         self.close()
+        if self.about is not None:
+            self.about(NAMED)
         try:
             self._sock = self.target.socket(self.connect_timeout)
             self._sock.settimeout(self.timeout)
@@ -153,6 +157,8 @@ class Wire:
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
             self.lost(error)
         self._used = time.monotonic()
+        if self.about is not None:
+            self.about(0.0)
         return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
 
     def readable(self, seconds: float, wake: int) -> bool:

@@ -17,17 +17,17 @@ from pathlib import Path
 from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
 from qd.log import Log, cut
-from qd.master.plan import Hands
 from qd.payload import read
 from qd.process import vitals
-from qd.process.exits import told
+from qd.process.exits import ending, signal_name
+from qd.process.hands import Hands
 from qd.process.scoreboard import Slot, State, Verdict, W
 from qd.process.talk import Message
 from qd.store.hosts import Master
 from qd.unit import answered, split_mark
 
 
-class Settle:
+class Dead:
     def __init__(self, queue: RedisQueue, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
         self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
@@ -83,15 +83,13 @@ class Settle:
         return answered(member, mark, exceptions=exceptions, ended="x" if fails else "-")
 
     def _note(self, slot: Slot) -> bytes:
-        """How it died, in words, for the record of a job that is failed for it."""
+        """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
         said = self._told.get(slot.number, {})
         if said.get("generation") != slot[W.GENERATION]:
             said = {}  # of the worker before in this slot
-        why = {Verdict.TIMEOUT: "over its timeout", Verdict.MEMORY: "over --memory-hard"}.get(Verdict(slot[W.VERDICT]))
-        words = [f"its worker ended with {told(slot[W.STATUS])}", f"peak memory {slot[W.PEAK] // 1_000_000}M"]
-        text = ", ".join(([why] if why else []) + words)
-        stack = said.get("stack")
-        return json.dumps({"told": text + (f"\n{stack}" if stack else "")}).encode()
+        stack = said.get("stack") or None
+        text = words_of(slot)
+        return json.dumps({"told": text + (f"\n{stack}" if stack else ""), "death": death_of(slot, stack)}).encode()
 
     # -- masters that died on this host
 
@@ -126,6 +124,28 @@ class Settle:
                 if member is not None and self.queue.give_back(queue, owner, member, member, 0):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
         return all_back
+
+
+def words_of(slot: Slot) -> str:
+    verdict, status = slot[W.VERDICT], slot[W.STATUS]
+    why = {Verdict.TIMEOUT: "over its timeout, ", Verdict.MEMORY: "over --memory-hard, "}.get(Verdict(verdict), "")
+    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict == Verdict.CRASH and bool(slot[W.JOB_AT]))
+    ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
+    return f"{why}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
+
+
+def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
+    """peak: bytes; took: seconds the job had run; stack: the last Python stack where there is one."""
+    status, verdict = slot[W.STATUS], slot[W.VERDICT]
+    return {
+        "verdict": {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}.get(Verdict(verdict), "crash"),
+        "signal": signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None,
+        "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "peak": slot[W.PEAK],
+        "took": slot[W.TOOK_MS] / 1000,
+        "oom": bool(slot[W.OOM]),
+        "stack": stack,
+    }
 
 
 def died_here(master: Master) -> bool:

@@ -1,0 +1,86 @@
+"""What is over its time is ended: a job over its deadline or the hard memory ceiling, a worker that stopped answering.
+
+stack taken -> 0.15 s -> SIGKILL with a verdict -> reaping.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from qd.log import Log
+from qd.master.children import Children, Worker
+from qd.master.silence import Silence
+from qd.process import vitals
+from qd.process.scoreboard import State, Verdict, W, now
+
+GRACE = 0.4  # seconds a job may be over its deadline before it is killed
+STACK = 0.15  # seconds before that, at which its stack is taken
+UNDYING = 5.0  # seconds after SIGKILL in which a process ends, unless the kernel itself hangs in it
+
+
+class Late:
+    def __init__(self, children: Children, log: Log) -> None:
+        self.children, self.log = children, log
+        self.silence = Silence()
+
+    def end(self, memory_hard: int, silence: float) -> None:
+        """memory_hard: bytes, 0 none. silence: seconds a worker between two jobs may give no sign."""
+        self.silence.look(self.children.workers.values())
+        for worker in self.children.workers.values():
+            if not worker.pid:
+                continue
+            if worker.verdict is not None:
+                self._tell_undying(worker)
+            elif worker.busy:
+                self._judge_job(worker, memory_hard)
+            elif worker.ready:
+                self._judge_silence(worker, self.silence.of(worker) - silence)
+
+    def _judge_job(self, worker: Worker, memory_hard: int) -> None:
+        deadline = worker.slot[W.DEADLINE]
+        over = (now() - deadline) / 1e9 if deadline else -1.0
+        if over > GRACE - STACK:
+            worker.take_stack()
+        if over > GRACE:
+            self.children.kill(worker, Verdict.TIMEOUT)
+        elif memory_hard and (vitals.rss_of(worker.pid) or 0) > memory_hard:
+            self.children.kill(worker, Verdict.MEMORY)
+
+    def _judge_silence(self, worker: Worker, over: float) -> None:
+        """A crash, whatever it was doing: it may hold a job that it had not noted yet."""
+        if over <= 0:
+            if worker.slot[W.SILENT]:  # it was slow, and is there again
+                worker.slot[W.SILENT], worker.stack_taken = 0, False
+            return
+        worker.slot[W.SILENT] = 1
+        if over < STACK or not worker.stack_taken:
+            worker.take_stack()
+            return
+        state = worker.slot[W.STATE]
+        self.log.error(
+            "worker.silent",
+            slot=worker.slot.number,
+            pid=worker.pid,
+            state=State(state).name.lower() if state in list(State) else "?",
+            seconds=self.silence.of(worker),
+        )
+        self.children.kill(worker, Verdict.CRASH)
+
+    def _tell_undying(self, worker: Worker) -> None:
+        """What SIGKILL does not end keeps its lease: nobody may run its job a second time."""
+        if worker.slot[W.SILENT] != 2 and time.monotonic() - worker.killed_at > UNDYING:
+            worker.slot[W.SILENT] = 2
+            self.log.error("worker.undying", slot=worker.slot.number, pid=worker.pid, hint="the kernel hangs in it")
+
+    def next(self) -> float | None:
+        """Seconds until `end` has something to do, as far as it is known now."""
+        ahead = [wait for wait in self._waits() if wait > 0]
+        return min(ahead) + 0.005 if ahead else None
+
+    def _waits(self) -> Iterator[float]:
+        at = now()
+        for worker in self.children.workers.values():
+            if worker.busy and worker.slot[W.DEADLINE]:
+                left = (worker.slot[W.DEADLINE] - at) / 1e9
+                yield from (left + GRACE - STACK, left + GRACE)

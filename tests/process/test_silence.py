@@ -1,0 +1,203 @@
+"""Workers and templates that stopped answering: told, killed, replaced; and those that only wait, left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from qd.master import silence
+from qd.master.children import Worker
+from qd.master.silence import Silence
+from qd.process.scoreboard import Scoreboard, State, W
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.proxy import Proxy
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+BOUND = 10.0 + 3 * 0.2  # with --sleep 0.2
+
+SLOW = (
+    JOBS
+    + """
+from qd import events
+
+@app.on(events.Looping)
+def look(event: events.Looping) -> None:
+    if Path("slow").exists() and Path("slow").read_text() == str(os.getpid()):
+        Path("slow").unlink()
+        note("listening", os.getpid())
+        time.sleep(13)
+        note("listened", os.getpid())
+"""
+)
+
+
+def idle(work: Procs, count: int) -> list[psutil.Process]:
+    found: list[psutil.Process] = eventually(
+        lambda: len(work.children("waiting on")) == count and work.children("waiting on"), what="idle workers"
+    )
+    return found
+
+
+def test_a_stopped_worker_is_replaced_and_one_in_a_long_listener_is_left_alone(
+    project: MakeProject, redis: Client
+) -> None:
+    shop = project(jobs=SLOW)
+    witness = Witness(shop)
+    shop.allowed.add("slow")
+    work = shop.work("-w", "2", "--sleep", "0.2")
+    stopped, listening = idle(work, 2)
+    (shop.root / "slow.new").write_text(str(listening.pid))
+    (shop.root / "slow.new").rename(shop.root / "slow")
+    witness.wait("listening")
+    stopped.suspend()
+    line = work.wait_line(f"worker.silent .*pid={stopped.pid} ", BOUND + 10).string
+    assert float(line.rpartition("seconds=")[2]) >= BOUND
+    work.wait_line(f'worker.died .*pid={stopped.pid} how="signal 9 .SIGKILL." reason="stopped answering"')
+    push(redis, "quick")
+    assert witness.wait("quick")[0].split()[2] not in (str(stopped.pid), str(listening.pid))
+    witness.wait(f"listened {listening.pid}", seconds=20)
+    idle(work, 2)
+    assert len(work.matches("worker.silent")) == 1
+    assert listening.is_running()
+    work.stop()
+
+
+STUCK = (
+    JOBS
+    + """
+import signal, threading
+
+def stuck_here(*_):
+    while True:
+        time.sleep(1)
+
+@app.job("mine")
+def mine() -> None:
+    signal.signal(signal.SIGVTALRM, stuck_here)
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGVTALRM)).start()
+    note("mine", os.getpid())
+"""
+)
+
+
+def test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=STUCK)
+    witness = Witness(shop)
+    work = shop.work("-w", "1", "--sleep", "0.2")
+    push(redis, "mine")
+    pid = witness.wait("mine")[0].split()[1]
+    work.wait_line(f"worker.died .*pid={pid} .*stopped answering", BOUND + 10)
+    work.wait_line(" in stuck_here")
+    push(redis, "quick")
+    assert witness.wait("quick")[0].split()[2] != pid
+    work.stop()
+
+
+def test_nobody_is_blamed_while_redis_does_not_answer(project: MakeProject, server: Server, redis: Client) -> None:
+    with Proxy(server.socket) as proxy:
+        shop = project(jobs=JOBS, url=proxy.url)
+        witness = Witness(shop)
+        work = shop.work("-w", "3", "--sleep", "0.2")
+        paused = shop.work("-w", "1", "--sleep", "0.2")
+        idle(work, 3)
+        paused.wait_line("master.ready")
+        paused.signal(signal.SIGUSR2)
+        paused.wait_line("master.paused")
+        push(redis, "slow", seconds=0.5)
+        witness.wait("start")
+        proxy.silence()
+        witness.wait("end")
+        work.wait_line("redis.away", 15)
+        pids = {p.pid for p in work.children("qd: worker") + paused.children("qd: worker")}
+        began = time.monotonic()
+        eventually(lambda: time.monotonic() - began > BOUND + 3, 40, what="an outage longer than the patience")
+        assert pids == {p.pid for p in work.children("qd: worker") + paused.children("qd: worker")}
+        proxy.heal()
+        work.wait_line("redis.back", 15)
+        push(redis, "quick")
+        witness.wait("quick", seconds=15)
+        assert not work.matches("worker.silent") + paused.matches("worker.silent")
+        paused.stop()
+        work.stop()
+
+
+def test_a_template_that_stands_still_is_replaced(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = shop.work("-w", "1", "--sleep", "0.2")
+    (worker,) = idle(work, 1)
+    template = work.child("qd: template")
+    template.suspend()
+    os.kill(worker.pid, signal.SIGKILL)
+    work.wait_line(f"template.silent .*pid={template.pid}", 40)
+    work.wait_line("template.died .*signal 9")
+    push(redis, "quick")
+    witness.wait("quick")
+    work.stop()
+
+
+# -- the reckoning alone
+
+
+class Clock:
+    """What silence.py takes for now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at = 1_000_000_000_000
+        monkeypatch.setattr(silence, "now", lambda: self.at)
+
+    def pass_(self, seconds: float) -> None:
+        self.at += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def worker(clock: Clock) -> Worker:
+    slot = Scoreboard().slot(0)
+    slot[W.STATE] = State.WAITING
+    return Worker(slot, 1, 1, 0.0, pid=1, ready=True, quiet_since=clock.at)
+
+
+def looks(quiet: Silence, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
+    until = clock.at + int(seconds * 1e9)
+    while clock.at < until:
+        clock.pass_(each)
+        quiet.look([one])
+    return quiet.of(one)
+
+
+def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
+    quiet, one = Silence(), worker(clock)
+    assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
+    clock.pass_(3600)  # the whole tree was stopped
+    quiet.look([one])
+    assert quiet.of(one) == pytest.approx(6, abs=0.7)
+    one.slot[W.BEAT] = clock.at
+    assert looks(quiet, one, clock, 0.3) < 1
+
+
+def test_silence_does_not_count_in_a_job_nor_before_what_was_announced(clock: Clock) -> None:
+    quiet, one = Silence(), worker(clock)
+    one.slot[W.STATE] = State.BUSY
+    assert looks(quiet, one, clock, 60) < 1
+    one.slot[W.STATE] = State.LOOKING
+    one.slot[W.BEAT] = clock.at + int(60e9)
+    assert looks(quiet, one, clock, 59) < 0
+    assert looks(quiet, one, clock, 11) == pytest.approx(10, abs=1)
+    one.slot[W.BEAT] = clock.at + int(1e15)  # a job has scribbled here
+    assert looks(quiet, one, clock, 700) == pytest.approx(100, abs=2)

@@ -1,0 +1,95 @@
+"""Workers that do not stay, and processes that cannot be had: tried again ever more slowly, one line a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cgroups import group
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+LEAVING = (
+    JOBS
+    + """
+from qd import events
+
+@app.on(events.Looping)
+def look(event: events.Looping) -> None:
+    if not Path("mended").exists():
+        os._exit(7)
+"""
+)
+
+
+def test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly(
+    project: MakeProject, redis: Client
+) -> None:
+    shop = project(jobs=LEAVING)
+    witness = Witness(shop)
+    shop.allowed.add("mended")
+    work = shop.work("-w", "1")
+    work.wait_line("worker.crash_loop", count=4)
+    steps = [float(m[1]) for m in work.matches(r"worker.crash_loop .*retry_in=([\d.]+)")][:4]
+    assert steps == [0.2, 0.4, 0.8, 1.6]
+    assert len(work.matches("worker.died")) == 5, "the first is replaced after 0.1 s and says no more than that it died"
+    (shop.root / "mended").touch()
+    push(redis, "quick")
+    witness.wait("quick")
+    start = len(work.lines)
+    (shop.root / "mended").unlink()  # and the count begins anew
+    work.wait_line(r"worker.crash_loop .*deaths=2 retry_in=0.200", start=start)
+    work.stop()
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_workers_that_die_in_a_job_are_replaced_at_once(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    for count in range(1, 4):
+        if count == 1:
+            push(redis, "slow", seconds=0.3)
+        os.kill(int(witness.wait("start", count)[-1].split()[2]), signal.SIGKILL)
+        work.wait_line("worker.died", count=count)
+    work.wait_line("job.failed")
+    assert not work.matches("worker.crash_loop")
+    work.stop()
+    redis.call("DEL", "queues:default:failed", "queues:default:failed_at")
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["template", "no template"])
+def test_without_processes_to_be_had_those_that_are_there_serve(
+    project: MakeProject, redis: Client, preload: bool
+) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    with group("pids", f"qd-test-{os.getpid()}") as pids:
+        with pids.joined():
+            work = shop.work("-w", "2", *([] if preload else ["--no-preload"]))
+        work.wait_line("master.ready")
+        pids.limit("pids.max", "pids.max", len(pids.pids))
+        for _ in range(6):
+            work.signal(signal.SIGTTIN)
+        work.wait_line("worker.fork_failed .*workers=2 retry_in=1.000")
+        work.wait_line("worker.fork_failed .*workers=2 retry_in=2.000")
+        push(redis, "quick", count=20)
+        witness.wait("quick", 20)
+        assert len(work.matches("worker.fork_failed")) == 2, "one line a step"
+        pids.limit("pids.max", "pids.max", "max")
+        eventually(lambda: len(work.children("waiting on")) == work_of(work.lines), 15, what="all that are wanted")
+        work.stop()
+
+
+def work_of(lines: list[str]) -> int:
+    """How many workers are wanted, as the log says it."""
+    return max((int(line.rpartition("workers=")[2]) for line in lines if "master.resized" in line), default=0)

@@ -1,0 +1,68 @@
+"""A control group of the kernel's, made for one test: limits that are real, v1 or v2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.clock import eventually
+from tests.support.peers import missing
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+class Group:
+    """limits: file of v1 -> file of v2, value."""
+
+    def __init__(self, folder: Path, v2: bool) -> None:
+        self.folder, self.v2 = folder, v2
+
+    def limit(self, v1: str, v2: str, value: int | str) -> None:
+        (self.folder / (v2 if self.v2 else v1)).write_text(str(value))
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(line) for line in self.read("cgroup.procs").split()]
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """This process is in the group meanwhile, and what it starts stays there."""
+        home = self._home()
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (home / "cgroup.procs").write_text(str(os.getpid()))
+
+    def _home(self) -> Path:
+        """The group this process is in now."""
+        controller = "" if self.v2 else self.folder.relative_to(ROOT).parts[0]
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == controller:
+                return ROOT / controller / path.lstrip("/")
+        raise AssertionError(f"in no group of {controller!r}")
+
+
+@contextmanager
+def group(controller: str, name: str) -> Iterator[Group]:
+    """A fresh group of `memory` or `pids`. Leaves the test where none can be made: not root, or a container."""
+    v1 = (ROOT / controller / "cgroup.procs").exists()
+    folder = ROOT / controller / name if v1 else ROOT / name
+    try:
+        if not v1:
+            (ROOT / "cgroup.subtree_control").write_text(f"+{controller}")
+        folder.mkdir()
+    except OSError as error:
+        missing(f"the right to make a group of {controller}: {error}")
+    found = Group(folder, not v1)
+    try:
+        yield found
+    finally:
+        eventually(lambda: not found.pids, 10, what="an empty group")
+        folder.rmdir()
