@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
 
+from qd.config import ConnectionSettings
+from qd.connectors.redis.queue import RedisQueue
+from tests.faults.conftest import Start
 from tests.support.failpoints import ACTIONS, POINTS, Failing
 from tests.support.ledger import Ledger
+from tests.support.procs import Procs
 from tests.support.project import Project
 from tests.support.reliability import Figures
+from tests.support.resp import Client
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
@@ -44,3 +50,39 @@ def test_a_failure_at_any_point_loses_nothing(
     work.stop()
     ledger.conserve(doubles=ledger.pushed if (point, action) in AGAIN else ())
     figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=times, p50=0.5, p99=1.0)
+
+
+@pytest.mark.fault(
+    "4a",
+    "the reserving call of a killed worker reaches Redis late, when its death is settled",
+    "the next worker in its place finds the job (times: from its first look)",
+)
+@pytest.mark.parametrize("looked", [False, True], ids=["a new one", "one that looked before"])
+def test_what_a_dead_worker_reserved_late_is_found_by_the_next_in_its_place(
+    looked: bool, start: Start, ledger: Ledger, figures: Figures, server: Server, redis: Client
+) -> None:
+    work = start("--sleep", "1")
+    if not looked:
+        pause(work)
+    work.child("qd: worker").kill()
+    work.wait_line("worker.died")
+    if looked:
+        work.child("waiting on")
+        pause(work)
+    seat = int(work.child("paused").cmdline()[0].split()[2])
+    (token,) = redis.hash("qd:masters")
+    late = RedisQueue(ConnectionSettings("redis", url=server.url), token=token, slot=seat)
+    ledger.push()
+    assert late.turn(None, ["default"]).reserved is not None
+    late.close()
+    at = time.monotonic()
+    work.signal(signal.SIGCONT)
+    ledger.wait_all(10)
+    figures.add(lost=len(ledger.lost()), back=[ledger.ends(0)[0].at - at], p99=1.5)
+    work.stop()
+    ledger.conserve()
+
+
+def pause(work: Procs) -> None:
+    work.signal(signal.SIGUSR2)
+    work.wait_line("master.paused")

@@ -19,7 +19,7 @@ from tests.support.project import SOURCE, Project
 
 def elsewhere(shop: Project, *arguments: str, by: str = "name") -> Procs:
     """`qd work` of the shop on another host, ready. It sees the files of this one, so that jobs write one ledger."""
-    path = os.pathsep.join([str(SOURCE), str(SOURCE.parent)])
+    path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
     command = [sys.executable, "-m", "tests.support.elsewhere", by, "work", *arguments]
     work = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path))
     shop.started.append(work)

@@ -112,7 +112,7 @@ class Failing:
 
     def work(self, *arguments: str) -> Procs:
         command = [sys.executable, "-m", "tests.support.failpoints", self.what, str(self.file), "work", *arguments]
-        path = os.pathsep.join([str(SOURCE), str(SOURCE.parent)])
+        path = os.pathsep.join([self.shop.env()["PYTHONPATH"], str(SOURCE.parent)])
         procs = Procs(command, cwd=self.shop.root, env=self.shop.env(PYTHONPATH=path))
         self.shop.started.append(procs)
         procs.wait_line("master.ready")
