@@ -52,15 +52,17 @@ class Alarm:
             self._slot[W.DEADLINE] = now() + int(seconds * 1e9)
             signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            self._inside = True
-            result = body()
-            self._inside = False
-        except EndJob:
-            self._inside = False
-            if result is MISSING:
-                raise
+            try:
+                self._inside = True
+                result = body()
+                self._inside = False
+            except EndJob:
+                self._inside = False
+                if result is MISSING:
+                    raise
+            finally:
+                self._inside = False  # an alarm may come before this line, and go through the next one
         finally:
-            self._inside = False
             if seconds and os.getpid() == self._pid:  # not a copy that the job has forked: the slot is not its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._slot[W.DEADLINE] = 0

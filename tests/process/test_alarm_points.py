@@ -1,0 +1,153 @@
+"""The alarm at every point: at each line of qd's own code that a worker runs from one job to the next, it comes once.
+
+What it raises ends user code only: each job is settled once, no worker dies of it, and one that raised takes no other job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
+
+POINTS = (
+    JOBS
+    + """
+import asyncio, signal
+import qd
+from qd import Job, events
+
+HOME = str(Path(qd.__file__).parent) + os.sep
+
+class Point:
+    at = count = 0
+
+def line(frame, event, arg):
+    if event == "line" and Point.at:
+        Point.count += 1
+        if Point.count == Point.at:
+            fire(frame)
+    return line
+
+def fire(frame):
+    Path("point").write_text(str(Point.at + 1))
+    Point.at = 0
+    where = f"{frame.f_code.co_filename[len(HOME):]}:{frame.f_lineno}"
+    try:
+        signal.raise_signal(signal.SIGALRM)
+        note("quiet", os.getpid(), where)
+    except BaseException as error:
+        note("raised", os.getpid(), where, type(error).__name__)
+        raise
+
+def call(frame, event, arg):
+    if not frame.f_code.co_filename.startswith(HOME):
+        return None
+    if frame.f_code.co_name == "_do":
+        if Point.at:
+            Path("over").touch()  # a whole turn has fewer lines
+        Point.at = 0 if Path("over").exists() else int(Path("point").read_text())
+        Point.count = 0
+    return line
+
+@app.on(events.WorkerStarting)
+def trace(event):
+    sys.settrace(call)
+
+@app.on(events.JobProcessing)
+def before(event):
+    pass
+
+@app.on(events.JobProcessed)
+def after(event):
+    pass
+
+@app.job("done", tries=1)
+def done(n: int) -> None:
+    note("run", os.getpid(), n)
+
+@app.job("raises", tries=1)
+class Raises(Job[None]):
+    n: int
+
+    def handle(self) -> None:
+        note("run", os.getpid(), self.n)
+        raise ValueError("no")
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+@app.job("again", tries=9)
+def again(n: int) -> None:
+    note("run", os.getpid(), n)
+    if current_job().attempt == 1:
+        current_job().release()
+
+@app.job("async", tries=1)
+async def asleep(n: int) -> None:
+    note("run", os.getpid(), n)
+    await asyncio.sleep(0)
+
+@app.job("sends", tries=1)
+def sends(n: int) -> None:
+    note("run", os.getpid(), n)
+    current_job().checkpoint({"n": n})
+    app.queue("other").push("nobody", n)
+"""
+)
+
+
+@FAILED
+@pytest.mark.parametrize("kind", ["done", "raises", "again", "async", "sends"])
+def test_an_alarm_at_any_point_tears_nothing_of_ours(project: MakeProject, redis: Client, kind: str) -> None:
+    shop = project(jobs=POINTS)
+    shop.allowed |= {"point", "over"}
+    witness = Witness(shop)
+    (shop.root / "point").write_text("1")
+    work = shop.work("-w", "1")
+    pushed = 0
+    while not (shop.root / "over").exists():
+        for n in range(pushed, pushed + 50):
+            push(redis, kind, n=n)
+        pushed += 50
+        eventually(lambda: not redis.call("EXISTS", "queues:default"), 30, what="a worked off queue")
+    work.wait_line("job.(done|failed|released)", 10)
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 10, what="every job settled")
+    work.stop()
+
+    ended = [m[1] for m in work.matches(r"job.(?:done|failed) .*id=(\w+)")]
+    assert Counter(ended).most_common(1)[0][1] == 1, "a job was settled twice"
+    assert len(ended) == pushed, "a job was not settled"
+    assert len(failed(redis)) == len(work.matches("job.failed"))
+    assert not work.matches("worker.died|job.killed|lease_lost|worker.silent|ServerRefused|ConnectionLost")
+
+    fired = [line.split() for line in witness.lines if line.startswith(("raised", "quiet"))]
+    raised = [line for line in fired if line[0] == "raised"]
+    assert len(fired) > 150, "the alarm was not everywhere"
+    assert {line[3] for line in raised} <= {"JobTimeout"}
+    if kind != "async":  # there the task is cancelled, and the handler raises nothing
+        assert len(raised) > 5
+    # A worker that raised runs nothing any more.
+    last: dict[str, int] = {}
+    for at, line in enumerate(witness.lines):
+        word, pid, *_ = line.split()
+        if word == "raised":
+            last[pid] = at
+        assert word != "run" or pid not in last, f"{pid} raised and took another job"
+    outside = [line[2] for line in raised if re.match(r"connectors/|worker/(loop|ending|answering|settle)", line[2])]
+    assert not outside, f"raised outside user code: {outside}"
+    if kind == "sends":
+        sent = redis.call("LLEN", "queues:other")
+        assert sent == redis.call("LLEN", "queues:other:notify")
+        redis.call("DEL", "queues:other", "queues:other:notify")
