@@ -223,6 +223,42 @@ def test_runtime_folder_that_others_may_enter_is_refused(monkeypatch, tmp_path):
         places.runtime_folder()
 
 
+@pytest.mark.parametrize("place", [".qd", ".qd/embedded", ".qd/embedded/lock"])
+def test_a_link_in_the_place_of_its_files_is_refused(root, tmp_path, place):
+    """Whoever can plant one would have the queue, or have a file of ours overwritten."""
+    target = tmp_path / "elsewhere"
+    if not place.endswith("lock"):
+        target.mkdir()
+    (root / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (root / place).symlink_to(target)
+    with pytest.raises(ConfigError, match=r"the embedded server cannot use '.*/\.qd"):
+        embedded.resolve("embedded:", root)
+    assert not target.exists() or not list(target.rglob("*lock*"))
+    shutil.rmtree(root / ".qd", ignore_errors=True)
+    (root / ".qd").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("place", [".qd", ".qd/embedded"])
+def test_a_folder_of_somebody_else_is_refused(root, monkeypatch, place):
+    (root / ".qd" / "embedded").mkdir(mode=0o700, parents=True)
+    others, real = str(root / place), Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = real(path)
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if str(path) == others else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(ConfigError, match="is not a folder of this user"):
+        embedded.resolve("embedded:", root)
+
+
+def test_a_folder_that_others_could_enter_is_closed(root):
+    (root / ".qd" / "embedded").mkdir(parents=True)
+    (root / ".qd" / "embedded").chmod(0o777)
+    embedded.resolve("embedded:", root)
+    assert (root / ".qd" / "embedded").stat().st_mode & 0o777 == 0o700
+
+
 def test_reused_pid_gets_no_signal(tmp_path):
     bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     start = vitals.start_time(bystander.pid)

@@ -8,7 +8,9 @@ server.log, appendonlydir/      the server's own
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +47,15 @@ class Home:
         return self.folder / "server.log"
 
     def make(self) -> None:
-        """The folder, for its owner only, and a .gitignore so that nobody commits a queue."""
+        """The folder, for its owner only, and a .gitignore so that nobody commits a queue. Raises OSError, also for a link
+        or a folder of somebody else: who owns it would own the queue."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.folder.parent, self.folder):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is not a folder of this user", str(folder))
+        if found.st_mode & 0o077:
+            self.folder.chmod(0o700)
         ignore = self.folder.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n")
@@ -78,7 +87,7 @@ def locked(home: Home) -> Iterator[int | None]:
 
     try:
         home.make()
-        lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ConfigError(f"the embedded server cannot use '{error.filename}': {error.strerror}") from None
     try:

@@ -1,0 +1,199 @@
+"""The users that SECURITY.md shows, made as they stand there: each can do all of its work, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+USERS = {line.split()[2]: line.split()[3:] for line in PAGE.splitlines() if line.startswith("ACL SETUSER qd-")}
+KINDS = ("producer", "worker", "looker", "operator")
+pytestmark = pytest.mark.usefixtures("clean_redis")
+LEFT = pytest.mark.leaves("queues:*", "qd:*")
+
+SHOP = (
+    JOBS
+    + """
+@app.job("dies", tries=3)
+def dies() -> None:
+    note("dies", current_job().attempt)
+    os.kill(os.getpid(), 9)
+
+@app.job("again", tries=3, backoff=0.05)
+def again() -> None:
+    note("again", current_job().attempt)
+    if current_job().attempt < 2:
+        raise ValueError("once more")
+    quick.dispatch(99)
+"""
+)
+
+
+def test_the_page_has_the_four_users():
+    assert list(USERS) == [f"qd-{kind}" for kind in KINDS]
+
+
+@pytest.fixture
+def url(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
+    """url("worker"): the server's, as the page's qd-worker."""
+    for name, rules in USERS.items():
+        redis.call("ACL", "SETUSER", name, *rules)
+    redis.call("ACL", "LOG", "RESET")
+    yield lambda kind: f"unix://qd-{kind}:{kind.upper()}-PASSWORD@{server.socket}"
+    for name in USERS:
+        redis.call("ACL", "DELUSER", name)
+
+
+@pytest.fixture
+def refused(redis: Client) -> Callable[[], set[str]]:
+    """What the server has refused so far; a name for a connection is a comfort."""
+
+    def read() -> set[str]:
+        entries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in redis.call("ACL", "LOG", 100)]
+        return {entry[b"object"].decode() for entry in entries} - {"client", "client|setname"}
+
+    return read
+
+
+@pytest.fixture
+def shop(url: Callable[[str], str], project: Callable[..., Project]) -> Project:
+    return project(jobs=SHOP, url=url("worker"))
+
+
+def env(url: Callable[[str], str], kind: str) -> dict[str, Any]:
+    return {"QD_REDIS_URL": url(kind)}
+
+
+SEND = """
+from jobs import again, app, boom, dies, quick
+quick.dispatch(1)
+quick.using(delay="200ms").dispatch(2)
+app.dispatch(*[quick.bind(n) for n in range(3, 6)], again.bind(), boom.bind(), dies.bind())
+app.queue("default").push("nobody.knows", {"n": 1})
+app.queue("default").push_raw(b"not JSON")
+"""
+
+
+@LEFT
+def test_a_worker_does_all_of_its_work_and_a_producer_sends_all_of_its_kinds(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
+    """Push, delay, bulk, reserve, ack, retry, fail, crash, an unknown name, no payload, pause, restart, hand-back."""
+    witness = Witness(shop)
+    operator = env(url, "operator")
+    work = shop.work("-w", "2", "--max-crashes", "1", "--unroutable-ttl", "1s", "--stop-timeout", "0.5s")
+    work.wait_line("master.ready")
+    shop.python(SEND, **env(url, "producer"))
+    witness.wait("quick 99", seconds=20)
+    for n in range(1, 6):
+        witness.wait(f"quick {n}")
+    eventually(lambda: redis.call("HLEN", "queues:default:failed") == 4, 20, what="boom, dies, nobody.knows, not JSON")
+    assert {record["error"] for record, _ in failed(redis)} == {
+        "ValueError",
+        "AttemptsExceeded",
+        "UnknownJob",
+        "Malformed",
+    }
+    assert shop.qd("pause", "default", **operator).returncode == 0
+    shop.python("from jobs import quick\nquick.dispatch(7)", **env(url, "producer"))
+    eventually(lambda: len(work.children("waiting on")) == 2, 10)
+    assert not witness.starting("quick 7")
+    assert shop.qd("resume", "default", **operator).returncode == 0
+    witness.wait("quick 7")
+    push(redis, "slow", seconds=60)
+    witness.wait("start")
+    assert shop.qd("restart", **operator).returncode == 0
+    work.ends_clean()
+    assert redis.call("LLEN", "queues:default") == 1
+    assert not refused()
+
+
+@LEFT
+def test_a_new_master_settles_what_a_dead_one_held(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
+    witness = Witness(shop)
+    shop.python("from jobs import slow\nslow.dispatch(0.5, 1)", **env(url, "producer"))
+    work = shop.work("-w", "1")
+    witness.wait("start")
+    work.kill()
+    again = shop.work("-w", "1")
+    again.wait_line("job.requeued .*its master died")
+    witness.wait("end")
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"))
+    again.stop()
+    assert not refused()
+
+
+@LEFT
+def test_a_looker_sees_and_an_operator_steers(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
+    shop.python("from jobs import quick\nquick.using(delay=60).dispatch(1)\nquick.dispatch(2)", **env(url, "producer"))
+    looker, operator = env(url, "looker"), env(url, "operator")
+    assert shop.qd("status", **looker).returncode == 0
+    assert shop.qd("health", **looker).returncode in (0, 1)
+    for words in (
+        ["down"],
+        ["up"],
+        ["pause", "default", "--for", "1m"],
+        ["resume", "default"],
+        ["dispatch", "quick", "n=3"],
+    ):
+        done = shop.qd(*words, **operator)
+        assert done.returncode == 0, (words, done.stderr)
+    assert shop.qd("restart", **operator).returncode == 0
+    assert shop.qd("clear", "default", **operator).returncode == 0
+    assert not refused()
+
+
+FORBIDDEN = {
+    "producer": (
+        "get qd:down",
+        "rpush qd:x 1",
+        "rpush queues:other 1",
+        "lrange queues:default 0 -1",
+        "lpop queues:default",
+        "zadd queues:default:reserved 1 x",
+        "zrem queues:default:reserved x",
+        "hdel queues:default:owners a/1",
+        "hgetall queues:default:failed",
+        "hset queues:default:failed a b",
+    ),
+    "worker": ("set qd:down x", "del queues:default", "rename queues:default x", "rpush other 1", "scan 0"),
+    "looker": ("set qd:down x", "lpop queues:default", "rpush queues:default 1", "hdel qd:masters a", "eval return 0"),
+    "operator": ("lpop queues:default", "zrem queues:default:reserved x", "hdel queues:default:owners a"),
+}
+ALL = """flushdb|flushall|keys *|config get *|shutdown nosave|acl list|monitor|client list|info|script flush|swapdb 0 1
+replicaof no one|save|publish a b|subscribe a|module list""".replace("\n", "|").split("|")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@LEFT
+def test_nobody_can_do_more_than_that(kind: str, server: Server, url: Callable[[str], str], redis: Client) -> None:
+    push(redis, "quick")
+    redis.call("ZADD", "queues:default:reserved", 1, "x")
+    redis.call("HSET", "queues:default:owners", "a/1", "x")
+    before = {key: redis.call("DUMP", key) for key in redis.call("KEYS", "*")}
+    with server.client() as client:
+        client.call("AUTH", f"qd-{kind}", f"{kind.upper()}-PASSWORD")
+        for line in [*ALL, *FORBIDDEN[kind]]:
+            with pytest.raises(Exception, match="NOPERM"):
+                client.call(*line.upper().split() if line in ALL else line.split())
+        if kind != "looker":  # nor inside a script
+            for line in FORBIDDEN[kind]:
+                words = line.split()
+                call = f"return redis.call('{words[0]}', {', '.join(repr(word) for word in words[1:])})"
+                with pytest.raises(Exception, match=r"NOPERM|can't run this command|can't access"):
+                    client.call("EVAL", call, 0)
+    assert {key: redis.call("DUMP", key) for key in redis.call("KEYS", "*")} == before
