@@ -65,7 +65,8 @@ def test_timeouts_need_no_server(
         long, in_c, soft = (
             ledger.push(seconds=4) + ledger.push(job="stuck", how="in C") + ledger.push(job="stuck", how="sleep")
         )
-        ledger.wait_start(in_c)
+        for n in (long, in_c, soft):
+            ledger.wait_start(n)
         acting = threading.Thread(target=act, args=(other,))
         acting.start()
         killed = work.wait_line(r"job\.killed .*reason=timeout .*job=stuck .*took=(\d\.\d+)", 4)
