@@ -66,7 +66,7 @@ def test_an_empty_server_is_well(qd: Run) -> None:
 def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
     push(redis, age=3, count=2)
     report(redis, workers=[WAITING, BUSY])
-    assert done(qd("health")).startswith("ok: 1 masters with 2 workers, 2 jobs ready, the oldest for ")
+    assert done(qd("health")).startswith("ok: 1 master with 2 workers, 2 jobs ready, the oldest for ")
     found = document(qd("health", "--json"))
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 3 <= mail.pop("oldest_age_s") < 30
@@ -356,7 +356,7 @@ def test_live_without_url_file_or_app(qd: Run, folder: Path, sign: Callable[...,
         f"no master lives here: none gives a sign in {folder}; start `qd work`, as this user\n",
     )
     sign()
-    assert lives(qd) == (0, "ok: 1 master lives here\n")
+    assert lives(qd) == (0, "ok: 1 master here\n")
     found = document(qd("health", "--live", "--json"))
     assert (found["ok"], found["masters"][0]["pid"], found["reasons"]) == (True, os.getpid(), [])
 

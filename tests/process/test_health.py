@@ -44,7 +44,7 @@ def test_a_server_without_a_checked_certificate_is_warned_of(project: Make) -> N
 def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: told(shop)[1].startswith("ok: 1 masters with 1 workers"), 10, what="a master that reports")
+    eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 10, what="a master that reports")
     push(clean_redis, "ok", count=3)
     eventually(lambda: "0 jobs ready" in told(shop)[1], 10, what="work that is done")
     worker = work.child("qd: worker")
@@ -74,7 +74,7 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
 def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 masters" in told(shop)[1], 10, what="a master that reports")
+    eventually(lambda: "1 master " in told(shop)[1], 10, what="a master that reports")
     work.kill()
     _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 20, every=0.2, what="a reason")
     assert "its keeper has not reported for" in said
@@ -86,7 +86,7 @@ def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, c
 def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 masters" in told(shop)[1], 10, what="a master that reports")
+    eventually(lambda: "1 master " in told(shop)[1], 10, what="a master that reports")
     work.signal(signal.SIGUSR2)
     work.wait_line("paused")
     push(clean_redis, "ok")

@@ -22,7 +22,7 @@ def run(pool: str | None) -> int:
     if common.given().json:
         output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
     else:
-        for line in why or [f"ok: {len(masters)} {'master lives' if len(masters) == 1 else 'masters live'} here"]:
+        for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:
             output.say(output.clean(line))
     return 1 if why else 0
 

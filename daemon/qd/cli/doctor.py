@@ -80,7 +80,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     yield answer
     if answer.sign == "fail":
         return
-    facts = server.info(store.wire)
+    facts = server.facts_of(store.wire)
     yield from server.check(store.wire, name, facts)
     masters = [master for master in reported(settings) if master.connection == name]
     queues = worked(name, found, masters)
@@ -132,7 +132,7 @@ def told(finding: Finding) -> dict[str, str]:
 
 def summary(findings: list[Finding]) -> str:
     counts = {sign: sum(finding.sign == sign for finding in findings) for sign in COLOURS}
-    return f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures"
+    return f"{counts['ok']} ok, {output.count(counts['warn'], 'warning')}, {output.count(counts['fail'], 'failure')}"
 
 
 def code_of(findings: list[Finding], *, strict: bool) -> int:

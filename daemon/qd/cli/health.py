@@ -95,7 +95,9 @@ def well(state: State) -> str:
     alive = [master for master in state.masters if not stale(master, state.now)]
     workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
     ages = [line.sizes.oldest_age for line in state.queues if line.sizes.oldest_age is not None]
-    said = [f"{len(alive)} masters with {workers} workers" if alive else "no master reports", f"{ready} jobs ready"]
+    count = output.count
+    said = [f"{count(len(alive), 'master')} with {count(workers, 'worker')}" if alive else "no master reports"]
+    said.append(f"{count(ready, 'job')} ready")
     if ages:
         said.append(f"the oldest for {output.duration(max(ages))}")
     if state.down:

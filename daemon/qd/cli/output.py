@@ -74,6 +74,11 @@ def ago(seconds: float | None) -> str:
     return "just now" if seconds < 1 else f"{duration(int(seconds) if seconds >= 1 else seconds)} ago"
 
 
+def count(number: int, thing: str) -> str:
+    """`1 master`, `2 masters`, `0 jobs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
     """Columns under `head`; those named in `right` are numbers. Only a terminal that is too narrow needs rich."""
     cells = [[clean(cell) for cell in row] for row in rows]

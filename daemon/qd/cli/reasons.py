@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qd.cli.output import duration
+from qd.cli.output import count, duration
 from qd.cli.state import Line, State
 from qd.store.hosts import Master
 
@@ -130,11 +130,11 @@ def busy(master: Master) -> bool:
 
 
 def stuck(line: Line, serving: list[Master], seconds: float) -> str:
-    workers = sum(len(master.workers) for master in serving)
+    hands = count(sum(len(master.workers) for master in serving), "worker")
     who = ", ".join(f"{named(m)} (pid {m.pid})" for m in serving[:3])
     return (
-        f"queue '{line.name}': {line.sizes.ready} ready and nothing taken for {duration(seconds)} by the {workers} workers "
-        f"of {who}; `qd status` shows what they do, USR1 to the master writes all stacks to its log"
+        f"queue '{line.name}': {line.sizes.ready} ready and nothing taken for {duration(seconds)} by the {hands} of {who}; "
+        f"`qd status` shows what they do, USR1 to the master writes all stacks to its log"
     )
 
 

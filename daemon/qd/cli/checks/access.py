@@ -43,8 +43,10 @@ def name_of(wire: Wire) -> str:
 
 
 def key_names(prefix: str, queues: Sequence[str]) -> list[str]:
-    kinds = (keys.ready, keys.reserved, keys.owners)
-    return [prefix + name for name in [*(kind(queue) for queue in queues for kind in kinds), keys.MASTERS]]
+    kinds = [keys.ready, keys.delayed, keys.reserved, keys.notify, keys.owners]
+    kinds += [keys.paused, keys.failed, keys.failed_at, keys.deaths]
+    names = [kind(queue) for queue in queues for kind in kinds] + [keys.MASTERS, keys.RESTART, keys.DOWN]
+    return [prefix + name for name in names]
 
 
 def refused(wire: Wire, tries: Tries) -> set[str]:

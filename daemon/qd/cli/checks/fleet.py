@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from qd import __version__
 from qd.cli.checks.finding import Finding, ok, warn
-from qd.cli.output import duration
+from qd.cli.output import count, duration
 from qd.cli.reasons import named, stale
 from qd.store.hosts import Master
 from qd.store.stamps import Restart
@@ -40,4 +40,4 @@ def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Find
         found.append(
             warn(what, f"{where} runs as root, and so do its jobs", "give it a user of its own: user=, User=, USER")
         )
-    yield from found or [ok(what, f"{where}, {len(master.workers)} workers, qd {master.version}")]
+    yield from found or [ok(what, f"{where}, {count(len(master.workers), 'worker')}, qd {master.version}")]

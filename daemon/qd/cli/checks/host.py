@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
+from qd.cli.output import count
 from qd.process import live, vitals
 from qd.units import size_text
 
@@ -47,7 +48,7 @@ def memory(project: Project) -> Iterator[Finding]:
     for pool, found in project.pools.items():
         work, what = found.work, f"memory {pool}".strip()
         need = app + work.workers * work.memory
-        said = f"{work.workers} workers x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
+        said = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
         way = "fewer workers, a smaller --memory, or more for the container; --memory-hard bounds a single job"
         if limit is not None and not work.memory:
             yield warn(what, f"--memory is off, the limit here is {limit >> 20}M: the kernel ends what grows", way)

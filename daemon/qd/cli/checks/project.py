@@ -13,6 +13,7 @@ from qd import config as configuration
 from qd.cli import common
 from qd.cli.begin import loaded, pools
 from qd.cli.checks.finding import CONFIG, Finding, fail, ok, warn
+from qd.cli.output import count
 from qd.config import Settings
 from qd.connectors.manager import check_url
 from qd.errors import QdError
@@ -25,10 +26,12 @@ IMPORT = 60  # seconds an app may take to import
 
 @dataclass
 class Project:
-    """What was found out so far. pools: pool -> its settings, "" the one without a name; {}: no usable configuration."""
+    """What was found out so far. pools: pool -> its settings, "" the one without a name; {}: no usable configuration.
+    unusable: connections whose url cannot be used."""
 
     app: Qd | None = None
     pools: dict[str, Settings] = field(default_factory=dict)
+    unusable: set[str] = field(default_factory=set)
 
     @property
     def settings(self) -> Settings | None:
@@ -44,7 +47,7 @@ def check(project: Project) -> Iterator[Finding]:
         yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", CONFIG)
         return
     place = str(found.file) if found.file else "no file: variables and what is built in"
-    yield ok("configuration", f"{place}, {len(project.pools)} pools" if project.pools.keys() - {""} else place)
+    yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.strangers(found, os.environ):
         yield warn("environment", line, "take it away, or mend its name")
     yield from check_app(project, found)
@@ -63,7 +66,7 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         return
     names = project.app.registry.names()
     if names:
-        yield ok("app", f"{found.app} declares {len(names)} jobs")
+        yield ok("app", f"{found.app} declares {count(len(names), 'job')}")
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)
@@ -98,6 +101,7 @@ def check_urls(project: Project) -> Iterator[Finding]:
         try:
             check_url(found.connection(name))
         except QdError as error:
+            project.unusable.add(name)
             yield fail(f"{name}.url", error, "mend the url; `qd config show` tells where it comes from", CONFIG)
 
 
@@ -108,4 +112,4 @@ def connections(project: Project) -> dict[str, Settings]:
         for name in (found.work.connection, found.default, found.control):
             used.setdefault(name, found)
     asked = common.given().connection
-    return {name: found for name, found in used.items() if asked in (None, name)}
+    return {name: found for name, found in used.items() if asked in (None, name) and name not in project.unusable}

@@ -52,7 +52,7 @@ def check(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:
     yield from persistence(wire, where, facts)
 
 
-def info(wire: Wire) -> Facts:
+def facts_of(wire: Wire) -> Facts:
     """{}: it may not be asked."""
     (raw,) = wire.call_many([("INFO",)])
     if not isinstance(raw, bytes):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qd import payload
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.output import count
 from qd.cli.state import is_object_job
 from qd.connectors.redis import keys
 from qd.errors import Malformed
@@ -36,7 +37,9 @@ def check(
         shared = any(b'"rsv":"' not in member for member in held)
         found = list(judged(queue, head, app, shared=shared))
         found += dead_hands(store, queue, masters)
-        yield from found or [ok(f"queue {queue}", f"{len(head)} jobs at its head looked at")]
+        yield from found or [
+            ok(f"queue {queue}", f"{count(len(head), 'job')} at its head, all known" if head else "nothing is ready")
+        ]
 
 
 def judged(queue: str, head: list[bytes], app: Qd | None, *, shared: bool) -> Iterator[Finding]:
@@ -86,7 +89,7 @@ def dead_hands(store: RedisStore, queue: str, masters: list[Master]) -> list[Fin
     gone = sum(token not in {m.token for m in masters} or is_dead(token, masters) for token in tokens)
     if not gone:
         return []
-    said = f"{gone} jobs are in the hands of masters that are gone"
+    said = f"{count(gone, 'job')} in the hands of masters that are gone"
     way = (
         "start `qd work` on the host where they ran: it gives them back at once; else they come back with their leases"
     )

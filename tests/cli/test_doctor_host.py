@@ -1,0 +1,260 @@
+"""qd doctor on supervisord's and systemd's files and on the host: its line, and that the fix which it names mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.cli.checks import host, supervisord, systemd
+from qd.cli.checks.finding import Finding
+from qd.cli.checks.project import Project as Looked
+from qd.process import live
+from tests.support.doctor import Line, doctor, edited
+from tests.support.procs import QD
+from tests.support.project import Project
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project]) -> Project:
+    return project(jobs="@app.job('mail.welcome')\ndef welcome() -> None: ...\n")
+
+
+# -- supervisord and systemd
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("stopwaitsecs", "10", "stopwaitsecs=10, but running jobs may go on for 25 s"),
+        ("stopwaitsecs", None, "stopwaitsecs=10, but running jobs may go on for 25 s"),
+        ("autorestart", None, "autorestart=unexpected: after `qd restart`, which ends it with 0, it stays down"),
+        ("startsecs", "10", "startsecs=10, but qd may end by itself after 1.5 s"),
+        ("killasgroup", "false", "killasgroup=false: when supervisord has to kill"),
+        ("stopsignal", "KILL", "stopsignal=KILL does not stop qd in good order"),
+        ("user", None, "no user=: where supervisord is root, jobs run as root"),
+    ],
+)
+def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
+    file, good = folder / "my.conf", (ROOT / "supervisor" / "qd.conf").read_text()
+
+    def judged(text: str) -> Finding:
+        file.write_text(text)
+        (found,) = supervisord.check(Looked(), file)
+        return found
+
+    assert judged(good).sign == "ok"
+    line = judged(edited(good, key, value))
+    assert says in line.value
+    setting = re.match(r"\w+=\w+", line.fix)
+    assert setting
+    assert judged(edited(good, key, None) + f"{setting[0]}\n").sign == "ok"
+
+
+def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
+    shop.config('[pools.slow]\nstop_timeout = "5m"\n[pools.web]\nmin_uptime = 11\n')
+    shop.allowed.add("supervisor")
+    (shop.root / "supervisor").mkdir()
+    text = (
+        "[program:%s]\ncommand=/x/qd work %s ; the pool\nautorestart=true\nkillasgroup=true\nuser=a\nstopwaitsecs=35\n"
+    )
+    programs = {"a": "--pool slow", "b": "--pool=web", "c": "--stop-timeout 2m", "d": "--config /another/qd.toml"}
+    text = "".join(text % each for each in programs.items()) + "[program:nginx]\ncommand=nginx\n"
+    (shop.root / "supervisor" / "all.conf").write_text(text.replace("user=a", "user=a\nstartsecs=10"))
+    found = {
+        line.what[-2:-1]: line for line in doctor(shop).lines if "all.conf" in line.what and "stopwait" in line.value
+    }
+    assert {name: line.fix for name, line in found.items()} == {
+        "a": "stopwaitsecs=310",
+        "b": "",
+        "c": "stopwaitsecs=130",
+    }
+    shutil.rmtree(shop.root / "supervisor")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("KillMode", "control-group", "KillMode=control-group: at a stop every process gets TERM"),
+        ("KillMode", None, "KillMode=control-group"),
+        ("KillMode", "process", "KillMode=process: what jobs have started stays behind"),
+        ("Restart", "on-failure", "Restart=on-failure: after `qd restart`, which ends it with 0, it stays down"),
+        ("StartLimitIntervalSec", None, "a start limit"),
+        ("Type", "simple", "Type=simple: systemd does not know when workers have booted"),
+        ("User", None, "no User=: jobs run as root"),
+    ],
+)
+def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path) -> None:
+    file, good = folder / "my.service", (ROOT / "supervisor" / "qd@.service").read_text()
+
+    def judged(text: str) -> Finding:
+        file.write_text(text)
+        (found,) = systemd.check(Looked(), file)
+        return found
+
+    assert judged(good).sign == "ok"
+    line = judged(edited(good, key, value))
+    assert says in line.value
+    setting = re.match(r"\w+=\w+", line.fix)
+    assert setting
+    section = "[Unit]" if "[Unit]" in line.fix else "[Service]"
+    assert judged(edited(good, key, None).replace(section, f"{section}\n{setting[0]}", 1)).sign == "ok"
+
+
+def test_a_unit_that_does_not_wait_long_enough(shop: Project) -> None:
+    shop.allowed.add("my.service")
+    unit = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/x/python -m qd work\nUser=a\nKillMode=mixed\n"
+    unit += "Restart=always\nTimeoutStopSec="
+    (shop.root / "my.service").write_text(f"{unit}10s\n")
+    found = [line for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]
+    assert "TimeoutStopSec=10, but running jobs may go on for 25 s: systemd kills qd before" in found[1].value
+    (shop.root / "my.service").write_text(f"{unit}{found[1].fix.partition('=')[2]}\nType=notify\n")
+    assert doctor(shop, "--unit", "my.service").line("my.service").sign == "ok"
+
+
+def test_a_start_limit_in_the_wrong_section_and_files_that_are_none(shop: Project) -> None:
+    shop.allowed.update(("my.service", "my.conf"))
+    (shop.root / "my.service").write_text("[Service]\nExecStart=qd \\\n  work\nStartLimitIntervalSec=0\n")
+    found = [line.value for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]
+    assert found[0] == "StartLimitIntervalSec stands in [Service], where it counts for nothing"
+    (shop.root / "my.conf").write_text("[program:web]\ncommand=nginx\n")
+    assert doctor(shop, "--supervisord", "my.conf").line("my.conf").sign == "warn"
+    (shop.root / "my.conf").write_text("what is this\n")
+    assert doctor(shop, "--supervisord", "my.conf").line("my.conf").sign == "fail"
+    assert "No such file" in doctor(shop, "--unit", "gone.service").line("gone.service").value
+
+
+SHOWN = """Type=notify
+Restart=always
+TimeoutStopUSec=1min 30s
+ExecStart={ path=/srv/qd ; argv[]=/srv/qd work --pool mail ; ignore_errors=no ; start_time=[n/a] ; pid=0 }
+Environment=PWD=/srv
+User=shop
+KillMode=%s
+Id=qd@mail.service
+StartLimitIntervalUSec=0
+
+Type=simple
+Restart=no
+ExecStart={ path=/usr/bin/nginx ; argv[]=/usr/bin/nginx ; ignore_errors=no ; start_time=[n/a] ; pid=0 }
+Id=qdx.service
+"""
+
+
+def test_loaded_units_are_judged_as_systemctl_shows_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another program stands for systemctl: it says what that of systemd 252 does."""
+    program = tmp_path / "systemctl"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(systemd, "BOOTED", tmp_path)
+    for kill, sign in (("mixed", "ok"), ("control-group", "fail")):
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{SHOWN % kill}END\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        (found,) = systemd.check(Looked(), None)
+        assert (found.what, found.sign) == ("qd@mail.service", sign)
+
+
+def test_lengths_of_time_as_systemd_writes_them() -> None:
+    said = {"90": 90, "1min 30s": 90, "infinity": float("inf"), "500ms": 0.5, "0": 0, "": 0, "2h": 7200}
+    assert {text: systemd.seconds(text) for text in said} == said
+
+
+# -- this host
+
+
+def test_too_few_open_files(shop: Project) -> None:
+    words = ["sh", "-c", f"ulimit -n $1; exec {shlex.join([*QD, 'doctor', '--json'])}", "sh"]
+
+    def limited(most: int) -> Line:
+        done = subprocess.run([*words, str(most)], cwd=shop.root, env=shop.env(), capture_output=True, check=False)
+        return next(Line(**one) for one in json.loads(done.stdout)["checks"] if one["what"] == "files")
+
+    assert (limited(128).sign, limited(128).value) == ("fail", "128 at once: master and workers run out of them")
+    assert limited(512).sign == "warn"
+    assert limited(4096).sign == "ok"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """machine({"proc/meminfo": "..."}): the host's files, as far as a test cannot have them real."""
+    root = tmp_path / "machine"
+    monkeypatch.setattr(host, "ROOT", root)
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in {"proc/meminfo": "MemTotal: 16000000 kB\n", **files}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+
+    return write
+
+
+V1 = {
+    "proc/self/cgroup": "9:name=systemd:/\n4:memory:/docker/x\n",
+    "sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": "%s",
+}
+V2 = {"proc/self/cgroup": "0::/system.slice/qd\n", "sys/fs/cgroup/system.slice/qd/memory.max": "%s\n"}
+ABOVE = {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/memory.max": "%s"}
+INSIDE = {"proc/self/cgroup": "0::/not/here\n", "sys/fs/cgroup/memory.max": "%s"}
+
+
+@pytest.mark.parametrize("files", [V1, V2, ABOVE, INSIDE], ids=["v1", "v2", "of a parent", "in a container"])
+def test_more_workers_than_the_memory_of_the_container(
+    files: dict[str, str], machine: Callable[..., None], folder: Path
+) -> None:
+    from qd import config
+
+    (folder / "qd.toml").write_text("[worker]\nworkers = 8\n")
+    looked = Looked(pools={"": config.load()})
+
+    def memory(limit: str) -> tuple[str, str]:
+        machine({name: text.replace("%s", limit) for name, text in files.items()})
+        (found,) = host.memory(looked)
+        return found.sign, found.value
+
+    sign, said = memory(str(512 << 20))
+    assert (sign, said.startswith("8 workers x 128M + app ")) == ("fail", True)
+    assert said.endswith("over the 512M of this container or unit")
+    assert memory(str(4 << 30))[0] == "ok"
+    sign, said = memory("9223372036854771712")  # how v1 writes that there is no limit
+    assert (sign, said.endswith(" of 15625M")) == ("ok", True)
+    (folder / "qd.toml").write_text("[worker]\nworkers = 2\n")  # the way out: fewer workers
+    looked.pools[""] = config.load()
+    assert memory(str(512 << 20))[0] == "ok"
+
+
+def test_more_workers_than_the_machine_has_memory(machine: Callable[..., None], folder: Path) -> None:
+    from qd import config
+
+    machine({"proc/meminfo": "MemTotal:  512000 kB\n"})
+    (folder / "qd.toml").write_text("[worker]\nworkers = 8\n")
+    (found,) = host.memory(Looked(pools={"": config.load()}))
+    assert (found.sign, found.value.endswith("over the 500M of this machine")) == ("warn", True)
+
+
+def test_huge_pages_for_everybody(machine: Callable[..., None]) -> None:
+    machine({"sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n"})
+    (found,) = host.huge_pages()
+    assert (found.sign, found.fix) == ("warn", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+    machine({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
+    assert [found.sign for found in host.huge_pages()] == ["ok"]
+
+
+def test_a_folder_for_signs_of_life_that_others_may_write_to(shop: Project) -> None:
+    where = live.folder(shop.env())
+    where.mkdir()
+    where.chmod(0o777)
+    line = doctor(shop).line("health --live")
+    assert (line.sign, str(where) in line.value) == ("warn", True)
+    where.chmod(0o700)
+    assert doctor(shop).line("health --live").sign == "ok"
