@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping
 
 from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
+from qd.keeper import leftover
 from qd.log import Log, cut
 from qd.payload import read
 from qd.process import vitals
 from qd.process.exits import ending, signal_name
 from qd.process.hands import Hands
-from qd.process.scoreboard import Slot, State, Verdict, W
+from qd.process.scoreboard import H, Slot, State, Verdict, W, now
 from qd.process.talk import Message
 from qd.store.hosts import Master
 from qd.unit import answered, split_mark
+
+BUDGET = 0.5  # seconds a beat gives to masters that died
 
 
 class Dead:
     def __init__(self, queue: RedisQueue, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
         self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
-        self._looked_for_masters = False
+        self._dead: list[Master] | None = None  # masters still to be settled; None: nobody has looked yet
 
     def hear(self, messages: list[Message]) -> None:
         for message in messages:
@@ -47,10 +48,20 @@ class Dead:
         """Move what dead workers held, and free their slots."""
         for slot in self.hands.board:
             if slot[W.STATE] == State.DEAD:
+                self._end_leftover(slot)
                 for queue in self.queues:
+                    self._alive()
                     self._move(queue, slot)
                 self._told.pop(slot.number, None)
                 slot[W.STATE] = State.SETTLED
+
+    def _end_leftover(self, slot: Slot) -> None:
+        """Its group is gone with it. What has left the group goes before the job may run again."""
+        if not slot[W.JOB_AT]:
+            return
+        ended = leftover.end_of_job(f"{self.hands.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+        if ended:
+            self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
     def _move(self, queue: str, slot: Slot) -> None:
         owner = f"{self.hands.token}/{slot.number}"
@@ -94,20 +105,29 @@ class Dead:
     # -- masters that died on this host
 
     def dead_masters(self, reports: Callable[[], list[Master]], forget: Callable[[str], None]) -> None:
-        """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease."""
-        if self._looked_for_masters:
-            return
-        dying = False
-        for master in reports():
-            if master.token == self.hands.token or not died_here(master):
-                continue
-            end_subprocesses(master.token)
-            states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
-            if any(states.values()):
-                dying = True  # the kernel is still ending one of its workers: look again at the next beat
-            elif self._give_back_all(master, states):
-                forget(master.token)
-        self._looked_for_masters = not dying
+        """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease.
+
+        For BUDGET seconds at a time: the beats go on, and with them the leases of the living."""
+        if self._dead is None:
+            self._dead = [m for m in reports() if m.token != self.hands.token and died_here(m)]
+        leftover.end_of_masters([master.token for master in self._dead], self._alive)
+        waiting, until = list[Master](), time.monotonic() + BUDGET
+        try:
+            while self._dead and time.monotonic() < until:
+                self._alive()
+                master = self._dead[-1]
+                states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
+                if any(states.values()):
+                    waiting.append(master)  # the kernel is still ending one of its workers: look again at the next beat
+                elif self._give_back_all(master, states):
+                    forget(master.token)
+                self._dead.pop()
+        finally:
+            self._dead += waiting
+
+    def _alive(self) -> None:
+        """The master watches, and this may take a while."""
+        self.hands.board.set_header(H.KEEPER_ALIVE, now())
 
     def _give_back_all(self, master: Master, states: Mapping[str, bool | None]) -> bool:
         """False: something it held stays with its lease, because nobody can see whether its worker lives."""
@@ -154,22 +174,6 @@ def died_here(master: Master) -> bool:
     if (master.host, master.boot, master.ns) != here:
         return False
     return vitals.alive(master.pid, master.start) is False
-
-
-def end_subprocesses(token: str) -> None:
-    """SIGKILL what jobs of a dead master had started: it carries QD_OWNER in the environment it was started with."""
-    for pid in running_for(token):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def running_for(token: str) -> Iterator[int]:
-    wanted = f"QD_OWNER={token}/".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            environment = (folder / "environ").read_bytes()
-            if environment.startswith(wanted) or b"\0" + wanted in environment:
-                yield int(folder.name)
 
 
 def named(member: bytes) -> dict[str, object]:

@@ -76,6 +76,7 @@ class Keeper:
         self.dead = Dead(queue, self.queues, hands, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
+        self._turned_at = 0.0
         self._renewed_at = 0.0
         self._away_since: float | None = None
         self._delay = 0.0
@@ -99,6 +100,7 @@ class Keeper:
 
     def _turn(self) -> float:
         """One beat, or one try to reach Redis. Returns the monotonic moment of the next."""
+        self._notice_a_gap()
         try:
             self.dead.dead_workers()
             deadline = self._beat()
@@ -107,6 +109,14 @@ class Keeper:
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + self._lost(error)
+
+    def _notice_a_gap(self) -> None:
+        """This process stood still, or its host did: others may have, too, and their renewals go before any reclaim."""
+        at, before = clock(), self._turned_at
+        self._turned_at = at
+        if self._connected_at and before and at - before > self.lease / 2:
+            self.log.warning("keeper.stood_still", seconds=at - before)
+            self._connected_at = 0.0
 
     # -- the beat
 
@@ -213,12 +223,12 @@ class Keeper:
         """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
         flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        for token in hosts.forgotten(fields, self._redis_now):
-            self._forget(token)
+        self._forget(*hosts.forgotten(fields, self._redis_now))
         return hosts.read_masters(fields)
 
-    def _forget(self, token: str) -> None:
-        self.control.call("HDEL", self.control_prefix + keys.MASTERS, token)
+    def _forget(self, *tokens: str) -> None:
+        for at in range(0, len(tokens), 1000):
+            self.control.call("HDEL", self.control_prefix + keys.MASTERS, *tokens[at : at + 1000])
 
     # -- away and back
 
@@ -253,6 +263,11 @@ class Keeper:
                     return  # it was away before: the leases return the jobs
                 time.sleep(0.05)
         os._exit(0)
+
+
+def clock() -> float:
+    """Seconds that go on while the host sleeps, where there is such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def text_of(value: bytes) -> str:
