@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,7 +96,7 @@ def nothing_left(client: Client) -> None:
 def said_once(work: Procs) -> None:
     """One line when it goes and one when it comes back, and nothing else that is not about a job's success."""
     assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1
-    others = [line for line in work.lines if " INFO " not in line and "redis.away" not in line]
+    others = [line for line in work.lines if " INFO " not in line and not re.search("redis.away|is_root", line)]
     assert not others, others
 
 
@@ -180,3 +182,90 @@ def test_jobs_outlast_an_outage(
 def spent(work: Procs) -> float:
     """CPU seconds of every process of it so far."""
     return sum(sum(process.cpu_times()[:2]) for process in work.session())
+
+
+@pytest.mark.fault(
+    "16c",
+    "Redis killed; back, it loads for 3 s before it serves (LOADING)",
+    "waited out as an outage; one line each way",
+)
+def test_a_server_that_loads_is_waited_for(
+    shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
+) -> None:
+    client.call("EVAL", "for i = 1, 8000 do redis.call('HSET', 'filler', i, i) end", 0)
+    work = ready(shop, 2)
+    (short,), waiting = ledger.push(seconds=1), ledger.push(20, seconds=0.01)
+    ledger.wait_start(short)
+    own.kill()
+    client.close()
+    with own.client() as other:
+        said = [""]
+        looking = threading.Thread(target=lambda: eventually(lambda: "LOADING" in hear(other, said), 20))
+        looking.start()
+        own.start("--key-load-delay", "400")
+        back = time.monotonic()
+        looking.join(20)
+    assert "LOADING" in said[-1]
+    ledger.wait_end(waiting[-1])
+    ledger.wait_all()
+    said_once(work)
+    work.stop()
+    client.call("DEL", "filler")
+    nothing_left(client)
+    ledger.conserve()
+    figures.tell(ledger)
+    later = [note.at for note in ledger.starts() if note.at > back - 0.5]
+    figures.add(back=[max(0.0, min(later) - back)], p99=2.0)
+
+
+def refusal(client: Client) -> str:
+    """What the server says to a write; empty when it takes it or is not there."""
+    try:
+        client.call("DEL", "none")
+    except hiredis.ReplyError as error:
+        return str(error)
+    except GONE:
+        client.close()
+    return ""
+
+
+def hear(client: Client, said: list[str]) -> str:
+    said.append(refusal(client))
+    return said[-1]
+
+
+@pytest.mark.fault(
+    "27b",
+    "Redis cannot write its append-only file any more (disk full), then it can",
+    "a push fails saying so; acks wait and are sent; one line each way",
+)
+@pytest.mark.parametrize("fsync", ["everysec"])
+def test_a_full_disk_is_waited_out(
+    shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
+) -> None:
+    client.call("SET", "filler", b"x" * 500_000)
+    work = ready(shop, 2)
+    (running,), waiting = ledger.push(seconds=1), ledger.push(10)
+    ledger.wait_start(running)
+    (log,) = own.folder.glob("appendonlydir/*.incr.aof")
+    assert own.process is not None
+    before = resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
+    eventually(lambda: "MISCONF" in refusal(client), 10, what="a server that refuses writes")
+    work.wait_line("redis.away .*MISCONF")
+    refused = shop.qd("dispatch", "work", "n=0")
+    assert refused.returncode == 69
+    assert "MISCONF" in refused.stderr
+    ledger.wait_end(running)
+    resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, before)
+    eventually(lambda: not refusal(client), 10, what="a server that takes writes")
+    back = time.monotonic()
+    work.wait_line("redis.back", 5)
+    figures.add(back=[time.monotonic() - back], p99=2.0)
+    ledger.wait_end(waiting[-1])
+    ledger.wait_all()
+    said_once(work)
+    work.stop()
+    client.call("DEL", "filler")
+    nothing_left(client)
+    ledger.conserve()
+    figures.tell(ledger)

@@ -19,7 +19,8 @@ LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """In the child: a pytest that was killed leaves no server behind."""
+    """In the child: a pytest that was killed leaves no server behind. And a limit on its files is an error to it."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
