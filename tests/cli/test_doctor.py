@@ -290,6 +290,29 @@ def test_a_user_with_exactly_the_keys_of_its_queue_may_work(shop: Project, own: 
         assert doctor(shop).line("redis.rights").sign == "ok"
 
 
+def sampled(user: str) -> list[str]:
+    """The words behind ACL for this user in SECURITY.md."""
+    found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
+def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
+    with own.client() as client:
+        for user, rights in (("qd-worker", "ok"), ("qd-operator", "fail"), ("qd-producer", "fail")):
+            words = sampled(user)
+            client.call("ACL", *words)
+            (password,) = [word[1:] for word in words if word.startswith(">")]
+            at(shop, own.tcp_url.replace("//", f"//{user}:{password}@"))
+            found = doctor(shop)
+            signs = {line.sign for line in found.lines if line.what == "redis.rights"} - {"warn"}
+            assert (user, found.line("redis.answers").sign, signs) == (user, "ok", {rights})
+            assert found.line("redis.info").sign == "warn"
+        push(client, "mail.welcom")
+    at(shop, own.tcp_url.replace("//", "//qd-worker:WORKER-PASSWORD@"))
+    assert "'mail.welcom' at its head" in doctor(shop).line("queue default").value
+
+
 def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     folder = ROOT / "daemon" / "qd" / "connectors" / "redis"
     texts = [path.read_text() for path in folder.glob("*.lua") if path.name != "clear.lua"]

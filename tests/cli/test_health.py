@@ -285,6 +285,19 @@ def test_an_embedded_server_is_not_started(qd: Run, folder: Path) -> None:
     assert not (folder / ".qd" / "embedded" / "address").exists()
 
 
+def test_the_looker_of_the_security_page_may_ask(project: Callable[..., Project]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+    found = re.search(r"^ACL (SETUSER qd-looker .*)$", page, re.MULTILINE)
+    assert found
+    with Server() as own, own.client() as client:
+        client.call("ACL", *found[1].split())
+        push(client, "default")
+        shop = project(url=own.tcp_url.replace("//", "//qd-looker:LOOKER-PASSWORD@"))
+        asked = shop.qd("health")
+        assert (asked.returncode, asked.stderr) == (1, "")
+        assert "1 ready and no live master works on it" in asked.stdout
+
+
 def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) -> None:
     """It takes the connection and answers nothing: what a firewall leaves of a server."""
     with socket.socket() as mute:

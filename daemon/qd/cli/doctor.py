@@ -65,10 +65,18 @@ def of_servers(found: Project) -> Iterator[Finding]:
     for name, settings in project.connections(found).items():
         try:
             yield from of_server(name, settings, found)
-        except QdError as error:  # it went away meanwhile, or refuses what everybody else allows
-            yield fail(f"{name}.answers", error, "see its log, and try again", AWAY)
+        except QdError as error:
+            yield stopped(name, error)
     if found.settings is not None and found.settings.laravel is not None:
         yield of_laravel(found.settings)
+
+
+def stopped(name: str, error: QdError) -> Finding:
+    """The rest of a server cannot be looked at."""
+    if "NOPERM" in str(error):
+        way = "run qd doctor with the url of a worker or an operator"
+        return warn(f"{name}.reports", f"this user may not read what stands there: {error}", way)
+    return fail(f"{name}.lost", error, "see its log, and try again", AWAY)
 
 
 def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding]:

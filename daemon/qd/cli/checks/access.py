@@ -95,4 +95,12 @@ def work_tries(prefix: str, queue: str) -> Tries:
 def steer_tries(prefix: str) -> Tries:
     """What the commands call beside that."""
     scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
-    return [("SET", scratch, "1", "PX", 1), ("DEL", scratch), ("UNLINK", scratch), ("MGET", scratch), ("SCAN", 0)]
+    return [
+        ("SET", scratch, "1", "PX", 1),
+        ("DEL", scratch),
+        ("UNLINK", scratch),
+        ("MGET", scratch),
+        ("SCAN", 0),
+        ("MULTI",),
+        ("EXEC",),
+    ]

@@ -10,7 +10,7 @@ from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
 from qd.cli.state import is_object_job
 from qd.connectors.redis import keys
-from qd.errors import Malformed
+from qd.errors import Malformed, ServerRefused
 from qd.process import vitals
 from qd.store.hosts import Master
 from qd.units import did_you_mean
@@ -28,18 +28,30 @@ def check(
 ) -> Iterator[Finding]:
     """`place`: the connection's name."""
     for queue in queues:
-        ready, reserved = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved))
-        head, held = store.wire.call_many([("LRANGE", ready, 0, HEAD - 1), ("ZRANGE", reserved, 0, HEAD - 1)])
-        if not isinstance(head, list) or not isinstance(held, list):
-            wrong = head if isinstance(head, Exception) else held
-            yield warn(f"queue {queue}", f"cannot be read: {wrong}", f"see what `TYPE {ready}` says; qd needs a list")
+        try:
+            head, held = standing(store, queue)
+        except ServerRefused as error:
+            yield warn(
+                f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
+            )
             continue
         shared = any(b'"rsv":"' not in member for member in held)
         found = list(judged(queue, head, app, shared=shared))
         found += dead_hands(store, queue, masters)
-        yield from found or [
-            ok(f"queue {queue}", f"{count(len(head), 'job')} at its head, all known" if head else "nothing is ready")
-        ]
+        well = f"{count(len(head), 'job')} at its head looked at" if head else "nothing is ready"
+        yield from found or [ok(f"queue {queue}", well)]
+
+
+def standing(store: RedisStore, queue: str) -> tuple[list[bytes], list[bytes]]:
+    """The first ready payloads, and some of the reserved ones, by commands that a worker's user may call too."""
+    ready, reserved = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved))
+    *head, held = store.wire.call_many(
+        [*(("LINDEX", ready, at) for at in range(HEAD)), ("ZRANGE", reserved, 0, HEAD - 1)]
+    )
+    for reply in (*head, held):
+        if isinstance(reply, Exception):
+            raise reply
+    return [payload for payload in head if payload is not None], held
 
 
 def judged(queue: str, head: list[bytes], app: Qd | None, *, shared: bool) -> Iterator[Finding]:
