@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,5 +65,7 @@ def group(controller: str, name: str) -> Iterator[Group]:
     try:
         yield found
     finally:
+        for pid in found.pids:  # of a test that failed in the middle
+            os.kill(pid, signal.SIGKILL)
         eventually(lambda: not found.pids, 10, what="an empty group")
         folder.rmdir()

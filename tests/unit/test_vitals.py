@@ -302,6 +302,18 @@ print(open("/proc/self/oom_score_adj").read())
     assert done.stdout.strip() == "500"
 
 
+@linux_only
+@pytest.mark.parametrize(("given", "own"), [(0, 500), (300, 800), (900, 1000)])
+def test_a_child_dies_before_a_parent_of_any_score(given: int, own: int) -> None:
+    script = f"""
+from qd.process import vitals
+assert vitals.oom_score_adj({given}) and vitals.die_before_parent(500)
+print(open("/proc/self/oom_score_adj").read())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(own)
+
+
 def test_a_score_out_of_range_is_refused() -> None:
     assert vitals.oom_score_adj(100_000) is False
 

@@ -35,7 +35,7 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     """
     own_stdin()
     random.seed()
-    vitals.oom_score_adj(OOM_SCORE)
+    vitals.die_before_parent(OOM_SCORE)
     os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what a job starts: a later master can tell whose it is
     install_quiet()
     signals.Copies().guard()

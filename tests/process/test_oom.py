@@ -1,0 +1,98 @@
+"""The kernel's memory killer takes the worker, and is told apart from any other SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.master import oom
+from tests.support.cgroups import group
+from tests.support.clock import eventually
+from tests.support.procs import titled
+from tests.support.project import Project
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+MakeProject = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
+LIMIT = 220_000_000
+
+HUNGRY = (
+    JOBS
+    + """
+@app.job("hungry")
+def hungry() -> None:
+    note("hungry")
+    eaten = [b"x" * 10_000_000 for _ in range(100)]
+    note("full", len(eaten))
+"""
+)
+
+
+@FAILED
+def test_twenty_times_it_is_the_worker_and_the_record_says_why(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=HUNGRY)
+    witness = Witness(shop)
+    with group("memory", f"qd-test-{os.getpid()}") as memory:
+        memory.limit("memory.limit_in_bytes", "memory.max", LIMIT)
+        with memory.joined():
+            work = shop.work("-w", "1", "--max-crashes", "20")
+        work.wait_line("master.ready")
+        others = {p.pid for p in work.session() if "qd: worker" not in titled(p)}
+        assert len(others) == 3, "master, template, keeper"
+        push(redis, "hungry")
+        work.wait_line("job.failed .*job=hungry", 60)
+        assert len(witness.starting("hungry")) == 20
+        assert not witness.starting("full")
+        died = work.matches(
+            r'worker\.died .*how="signal 9 \(SIGKILL\), out of memory \(the kernel\)" peak=\d+M job=hungry'
+        )
+        assert len(died) == 20
+        assert others <= {p.pid for p in work.session()}
+        ((record, _),) = failed(redis)
+        assert "ended with signal 9 (SIGKILL), out of memory (the kernel), peak memory 1" in record["reason"]
+        push(redis, "quick")
+        witness.wait("quick")
+        work.stop()
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    push(redis, "slow", seconds=1)
+    os.kill(int(witness.wait("start")[0].split()[2]), signal.SIGKILL)
+    line = work.wait_line("worker.died").string
+    assert "memory" not in line
+    (text,) = eventually(lambda: [*redis.hash("queues:default:deaths").values()], what="the note")
+    note = json.loads(text)
+    death = note["death"]
+    assert note["told"].startswith("its worker ended with signal 9 (SIGKILL), peak memory ")
+    assert 0 < death.pop("took") < 1
+    assert 10_000_000 < death.pop("peak") < 500_000_000
+    assert death == {"verdict": "crash", "signal": "SIGKILL", "exit": None, "oom": False, "stack": None}
+    witness.wait("end")
+    work.stop()
+
+
+def test_what_the_counter_says_is_claimed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    monkeypatch.setattr(oom, "places", lambda: iter([tmp_path / "none", counter]))
+    kills = oom.OomKills()
+    assert kills.killed(9) is False
+    counter.write_text("oom_kill 3\n")
+    kills.look()
+    assert kills.killed(11) is False
+    assert kills.killed(9) is True
+    assert kills.killed(9) is False
+    monkeypatch.setattr(oom, "places", lambda: iter([tmp_path / "none"]))
+    assert oom.OomKills().killed(9) is None
