@@ -72,30 +72,30 @@ def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
     """What was to be handed back with its attempt goes back as after a crash."""
 
     @wraps(real)
-    def move(settle: Any, queue: str, slot: Any) -> Any:
+    def move(dead: Any, queue: str, slot: Any) -> Any:
         from qd.process.scoreboard import Verdict, W
 
         if slot[W.VERDICT] == Verdict.HAND_BACK:
             slot[W.VERDICT] = Verdict.CRASH
-        return real(settle, queue, slot)
+        return real(dead, queue, slot)
 
     return move
 
 
 SCRIPTS = "qd.connectors.redis.scripts"
-FRESH = "    local text, mark, start, length, before = fresh_text(p, base)\n"
+FRESH = "      text, mark, start, length, before = fresh_text(p, base)\n"
 
 # Mechanism -> what is done to which module.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "renewal": [("qd.keeper.loop", replaced("Keeper._renews", never(False)))],
     "owner mark": [
-        (SCRIPTS, script_without("turn", "      redis.call('HSET', KEYS[i + 4], owner, text)\n", "")),
+        (SCRIPTS, script_without("turn", "redis.pcall('HSET', KEYS[i + 4], owner, text)", "0")),
     ],
     "end with the master": [("qd.process.vitals", replaced("set_pdeathsig", never(True)))],
-    "hard kill": [("qd.master.children", replaced("Children.end_late", never(None)))],
-    "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"    redis.call('LPOP', ready)\n{FRESH}"))],
+    "hard kill": [("qd.master.late", replaced("Late.end", never(None)))],
+    "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"      redis.call('LPOP', ready)\n{FRESH}"))],
     "reclaim only when long connected": [("qd.keeper.loop", replaced("Keeper._reclaims_until", never(1e12)))],
-    "hand-back": [("qd.keeper.settle", replaced("Settle._move", as_a_crash))],
+    "hand-back": [("qd.keeper.dead", replaced("Dead._move", as_a_crash))],
     "worker first for the OOM killer": [("qd.process.vitals", replaced("oom_score_adj", never(True)))],
     "end of the group": [
         ("qd.process.child", replaced("kill_group", one_process)),
