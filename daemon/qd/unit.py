@@ -18,7 +18,7 @@ _UNIT = re.compile(
 )
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
-ENDS = ("-", "x", "t")  # what N becomes, see `answered`
+ENDS = ("-", "x", "t", "h")  # what N becomes, see `answered`
 
 
 class Mark(NamedTuple):
@@ -68,7 +68,8 @@ def answered(
     ended: str = "-",
 ) -> bytes:
     """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
-    "-"; "t" when it was killed for its timeout; "x" when the next reserve is to fail the job for that.
+    "-"; "t" when it was killed for its timeout; "x" when the next reserve is to fail the job for that; "h" when the job has
+    failed and its hooks have killed their worker, so that the next reserve buries it without them.
 
     No other byte changes. Raises ValueError when that unit does not stand in it.
     """

@@ -99,7 +99,7 @@ def test_the_original_is_what_stood_there_before_the_splice(pushed, start, lengt
 
 def test_a_mark_has_four_parts():
     assert split_mark(MARK) == ("Ab3Ab3Ab3A", 3, 17, "2")
-    assert split_mark("T.1.2.-").n == "-"
+    assert [split_mark(f"T.1.2.{end}").n for end in "-xth"] == ["-", "x", "t", "h"]
 
 
 @pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.y", "a.1.2."])

@@ -20,7 +20,7 @@ from qd.payload import read
 from qd.process import vitals
 from qd.process.exits import ending, signal_name
 from qd.process.hands import Hands
-from qd.process.scoreboard import H, Slot, State, Verdict, W, now
+from qd.process.scoreboard import Fails, H, Slot, State, Verdict, W, now
 from qd.process.talk import Message
 from qd.store.hosts import Master
 from qd.unit import answered, split_mark
@@ -71,13 +71,16 @@ class Dead:
         mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
         verdict = slot[W.VERDICT] if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
         text, delay = member, 0.0
-        if verdict == Verdict.HAND_BACK:
+        in_hooks = bool(mark) and slot[W.FAILS] == Fails.HOOKS and slot[W.TURN] == split_mark(mark).turn
+        if in_hooks:
+            text = answered(member, mark, ended="h")
+        elif verdict == Verdict.HAND_BACK:
             text = answered(member, mark, attempts=max(0, int(split_mark(mark).n) - 1))
         elif verdict == Verdict.TIMEOUT:
-            text, delay = self._timed_out(member, mark, bool(slot[W.FAILS])), slot[W.BACKOFF_MS] / 1000
+            text, delay = self._timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000
         if verdict != Verdict.HAND_BACK and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
-        head = verdict == Verdict.HAND_BACK
+        head = verdict == Verdict.HAND_BACK and not in_hooks
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
         why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
         event = "job.requeued" if moved else "job.lease_lost"
@@ -91,7 +94,7 @@ class Dead:
             exceptions = read(member).exceptions + 1
         except Malformed:
             exceptions = None
-        return answered(member, mark, exceptions=exceptions, ended="x" if fails else "-")
+        return answered(member, mark, exceptions=exceptions, ended="x" if fails else "t")
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""

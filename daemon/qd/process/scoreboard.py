@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Iterator
-from enum import IntEnum
+from enum import IntEnum, unique
 
 SLOTS = 256
 WORDS = 24  # a slot's numbers
@@ -52,6 +52,15 @@ class Why(IntEnum):
     LEASE = 3
 
 
+class Fails(IntEnum):
+    """What becomes of the job in hand, should its worker die."""
+
+    NOT = 0
+    KILLED = 1  # it fails when it is killed for its timeout: this was its last attempt
+    HOOKS = 2  # it has failed already: failed() and listeners are running
+
+
+@unique
 class W(IntEnum):
     """The words of a slot, and who writes them."""
 
@@ -64,7 +73,7 @@ class W(IntEnum):
     BACKOFF_MS = 6  # worker: the delay after a timeout
     VERDICT = 7  # master
     LOST = 9  # worker: leases that its answers found gone, and no renewal had; goes on counting
-    LOST_TURN = 20  # keeper: the turn whose lease a renewal found gone
+    LOST_TURN = 22  # keeper: the turn whose lease a renewal found gone
     STATUS = 8  # master: wait status
     JOBS = 10  # worker: jobs done
     GROWN = 11  # worker: bytes it has grown since it was ready
@@ -72,7 +81,7 @@ class W(IntEnum):
     TURN = 13  # worker: its turn number
     JOB_UNIX = 14  # worker: unix second at which the job in hand began
     PEAK = 15  # master: peak resident bytes, when it was known
-    FAILS = 19  # worker: 1 when the job is to fail if it is killed for its timeout
+    FAILS = 19  # worker: a Fails, of the job of TURN
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
     SILENT = 16  # master: 1 when it was killed for its silence, or does not end although it was killed
     OOM = 20  # master: 1 when the kernel ended it for want of memory
@@ -80,6 +89,7 @@ class W(IntEnum):
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 
+@unique
 class H(IntEnum):
     """The words of the header."""
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TypeVar
 
 from qd.errors import EndJob, JobInterrupted, JobTimeout, LeaseLost
-from qd.process.scoreboard import Slot, W, Why, now
+from qd.process.scoreboard import Fails, Slot, W, Why, now
 from qd.process.shield import shield
 
 T = TypeVar("T")
@@ -67,6 +67,11 @@ class Alarm:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._slot[W.DEADLINE] = 0
         return result  # type: ignore[return-value]
+
+    def hooks_run(self) -> None:
+        """The job has failed: should its failed() or a listener end this process, it is buried without them."""
+        if os.getpid() == self._pid:
+            self._slot[W.FAILS] = Fails.HOOKS
 
     def lease_lost(self) -> None:
         """The job in hand is somebody else's by now: end it as any alarm does. From any thread of it."""

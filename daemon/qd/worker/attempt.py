@@ -13,9 +13,10 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from qd import events
 from qd.app import Qd
@@ -25,7 +26,6 @@ from qd.bus.running import RunningJob
 from qd.bus.send import signing_of
 from qd.connectors.base import Reserved
 from qd.errors import (
-    AttemptsExceeded,
     EndJob,
     JobFailure,
     JobInterrupted,
@@ -46,58 +46,18 @@ from qd.payload import Payload, read
 from qd.process import child
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
+from qd.worker.outcome import DONE, Back, Death, Failed, Lost, Outcome, exceeded
 
-KILLED_FOR_GOOD = b'.x"'  # how a mark ends that a keeper wrote for a job whose last timeout was to fail it
+# How a mark ends that a keeper wrote, see unit.answered.
+TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS = b'.t"', b'.x"', b'.h"'
 HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """It ran to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
-
-    delay: float
-    why: str
-    spends: bool = True
-    head: bool = False
-    exceptions: int | None = None
-    held: int = 0
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """It has failed for good. attempts: the count its payload is kept with."""
-
-    error: BaseException
-    attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Its lease is gone: there is nothing left to answer."""
-
-    error: BaseException
-
-
-Outcome = Done | Back | Failed | Lost
-DONE = Done()
 
 
 class Attempts:
     """What stays the same from job to job in this worker."""
 
     def __init__(
-        self,
-        app: Qd,
-        work: WorkOptions,
-        alarm: Alarm,
-        coroutines: Coroutines,
-        keep: Callable[[str, bytes], None],
+        self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines, keep: Callable[[str, bytes], None]
     ) -> None:
         """keep: takes the checkpoints of the job that was reserved under a mark."""
         self._keep = keep
@@ -107,7 +67,7 @@ class Attempts:
         self._returned = False  # the job's function has, its listeners may still run
         self._declared_limits: dict[str, Limits] = {}
 
-    def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], str]) -> Outcome:
+    def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], Death]) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
         try:
@@ -132,11 +92,15 @@ class Attempts:
         job = self._running(payload, reserved)
         running.enter(job)
         try:
+            if reserved.before.endswith((KILLED_FOR_GOOD, KILLED_IN_HOOKS)):
+                return self._killed(declared, payload, limits, job, reserved, death())
+            if reserved.before.endswith(TIMED_OUT):
+                self._hear(limits, events.JobTimedOut, self._running(payload, reserved, payload.attempts - 1))
+                if self.alarm.raised:
+                    return Back(0.0, "its worker leaves", spends=False, head=True)
             reason = before(limits, payload, now)
-            if reserved.before.endswith(KILLED_FOR_GOOD):
-                reason = "it ran longer than its timeout and was killed"
             if reason is not None:
-                return self._judged(declared, payload, limits, job, reason, death)
+                return self._judged(declared, payload, limits, job, reason, death())
             try:
                 call = declared.prepare(bytes(payload.data))
             except UnknownParameters as error:
@@ -147,10 +111,10 @@ class Attempts:
         finally:
             running.leave()
 
-    def _running(self, payload: Payload, reserved: Reserved) -> RunningJob:
+    def _running(self, payload: Payload, reserved: Reserved, attempt: int | None = None) -> RunningJob:
         known = payload.id or payload.uuid or reserved.mark
         keep = partial(self._keep, reserved.mark)
-        return RunningJob(known, payload.job, reserved.queue, payload.attempts, payload.checkpoint, keep)
+        return RunningJob(known, payload.job, reserved.queue, attempt or payload.attempts, payload.checkpoint, keep)
 
     def _limits_of(self, payload: Payload, declared: Declared) -> Limits:
         """Limits of a job that says nothing itself are those of its declaration: worked out once."""
@@ -258,41 +222,53 @@ class Attempts:
         return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
 
     def _judged(
+        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, reason: str, death: Death
+    ) -> Outcome:
+        """Too many attempts, too late, or too many crashes: failed without running."""
+        error = exceeded(reason, death)
+        if 0 < limits.max_crashes < payload.crashes:  # its hooks, too, have killed a worker or a host
+            return Failed(error, payload.attempts, death)
+        return self._fail(declared, payload, limits, job, error, death=death)
+
+    def _killed(
+        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, reserved: Reserved, death: Death
+    ) -> Outcome:
+        """Its last attempt was killed; or it had failed, and its hooks have killed their worker: they are not asked again.
+        The attempt that the reserve has counted does not begin."""
+        payload = msgspec.structs.replace(payload, attempts=payload.attempts - 1)
+        job.attempt = payload.attempts
+        if reserved.before.endswith(KILLED_IN_HOOKS):
+            error = exceeded("it had failed, and its worker died in failed() or in a listener", death)
+            return Failed(error, payload.attempts, death)
+        error = exceeded("it ran longer than its timeout and was killed", death)
+        return self._fail(declared, payload, limits, job, error, death=death, timed_out=True)
+
+    def _fail(
         self,
         declared: Declared,
         payload: Payload,
         limits: Limits,
         job: RunningJob,
-        reason: str,
-        death: Callable[[], str],
-    ) -> Outcome:
-        """Too many attempts, too late, or too many crashes: failed without running. Hooks that have killed a worker
-        before, too, are not asked again."""
-        how, _, stack = death().partition("\n")
-        error = AttemptsExceeded(f"{reason}{': ' + how if how else ''}")
-        if stack:
-            error.add_note(stack)
-        if payload.crashes:
-            self._hear(limits, events.JobCrashed, job, payload.crashes)
-        if payload.crashes > limits.max_crashes:
-            return Failed(error, payload.attempts)
-        return self._fail(declared, payload, limits, job, error)
-
-    def _fail(
-        self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, error: BaseException
+        error: BaseException,
+        *,
+        death: Death | None = None,
+        timed_out: bool = False,
     ) -> Failed:
         def hooks() -> None:
             try:
+                if death is not None and payload.crashes:
+                    self._emit(events.JobCrashed, job, payload.crashes)
                 declared.on_failed(bytes(payload.data), error)
             finally:
                 self._emit(events.JobFailed, job, error)
-                if isinstance(error, JobTimeout):
+                if timed_out or isinstance(error, JobTimeout):
                     self._emit(events.JobTimedOut, job)
                 else:
                     self._emit(events.JobExceptionOccurred, job, error)
 
+        self.alarm.hooks_run()
         self._hooks(limits.timeout, hooks)
-        return Failed(error, payload.attempts)
+        return Failed(error, payload.attempts, death)
 
     def _hear(self, limits: Limits, event: Callable[..., events.Event], *facts: Any) -> None:
         if self.app.listeners.has(event):  # type: ignore[arg-type]

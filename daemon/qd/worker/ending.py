@@ -9,7 +9,8 @@ from qd import events
 from qd.connectors.base import Reserved
 from qd.process.scoreboard import Slot, State, W
 from qd.worker.answering import Answering
-from qd.worker.attempt import DONE, Attempts, Back, Failed, Lost, Outcome
+from qd.worker.attempt import Attempts
+from qd.worker.outcome import DONE, Back, Failed, Lost, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
 

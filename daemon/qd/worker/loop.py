@@ -208,10 +208,10 @@ class Worker:
 
     def _begin(self, payload: Payload, limits: Limits) -> None:
         slot = self.slot
-        slot[W.TURN] = self._turn
-        slot[W.JOB_AT] = self._began = now()
         fails = fails_when_killed(limits, payload)
         slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        slot[W.TURN] = self._turn  # after FAILS, which else would be that of the job before
+        slot[W.JOB_AT] = self._began = now()
         self.titles.job(slot, payload.job, self._queue)
         slot[W.STATE] = State.BUSY
 

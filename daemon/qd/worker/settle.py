@@ -14,7 +14,7 @@ from qd.log import Log, cut
 from qd.masks import masked
 from qd.payload import Payload, read
 from qd.unit import answered, original, saving, split_mark
-from qd.worker.attempt import Back, Failed
+from qd.worker.outcome import Back, Death, Failed
 
 OURS = str(Path(__file__).parent.parent) + os.sep
 LINE = 250  # characters of an error that stand in a line of the log
@@ -48,18 +48,20 @@ class Settler:
             raw, payload = original(job.member, job.start, job.length, job.before), None
         else:
             raw = answered(_saved(job, unsaved), job.mark, attempts=max(0, failed.attempts))
-        record = {
+        record: dict[str, object] = {
             "id": job.mark,
             "uuid": payload.uuid if payload else None,
             "queue": job.queue,
             "job": payload.job if payload else None,
             "error": type(failed.error).__name__,
             "reason": words_of(failed.error),
-            "attempts": payload.attempts if payload else 0,
+            "attempts": max(0, failed.attempts) if payload else 0,
             "crashes": payload.crashes if payload else 0,
             "failed_at": round(time.time(), 3),
             "trace": full(failed.error),
         }
+        if failed.death is not None and failed.death.facts is not None:
+            record["death"] = failed.death.facts
         return self.queue.bury(job, json.dumps(record).encode(), raw)
 
     def tell_failed(self, job: Reserved, failed: Failed) -> None:
@@ -73,14 +75,16 @@ class Settler:
     def tell_done(self, job: Reserved, took: float) -> None:
         self.log.info("job.done", **self._job(job), took=took)
 
-    def death_before(self, job: Reserved) -> str:
-        """How the worker died that held this job before; empty when nobody wrote it down."""
+    def death_before(self, job: Reserved) -> Death:
+        """How the worker died that held this job before, where somebody wrote it down. Older notes have no facts."""
         try:
             mark = json.loads(b"{" + job.before.lstrip(b", ") + b"}").get("rsv")
             note = self.queue.death(job.queue, base_of(mark)) if mark else None
-            return str(json.loads(note)["told"]) if note else ""
-        except (ValueError, KeyError, ConnectionLost, ServerRefused):
-            return ""
+            said = json.loads(note) if note else {}
+            facts = said.get("death")
+            return Death(str(said.get("told", "")), facts if isinstance(facts, dict) else None)
+        except (ValueError, AttributeError, ConnectionLost, ServerRefused):
+            return Death()
 
     def _job(self, job: Reserved) -> dict[str, object]:
         payload = _payload(job)

@@ -1,0 +1,62 @@
+"""What comes of an attempt. attempt.py says which, ending.py answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qd.errors import AttemptsExceeded
+
+
+class Death(NamedTuple):
+    """How the worker of the attempt before died: in words (and under them its last stack), and as facts."""
+
+    told: str = ""
+    facts: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It ran to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
+
+    delay: float
+    why: str
+    spends: bool = True
+    head: bool = False
+    exceptions: int | None = None
+    held: int = 0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It has failed for good. attempts: the count its payload is kept with."""
+
+    error: BaseException
+    attempts: int = 0
+    death: Death | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Its lease is gone: there is nothing left to answer."""
+
+    error: BaseException
+
+
+Outcome = Done | Back | Failed | Lost
+DONE = Done()
+
+
+def exceeded(reason: str, death: Death) -> AttemptsExceeded:
+    how, _, stack = death.told.partition("\n")
+    error = AttemptsExceeded(f"{reason}{': ' + how if how else ''}")
+    if stack:
+        error.add_note(stack)
+    return error
