@@ -307,6 +307,7 @@ def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
             found = doctor(shop)
             signs = {line.sign for line in found.lines if line.what == "redis.rights"} - {"warn"}
             assert (user, found.line("redis.answers").sign, signs) == (user, "ok", {rights})
+            assert found.code == {"ok": 0, "fail": 1}[rights]
             assert found.line("redis.info").sign == "warn"
         push(client, "mail.welcom")
     at(shop, own.tcp_url.replace("//", "//qd-worker:WORKER-PASSWORD@"))

@@ -273,3 +273,26 @@ def test_rig_leaves_the_machine_as_it_was(rig: systemd.Rig) -> None:
     assert rig.run("hostname").stdout.strip() == "rig"
     assert os.uname().nodename != "rig"
     assert not Path("/srv/shop").exists() or not Path("/srv/shop/releases/1/jobs.py").exists()
+
+
+# --- qd doctor -------------------------------------------------------------------------------------------------------
+
+
+@instance("plain")
+def test_doctor_judges_loaded_units_with_their_drop_ins(pool: Pool) -> None:
+    folder, file = pool.rig.path(f"/run/systemd/system/{pool.unit}.d"), "/srv/shop/current/qd.toml"
+    what = ["/srv/shop/current/.venv/bin/qd", "doctor", "--json", "--config", file]
+
+    def told() -> tuple[str, str]:
+        checks = json.loads(pool.rig.run("env", "HOME=/root", *what).stdout)["checks"]
+        return next((each["sign"], each["value"]) for each in checks if each["what"] == pool.unit)
+
+    assert told() == ("ok", "Restart=always, KillMode=mixed")
+    folder.mkdir()
+    (folder / "mine.conf").write_text("[Service]\nKillMode=control-group\n")
+    pool.rig.systemctl("daemon-reload")
+    sign, said = told()
+    assert (sign, said.startswith("KillMode=control-group: at a stop every process gets TERM")) == ("fail", True)
+    (folder / "mine.conf").unlink()
+    pool.rig.systemctl("daemon-reload")
+    assert told()[0] == "ok"
