@@ -30,6 +30,11 @@ class Group:
     def pids(self) -> list[int]:
         return [int(line) for line in self.read("cgroup.procs").split()]
 
+    @property
+    def words(self) -> list[str]:
+        """What stands before a command that is to run in it."""
+        return ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
+
     @contextmanager
     def joined(self) -> Iterator[None]:
         """This process is in the group meanwhile, and what it starts stays there."""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from qd import embedded
@@ -44,9 +45,9 @@ class Project:
         ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(self.run), "NO_COLOR": "1"}
         return {**kept, **ours, **more}
 
-    def work(self, *arguments: str, **env: str) -> Procs:
-        """`qd work ...`, started. The test ends it; what it leaves running fails the test."""
-        procs = Procs([*QD, "work", *arguments], cwd=self.root, env=self.env(**env))
+    def work(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
+        """`qd work ...`, started. The test ends it; what it leaves running fails the test. within: words before it."""
+        procs = Procs([*within, *QD, "work", *arguments], cwd=self.root, env=self.env(**env))
         self.started.append(procs)
         return procs
 

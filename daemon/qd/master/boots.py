@@ -12,7 +12,7 @@ from qd.process.exits import Exit
 
 MOST = 5  # boot deaths with none ever ready
 FIRST, LONGEST = 0.1, 30.0  # seconds until the next try
-NO_PROCESS = 1.0  # the first step where the system gives no process
+NO_PROCESS, NO_PROCESS_LONGEST = 1.0, 4.0  # the steps where the system gives no process: there may be one any moment
 SETTLED = 5.0  # seconds after which a worker that has done nothing yet is no part of a crash loop
 
 
@@ -44,7 +44,7 @@ class Boots:
     """boot: deaths before ready; fall: deaths of ready workers without any job; fork: no process to be had."""
 
     def __init__(self) -> None:
-        self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS)
+        self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS, NO_PROCESS_LONGEST)
         self.ever_ready = False
         self._fell_at = 0.0
 

@@ -1,0 +1,129 @@
+"""As PID 1 of a container, and where process numbers are given out again at once: rows 20 and 21."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.support import namespace
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Kill, Ledger
+from tests.support.namespace import Bystanders
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.reliability import Figures
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
+
+ORPHANS = (
+    JOBS
+    + """
+@app.job("orphans")
+def orphans(n: int) -> None:
+    "Leaves processes behind that end by themselves, some at once, in groups and sessions of their own."
+    mark("S", n)
+    for seconds in (0, 0, 0.1, 0.5):
+        subprocess.run(["sh", "-c", f"setsid sleep {seconds} & sleep {seconds} & exit 0"])
+    mark("E", n)
+"""
+)
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project]) -> Project:
+    return project(jobs=ORPHANS)
+
+
+@pytest.mark.fault(
+    "20",
+    "it is PID 1 of a container, and its jobs leave processes behind",
+    "no zombie is left, no stranger's end counts as a worker's, TERM ends it with 0 (times: the stop)",
+)
+def test_as_pid_1_it_reaps_strangers_and_hears_term(shop: Project, ledger: Ledger, figures: Figures) -> None:
+    work = shop.work("-w", "2", within=namespace.required())
+    work.wait_line("master.ready")
+    ledger.push(20, job="orphans")
+    ledger.wait_all()
+    assert work.matches(r"master\[1\]")
+    init = psutil.Process(namespace.first(work))
+    eventually(lambda: len(init.children(recursive=True)) == 4, 5, what="only the template, the keeper, two workers")
+    assert not work.matches("died|boot_failed|WARN|ERROR")
+    began = time.monotonic()
+    init.send_signal(signal.SIGTERM)
+    work.ends_clean()
+    figures.tell(ledger)
+    figures.add(back=[time.monotonic() - began], p99=0.6)
+    ledger.conserve()
+
+
+@pytest.fixture
+def crowd(shop: Project) -> Iterator[Bystanders]:
+    """A namespace whose PID 1 only reaps."""
+    init = Procs([*namespace.required(), sys.executable, "-c", namespace.REAPER], cwd=shop.root, env=os.environ)
+    try:
+        yield Bystanders(namespace.first(init))
+    finally:
+        init.sweep()
+
+
+def with_number(work: Procs, number: int) -> psutil.Process:
+    return next(process for process in work.children("qd: worker") if namespace.inner(process.pid) == number)
+
+
+def taken_over(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.Process) -> None:
+    """Kill it, and let somebody else have its number."""
+    number = namespace.inner(process.pid)
+    start = len(work.lines)
+    ledger.kills.append(Kill(number, time.monotonic()))
+    process.kill()
+    work.wait_line("(worker|keeper|template).died", start=start)
+    crowd.take(number)
+
+
+@pytest.mark.fault(
+    "21",
+    "process numbers are given out again at once: strangers get those of dead workers, keepers, templates and masters",
+    "no stranger is ever signalled, nor taken for what it is not",
+)
+def test_who_has_a_dead_ones_number_is_left_alone(
+    shop: Project, ledger: Ledger, figures: Figures, crowd: Bystanders
+) -> None:
+    work = shop.work("-w", "3", "--max-crashes", "1000", within=crowd.words)
+    work.wait_line("master.ready")
+    master = work.child("qd: master")
+    for number in range(6):
+        (n,) = ledger.push(seconds=0.4)
+        taken_over(work, crowd, ledger, with_number(work, ledger.wait_start(n).pid))
+        if number == 2:
+            taken_over(work, crowd, ledger, work.child("qd: keeper"))
+        if number == 4:
+            taken_over(work, crowd, ledger, work.child("qd: template"))
+        # TTIN and TTOU come first: the kernel throws away a CONT that waits when one of them is sent.
+        for each in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
+            master.send_signal(each)
+        ledger.wait_all()
+    assert not crowd.dead()
+    (last,) = ledger.push(seconds=0.4)
+    ledger.kills.append(Kill(ledger.wait_start(last).pid, time.monotonic()))
+    gone = [namespace.inner(process.pid) for process in work.children("qd: ")]
+    master.kill()
+    work.wait()
+    for number in gone:
+        crowd.take(number)
+    again = shop.work("-w", "2", within=crowd.words)
+    again.wait_line("job.requeued .*its master died")
+    ledger.wait_end(last)
+    ledger.wait_all()
+    again.child("qd: master").terminate()
+    again.ends_clean()
+    assert not crowd.dead()
+    for file in (shop.run / "qd").glob("*.live"):  # the dead master's; whoever asks for it later takes it away
+        file.unlink()
+    ledger.conserve()
+    figures.tell(ledger)
