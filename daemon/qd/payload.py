@@ -30,6 +30,9 @@ Count = Annotated[int, Meta(ge=0, le=_LIMIT)]
 Whole = Annotated[int, Meta(ge=-_LIMIT, le=_LIMIT)]
 
 
+NOTHING = msgspec.Raw()
+
+
 class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A payload as it was read; the names are those on the wire. Unknown keys are in the bytes only."""
 
@@ -54,7 +57,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exceptions: Count = 0
     held: Count = 0
     rsv: str | None = None
-    saved: msgspec.Raw = msgspec.Raw()  # the last checkpoint; whatever stands there, it makes no payload malformed
+    saved: msgspec.Raw = NOTHING  # the last checkpoint; whatever stands there, it makes no payload malformed
 
     @property
     def name(self) -> str:
@@ -102,6 +105,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def checkpoint(self) -> bytes | None:
         """The JSON text that the job saved last; None: nothing, or nothing that qd has written."""
+        if self.saved is NOTHING:
+            return None
         raw = bytes(self.saved)
         if raw[:1] != b'"':
             return None

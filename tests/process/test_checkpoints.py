@@ -126,6 +126,17 @@ def from_a_handler() -> None:
     thread.join()
     note("saved", job.saved)
 
+@app.job("astolen", tries=5, timeout=20)
+async def astolen() -> None:
+    note("start", os.getpid())
+    try:
+        while True:
+            current_job().checkpoint(time.time())
+            await asyncio.sleep(0)
+    except BaseException as error:
+        note("in the job", type(error).__name__)
+        raise
+
 @app.job("stolen", tries=5, timeout=20)
 def stolen(thread: bool) -> None:
     job = current_job()
@@ -248,21 +259,26 @@ def test_a_checkpoint_from_a_signal_handler_breaks_into_no_other(
     assert witness.starting("saved")
 
 
-@pytest.mark.parametrize("thread", [False, True], ids=["the job itself", "a thread of it"])
+@pytest.mark.parametrize("caller", ["the job itself", "a thread of it", "an async job"])
 def test_a_checkpoint_that_finds_the_lease_gone_ends_the_job(
-    shop: Project, witness: Witness, redis: Client, thread: bool
+    shop: Project, witness: Witness, redis: Client, caller: str
 ) -> None:
     work = ready(shop, "--log-level", "debug")
-    push(redis, "stolen", thread=thread)
+    if caller == "an async job":
+        push(redis, "astolen")
+    else:
+        push(redis, "stolen", thread=caller == "a thread of it")
     witness.wait("start")
     while True:
         held = redis.call("ZRANGE", "queues:default:reserved", "0", "-1")
         if held and redis.call("ZREM", "queues:default:reserved", held[0]):
             break
-    assert witness.wait("in the caller") == ["in the caller LeaseLost"]
-    if thread:
-        assert witness.wait("in the job") == ["in the job LeaseLost"]
-    work.wait_line("job.lease_lost .*job=stolen")
+    if caller != "an async job":
+        assert witness.wait("in the caller") == ["in the caller LeaseLost"]
+    if caller != "the job itself":
+        how = "CancelledError" if caller == "an async job" else "LeaseLost"
+        assert witness.wait("in the job") == [f"in the job {how}"]
+    work.wait_line("job.lease_lost .*job=a?stolen")
     work.wait_line(r"worker.left .*exit 15 \(raised\)")
     work.stop()
     assert len(witness.starting("start")) == 1

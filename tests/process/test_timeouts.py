@@ -235,6 +235,8 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
         assert work.matches(f"^    .* in {HARD[how]}$"), "no stack of the stuck line"
         ((record, _),) = failed(redis)
         assert f" in {HARD[how]}" in f"{record['reason']}\n{record['trace']}"
+    else:
+        assert work.matches("job.killed .*stack=.none .it was stopped, or had blocked every signal")
     assert len(witness.starting("start")) == 1
     eventually(lambda: not [p for p in work.session() if "sleep" in p.name()], what="no subprocess left")
     work.stop()

@@ -82,6 +82,8 @@ class Dead:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
         head = verdict == Verdict.HAND_BACK and not in_hooks
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
+        if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
+            return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(

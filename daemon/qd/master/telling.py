@@ -16,6 +16,7 @@ EVENTS = {
     Verdict.TIMEOUT: ("error", "job.killed"),
     Verdict.MEMORY: ("error", "job.killed"),
 }
+NO_STACK = "none (it was stopped, or had blocked every signal)"
 REASONS = {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory", Verdict.HAND_BACK: "stop deadline"}
 
 
@@ -31,6 +32,7 @@ def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
         "job": death.job or None,
         "queue": death.queue or None,
         "took": death.took or None,
+        "stack": NO_STACK if verdict is Verdict.TIMEOUT and not death.stack else None,
         "trace": death.stack or None,
     }
     log.line(level, event, fields)

@@ -38,21 +38,27 @@ class Saver:
         self.queue, self.alarm, self.log = queue, alarm, log
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._job: Reserved | None = None
+        self._mark: str | None = None  # of the job whose checkpoints are taken; None: no attempt is under way
+        self._job: Reserved | None = None  # as it stands
         self._unsaved: bytes | None = None
-        self._unsure = self._calling = False
+        self._used = self._unsure = self._calling = False
         self._not_before = 0.0
 
     def begin(self, job: Reserved) -> None:
-        self._job, self._unsaved, self._unsure, self._not_before = job, None, False, 0.0
+        if self._used:
+            self._unsaved, self._used, self._unsure, self._not_before = None, False, False, 0.0
+        self._job, self._mark = job, job.mark
 
     def end(self) -> Held:
         """The attempt is over: nothing of it is saved any more."""
-        with self._lock:
-            assert self._job is not None
-            held = Held(self._job, self._unsaved, self._unsure)
-            self._job = None
-        return held
+        self._mark = None
+        if (
+            self._used
+        ):  # set before the mark is looked at: a call under way is seen here, or sees that it comes too late
+            with self._lock:
+                pass
+        assert self._job is not None
+        return Held(self._job, self._unsaved, self._unsure)
 
     def keep(self, mark: str, state: bytes) -> None:
         """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
@@ -61,8 +67,9 @@ class Saver:
                 raise NotInJob(
                     "job.checkpoint() was called in a process that the job has forked: call it in the job's own"
                 )
+            self._used = True
             with self._lock:
-                if self._job is None or self._job.mark != mark:
+                if self._mark != mark:
                     raise NotInJob("job.checkpoint() was called after its job had ended")
                 self._unsaved = state
                 if self._calling or time.monotonic() < self._not_before:
