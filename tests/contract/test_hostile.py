@@ -38,6 +38,7 @@ def as_pushed(job: Reserved) -> bytes:
     return original(job.member, job.start, job.length, job.before)
 
 
+@pytest.mark.fault("24", "malformed payloads through the script that takes jobs", "each is kept once, byte for byte")
 def test_each_malformed_payload_is_kept_raw_exactly_once(place, queue: RedisQueue, seen: Seen):
     for name, raw in malformed(cut_every=7):
         queue.push("a", raw)

@@ -39,6 +39,7 @@ PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH",
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
 NAMED = 60.0  # seconds that finding the address of a name may take
+LARGE = 1 << 20  # bytes of a reply that are worth a new reader
 LEAVING = 0.1  # seconds a server may take to hang up, too
 # Not to be used again after these: another server serves now and the name is resolved anew, or this one hangs up.
 LAST = ("READONLY", "MASTERDOWN", "Protocol error", "max number of clients reached")
@@ -145,7 +146,7 @@ class Wire:
         return reply
 
     def _reply(self) -> Any:
-        reader, sock = self._reader, self._sock
+        reader, sock, came = self._reader, self._sock, 0
         try:
             reply = reader.gets()
             while reply is False:
@@ -153,7 +154,10 @@ class Wire:
                 if not data:
                     self.lost("the server closed the connection")
                 reader.feed(data)
+                came += len(data)
                 reply = reader.gets()
+            if came > LARGE and not reader.has_data():
+                self._reader = hiredis.Reader()  # the old one would keep a copy until the next reply
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
             self.lost(error)
         self._used = time.monotonic()

@@ -1,0 +1,96 @@
+"""Payloads of many megabytes: row 25. They run, cost their worker a few times their size and the master nothing; what is
+over the limit is kept unread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+from tests.support.pushing import failed, push, push_raw
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+MB = 1 << 20
+BESIDE = 12 * MB  # what a worker takes for its first job, whatever its size
+LARGE = (
+    JOBS
+    + """
+import hashlib
+
+@app.job("large", timeout=0)
+def large(text: str) -> None:
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    peak = int(status["VmHWM"].split()[0]) * 1024  # before this job itself makes a copy
+    note("large", hashlib.sha256(text.encode()).hexdigest(), peak)
+"""
+)
+ROW = pytest.mark.fault(
+    "25",
+    "payloads of 1, 16 and 50 MB; one of 30 (or 500) MB over the limit; 10,000 equal ones; names in any script",
+    "their worker takes at most three times the payload, the master nothing; what is too large is kept unread",
+)
+
+
+def grown(process: psutil.Process, before: int) -> int:
+    return int(process.memory_info().rss) - before
+
+
+@ROW
+@pytest.mark.parametrize("size", [MB, 16 * MB, 50 * MB], ids=lambda size: f"{size // MB} MB")
+def test_a_large_payload_runs_in_three_times_its_size(project: Callable[..., Project], size: int) -> None:
+    with Server() as server, Client(str(server.socket), timeout=60) as redis:  # one of its own: its buffers go with it
+        shop = project(jobs=LARGE, url=server.url, config='[worker]\nmemory = "0"\n')
+        witness = Witness(shop)
+        work = shop.work("-w", "1", QD_MAX_PAYLOAD=str(size + MB))
+        (worker,) = ready(work)
+        master = psutil.Process(work.pid)
+        before, of_master = worker.memory_info().rss, master.memory_info().rss
+        text = "a" * size
+        push_raw(redis, make("large", json.dumps({"text": text}).encode(), created_at=int(time.time())))
+        (line,) = witness.wait("large", seconds=60)
+        _, digest, peak = line.split()
+        assert digest == hashlib.sha256(text.encode()).hexdigest()
+        times = (int(peak) - before - BESIDE) / size
+        assert times <= 3, f"a payload of {size // MB} MB took {times:.1f} times its size"
+        assert grown(master, of_master) < 4 * MB
+        assert all(len(line.encode()) <= 500 for line in work.lines)
+        work.stop()
+
+
+def ready(work: Procs) -> list[psutil.Process]:
+    work.wait_line("master.ready")
+    return eventually(lambda: work.children("waiting on"), what="an idle worker")
+
+
+@ROW
+@pytest.mark.parametrize(
+    "size", [30 * MB, pytest.param(500 * MB, marks=pytest.mark.slow)], ids=lambda size: f"{size // MB} MB"
+)
+def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(
+    project: Callable[..., Project], size: int
+) -> None:
+    with Server() as server, Client(str(server.socket), timeout=60) as redis:
+        shop = project(jobs=LARGE, url=server.url)
+        witness, work = Witness(shop), shop.work("-w", "1")
+        (worker,) = ready(work)
+        before = worker.memory_info().rss
+        raw = make("large", json.dumps({"text": "a" * size}).encode(), created_at=int(time.time()))
+        push_raw(redis, raw)
+        push(redis, "quick", count=10)
+        witness.wait("quick", 10, seconds=60)
+        ((record, kept),) = failed(redis)
+        assert kept == raw
+        assert "max_payload is" in record["reason"]
+        assert not witness.starting("large")
+        assert grown(worker, before) < BESIDE
+        work.stop()
