@@ -8,20 +8,23 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import systemd
 from tests.support.clock import eventually
 from tests.support.deployed import Deployed, paused, push, ran, shipped
+from tests.support.keepers import seconds_later
 from tests.support.peers import program
 from tests.support.resp import Client
 from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("systemd")
 
-POOLS = ("main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain")
-CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{name}"]\nworkers = 2\n' for name in POOLS)
+POOLS = ("main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain", "seen", "unseen")
+SHARED = {"unseen": "seen"}  # pool -> the queue it works, where that is another pool's
+CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{SHARED.get(name, name)}"]\nworkers = 2\n' for name in POOLS)
 ENVIRONMENT = {
     "empty": "QD_STOP_WHEN_EMPTY=1",
     "fat": "QD_NO_RESPAWN=1\nQD_MEMORY=20M",
@@ -33,6 +36,8 @@ DROP_INS = {
     "watched": "[Service]\nWatchdogSec=2\nRestartSec=100ms",
     "empty": "[Service]\nRestartSec=100ms",
     "drain": "[Service]\nTimeoutStopSec=2",
+    "seen": "[Service]\nUser=qd-seen\nDynamicUser=yes",  # a user of its own; sees no other's processes
+    "unseen": "[Service]\nUser=qd-unseen\nDynamicUser=yes",
 }
 
 
@@ -219,6 +224,36 @@ def test_killed_master_is_replaced_and_its_job_runs_again(pool: Pool, redis: Cli
     eventually(lambda: ran(pool.home).count("begin a 1") == 2, 15, what="the job once more")
     (pool.home / "go-a").touch()
     pool.said("end a 1")
+
+
+@instance("seen")
+def test_a_master_whose_processes_cannot_be_seen_is_not_taken_for_dead(pool: Pool, redis: Client) -> None:
+    """Both share host, boot and pid namespace; only what their units hide from each other keeps one from asking."""
+    push(redis, "wait", {"text": "long"}, "seen")
+    pool.said("begin long 1")
+    other = Pool(pool.rig, "unseen")
+    pool.rig.systemctl("start", other.unit)
+    try:
+        first, second = eventually(lambda: of_the_host(redis), 15, what="two reports of one host")
+        assert first["ns"] == second["ns"]
+        one, two = (pool.rig.path(f"/proc/{unit.show('MainPID')}").stat().st_uid for unit in (pool, other))
+        assert one != two
+        push(redis, "note", {"text": "short"}, "seen")
+        eventually(lambda: "note short 1" in ran(pool.home) + ran(other.home), 15, what="a job of one of them")
+        seconds_later(redis, 1.5)  # the second has looked for dead masters since
+        (pool.home / "go-long").touch()
+        pool.said("end long 1")
+        assert not [line for line in ran(pool.home) + ran(other.home) if line.startswith("begin")][1:]
+        assert "requeued" not in pool.rig.journal(other.unit)
+    finally:
+        pool.rig.systemctl("stop", other.unit)
+
+
+def of_the_host(redis: Client) -> list[dict[str, Any]] | None:
+    """The reports of the pools seen and unseen, once both are there."""
+    reports = [json.loads(text) for text in redis.hash("qd:masters").values()]
+    found = [report for report in reports if report["pool"] in ("seen", "unseen")]
+    return found if len(found) == 2 else None
 
 
 @instance("drain")
