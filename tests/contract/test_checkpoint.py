@@ -10,8 +10,14 @@ import pytest
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import Script, script
+from qd.keeper.dead import Dead
+from qd.log import Log
 from qd.payload import read
+from qd.process.hands import Hands
+from qd.process.scoreboard import Scoreboard, State, Verdict, W
+from qd.process.talk import Ear
 from qd.unit import answered, saving
+from tests.contract.conftest import ONE
 from tests.contract.machine import PHP_POP
 from tests.contract.test_queue import job, steal, take
 from tests.support.beat import beat
@@ -134,3 +140,31 @@ def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
         assert saved(held) == state
     WAYS["a crash"](queue, seen, held)
     assert queue.ack(take(queue))
+
+
+@pytest.mark.leaves("queues:*:deaths")
+@pytest.mark.parametrize("place", ONE, indirect=True)
+def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_late(queue, connect, seen, monkeypatch):
+    """Between the keeper's look and its move: the server had not read yet what the worker had sent before it died."""
+    queue.push("a", job(1))
+    held, keeper, ear = take(queue), connect(0), Ear()
+    lines: list[bytes] = []
+    log = Log("keeper", write=lines.append)
+    hands = Hands(Scoreboard(), ear.voice, "Tok3nTok3n", 1, log)
+    slot = hands.board.slot(1)
+    slot[W.STATE], slot[W.VERDICT] = State.DEAD, Verdict.CRASH
+    owned = keeper.owned
+
+    def then_late(name: str, owner: str) -> bytes | None:
+        found: bytes | None = owned(name, owner)
+        queue.checkpoint(held, saving(held.member, held.mark, b"7"))
+        return found
+
+    monkeypatch.setattr(keeper, "owned", then_late)
+    Dead(keeper, ("a",), hands, log).dead_workers()
+    for end in (ear.sock, ear.voice.sock):
+        end.close()
+    assert (len(lines), seen.reserved("a")) == (1, {})
+    again = take(queue)
+    assert (saved(again), read(again.member).crashes) == (7, 1)
+    assert queue.ack(again)
