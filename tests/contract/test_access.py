@@ -116,6 +116,11 @@ def users(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
     redis.call("ACL", "DELUSER", "narrow")
 
 
+@pytest.mark.fault(
+    "40",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+)
 def test_a_producer_needs_few_commands(users, connect, seen):
     queue = connect(users(PRODUCER))
     queue.push("a", job(1))
@@ -128,6 +133,11 @@ def test_a_producer_needs_few_commands(users, connect, seen):
     assert seen.everywhere("a").total() == 4
 
 
+@pytest.mark.fault(
+    "40",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+)
 def test_a_worker_needs_few_commands(users, connect, seen):
     queue = connect(users(WORKER))
     queue.push_many([("a", job(n), None) for n in range(6)] + [("a", b"not JSON", None)])

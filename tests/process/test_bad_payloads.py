@@ -299,6 +299,11 @@ EVIL = (
 
 
 @pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:default:delayed", "queues:default:notify")
+@pytest.mark.fault(
+    "40",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+)
 def test_nothing_in_a_payload_is_imported_unpickled_or_evaluated(
     shop: Project, witness: Witness, redis: Client, tmp_path: Path
 ) -> None:

@@ -111,6 +111,11 @@ def shown_by_ps(work: Procs) -> str:
 @FAILED
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.fault(
+    "40",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+)
 def test_no_secret_is_seen_in_log_titles_errors_failed_store_or_any_key(
     shop: Project, redis: Client, format: str
 ) -> None:
@@ -213,6 +218,11 @@ def named() -> None:
 @pytest.mark.leaves("queues:*", "qd:masters")
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.fault(
+    "40",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+)
 def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
     project: MakeProject, redis: Client, format: str
 ) -> None:
