@@ -1,0 +1,62 @@
+"""What is masked, however it is written, and what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+
+from qd import masks
+from qd.masks import hide, masked
+
+SECRET = 'p"a\\ss/w@rd ä'
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What a test hides, no other one misses."""
+    before = set(masks._hidden), masks._pattern
+    masks._hidden.clear()
+    masks._pattern = None
+    yield
+    masks._hidden.clear()
+    masks._hidden.update(before[0])
+    masks._pattern = before[1]
+
+
+@pytest.mark.parametrize("told", [SECRET, quote(SECRET), quote(SECRET, safe="")])
+@pytest.mark.parametrize(
+    "written",
+    [SECRET, repr(SECRET), json.dumps(SECRET), json.dumps(SECRET, ensure_ascii=False), quote(SECRET, safe="")],
+)
+def test_a_secret_is_found_however_it_is_written(told: str, written: str):
+    hide([told])
+    assert "***" in masked(f"before {written} behind")
+    assert masked(f"before {written} behind").startswith("before ")
+    assert "rd" not in masked(written)
+
+
+def test_a_longer_secret_is_masked_as_a_whole():
+    hide(["secret", "secret-and-more"])
+    assert masked("x secret-and-more y secret z") == "x *** y *** z"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no url, no secret", "no url, no secret"),
+        ("at redis://:pw@h/1 and rediss://u:p@w/x@h", "at redis://:***@h/1 and rediss://u:***@h"),
+        ("('redis://:pw@h',)", "('redis://:***@h',)"),
+        ("https://h/a?token=abc&n=1", "https://h/a?token=***&n=1"),
+        ("redis://user@h:6379/0", "redis://user@h:6379/0"),
+    ],
+)
+def test_passwords_of_any_url_are_masked(text: str, shown: str):
+    assert masked(text) == shown
+
+
+def test_what_is_short_is_masked_in_urls_only():
+    hide(["pw"])
+    assert masked("a pwd in redis://:pw@h") == "a pwd in redis://:***@h"
