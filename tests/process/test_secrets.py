@@ -215,6 +215,34 @@ def named() -> None:
 )
 
 
+RED = "\x1b[31m\u202e"
+COMMANDS = [
+    ["status"],
+    ["status", "--json"],
+    ["health"],
+    ["doctor"],
+    ["jobs"],
+    ["jobs", "--json"],
+    ["pause", RED],
+    ["resume", RED],
+]
+COMMANDS += [
+    ["clear", RED],
+    ["dispatch", RED, "n=1"],
+    ["run", RED],
+    ["work", RED],
+    ["work", "--pool", RED],
+    ["config", RED],
+]
+COMMANDS += [
+    ["status", "-c", RED],
+    ["jobs", "--app", RED],
+    ["status", "--config", RED],
+    [RED],
+    ["restart", "--wait", RED],
+]
+
+
 @FAILED
 @pytest.mark.leaves("queues:*", "qd:masters")
 @pytest.mark.usefixtures("clean_redis")
@@ -260,17 +288,7 @@ def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
     before = work.all_lines[:]  # the stacks that USR1 asks for are written by Python's fault handler
     work.signal(signal.SIGUSR1)
     work.wait_line("master.state")
-    outputs = [
-        shop.qd(*words)
-        for words in (
-            ["status"],
-            ["status", "--json"],
-            ["health"],
-            ["doctor"],
-            ["pause", "\x1b[31m"],
-            ["resume", "\x1b[31m"],
-        )
-    ]
+    outputs = [shop.qd(*words) for words in COMMANDS]
     titles |= {titled(process) for process in work.session()}
     work.stop()
     for line in [*work.all_lines, *titles]:
