@@ -1,7 +1,8 @@
 """One event, one line, one write: `2026-11-21 12:00:01.204 INFO worker[415] job.failed queue=default job=mail attempt=3/3`.
 
 Or one JSON object a line. Control characters are escaped, so that no payload can forge a line; secrets are masked. Whoever
-must never wait for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts.
+must never wait for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts;
+workers wait a while first (`Patient`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 
 from qd.masks import masked
 
+PATIENCE = 3.0  # seconds that a worker waits for whoever reads its lines
+DROPPED = b"log: %d lines dropped, nobody reads stderr fast enough\n"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # what needs no quotes; no space, no "=", no quote
 
@@ -56,7 +59,7 @@ class Unblocked:
             pass  # stderr closed, or another user's: then ask for room before each write
 
     def __call__(self, line: bytes) -> None:
-        if self.dropped and self._send(b"log: %d lines dropped, nobody reads stderr fast enough\n" % self.dropped):
+        if self.dropped and self._send(DROPPED % self.dropped):
             self.dropped = 0
         if not self._send(line):
             self.dropped += 1
@@ -70,6 +73,35 @@ class Unblocked:
             return os.write(self._fd, line) > 0
         except (OSError, ValueError):
             return False
+
+
+class Patient(Unblocked):
+    """Waits for a slow reader, but not for ever. After a line that found none it drops at once, until there is room."""
+
+    def __call__(self, line: bytes) -> None:
+        until = time.monotonic() + PATIENCE
+        if self.dropped and self._send(DROPPED % self.dropped):
+            self.dropped = 0
+        while line and not self.dropped:
+            try:
+                if not self._writable(until - time.monotonic()):
+                    break
+                line = line[self._some(line) :]
+            except BlockingIOError:
+                continue  # another worker was quicker
+            except OSError:
+                return  # a reader that is gone is no reason to fail
+        self.dropped += bool(line)
+
+    def _writable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(max(0, seconds) * 1000))
+
+    def _some(self, line: bytes) -> int:
+        if self._socket is not None:
+            return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return os.write(self._fd, line)
 
 
 class Log:

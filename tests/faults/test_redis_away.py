@@ -194,7 +194,7 @@ def test_a_server_that_loads_is_waited_for(
 ) -> None:
     client.call("EVAL", "for i = 1, 8000 do redis.call('HSET', 'filler', i, i) end", 0)
     work = ready(shop, 2)
-    (short,), waiting = ledger.push(seconds=1), ledger.push(20, seconds=0.01)
+    (short,), waiting = ledger.push(seconds=1), ledger.push(20, seconds=0.15)
     ledger.wait_start(short)
     own.kill()
     client.close()

@@ -12,13 +12,14 @@ import os
 import random
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from qd.app import Qd
 from qd.bus import running
 from qd.config import Settings
 from qd.connectors.manager import open_queue
 from qd.errors import NotInJob
-from qd.log import JobRecords, Log, cut
+from qd.log import JobRecords, Log, Patient, cut
 from qd.process import signals, vitals
 from qd.process.hands import Hands, Seat
 from qd.process.signals import TAKE_STACK
@@ -34,6 +35,7 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     between: called between two looks for jobs, see Worker.
     """
     own_stdin()
+    hands = replace(hands, log=hands.log.of("worker", Patient()))
     random.seed()
     vitals.die_before_parent(OOM_SCORE)
     os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what a job starts: a later master can tell whose it is

@@ -1,0 +1,123 @@
+"""What becomes of the log and of the output of jobs when nobody takes them: the work goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import QD
+from tests.support.project import Project
+from tests.support.reliability import Figures
+from tests.support.resp import Client
+
+pytestmark = [
+    pytest.mark.usefixtures("clean_redis"),
+    pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths"),
+]
+
+LOUD = (
+    JOBS
+    + """
+@app.job("loud", timeout=1, tries=1)
+def loud(n: int) -> None:
+    mark("S", n)
+    for _ in range(1000):
+        print("x" * 10_000, flush=True)
+    mark("E", n)
+"""
+)
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project]) -> Project:
+    return project(jobs=LOUD, config="retry_after = 3\n")
+
+
+class Pipe:
+    """A pipe that nobody reads, full to the brim; or one whose reader is gone."""
+
+    def __init__(self, kind: str) -> None:
+        self.read, self.write = os.pipe()
+        if kind == "full":
+            os.set_blocking(self.write, False)
+            try:
+                while True:
+                    os.write(self.write, b"x" * 4096)
+            except BlockingIOError:
+                os.set_blocking(self.write, True)
+        else:
+            os.close(self.read)
+
+    def drain(self) -> str:
+        """All that was written, once nobody has it open for writing any more."""
+        os.close(self.write)
+        with open(self.read, errors="replace") as file:
+            return file.read()
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+def leases(redis: Client) -> list[float]:
+    """Seconds that each reservation has left."""
+    seconds, micros = (int(part) for part in redis.call("TIME"))
+    return [
+        float(s) - seconds - micros / 1e6
+        for s in redis.call("ZRANGE", "queues:default:reserved", 0, -1, "WITHSCORES")[1::2]
+    ]
+
+
+@pytest.mark.fault(
+    "34",
+    "stdout and stderr a pipe that nobody reads, or whose reader died; a job prints 10 MB into it",
+    "jobs go on, leases are renewed on time, exit 0 on TERM; the log says how many lines it dropped",
+)
+@pytest.mark.parametrize("kind", ["full", "gone"])
+def test_a_pipe_that_takes_nothing_stops_nothing(
+    kind: str, shop: Project, ledger: Ledger, redis: Client, figures: Figures, running: list[subprocess.Popen[bytes]]
+) -> None:
+    pipe = Pipe(kind)
+    command = [*QD, "work", "-w", "2", "--stop-timeout", "3"]
+    work = subprocess.Popen(
+        command, cwd=shop.root, env=shop.env(), stdin=subprocess.DEVNULL, stdout=pipe.write, stderr=pipe.write
+    )
+    running.append(work)
+    (long,), (loud,) = ledger.push(seconds=5), ledger.push(job="loud")
+    ledger.wait_start(long)
+    ledger.wait_start(loud)
+    least = 3.0
+
+    def over() -> bool:
+        nonlocal least
+        least = min([least, *leases(redis)])
+        return bool(ledger.ends(long))
+
+    eventually(over, 15, every=0.05, what="the end of the long job")
+    assert least > (1.5 if figures.strict else 0), "leases were not renewed on time"
+    more = ledger.push(20)
+    for n in more:
+        ledger.wait_end(n, 20)
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 10, what="every job answered")
+    assert work.poll() is None
+    if kind == "full":
+        os.read(pipe.read, 1 << 20)
+    work.send_signal(signal.SIGTERM)
+    assert work.wait(15) == 0
+    if kind == "gone":
+        os.close(pipe.write)
+    else:
+        assert " lines dropped, nobody reads" in pipe.drain()
+    ledger.conserve()
+    figures.tell(ledger)
