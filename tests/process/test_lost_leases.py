@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 LISTENING = (
     JOBS
     + """
+import asyncio
 from qd import events
 
 @app.job("ends", tries=5)
@@ -35,6 +36,15 @@ def ends(how: str) -> None:
     if how == "release": current_job().release(60)
     if how == "fail": current_job().fail("why")
     if how == "error": raise ValueError("why")
+
+@app.job("aends", tries=5)
+async def aends() -> None:
+    note("start", os.getpid())
+    try:
+        await asyncio.sleep(60)
+    except BaseException as error:
+        note("raised", type(error).__name__)
+        raise
 
 @app.on(events.LeaseLost)
 def heard(event: events.LeaseLost) -> None:
@@ -116,6 +126,20 @@ def test_a_lease_that_a_renewal_misses_too_is_counted_once(project: MakeProject,
     work.stop()
     (shop.root / "go").unlink(missing_ok=True)  # its renewal may have been first
     assert len(work.matches(r"lease\.lost")) <= 2
+
+
+def test_a_lease_that_a_renewal_misses_cancels_an_async_job(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LISTENING, config='retry_after = "2s"\n')
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "aends")
+    (started,) = witness.wait("start")
+    steal(redis)
+    assert witness.wait("raised") == ["raised CancelledError"]
+    assert witness.wait("heard") == ["heard aends 1"]
+    push(redis, "quick")
+    assert witness.wait("quick")[0].split()[2] != started.split()[1]  # its worker takes no other job
+    work.stop()
 
 
 @pytest.mark.leaves("queues:*:deaths")

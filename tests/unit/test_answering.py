@@ -1,0 +1,180 @@
+"""qd.worker.answering and saving: after a broken call the server is asked, and every answer counts once. No server, a script
+of what it would say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from qd.connectors.base import Reserved
+from qd.errors import ConnectionLost, NotInJob, ServerRefused
+from qd.log import Log
+from qd.payload import read
+from qd.process.scoreboard import Scoreboard
+from qd.worker.alarm import Alarm
+from qd.worker.answering import Answering
+from qd.worker.saving import Held, Saver
+
+MARK = "T.1.7.1"
+LOG = Log("worker", write=lambda line: None)
+
+
+def job(text: str = "", mark: str = MARK) -> Reserved:
+    saved = f',"saved":"{text}"' if text else ""
+    return Reserved("a", f'{{"job":"t","attempts":1,"rsv":"{mark}"{saved}}}'.encode(), mark, 0, 0, b"")
+
+
+OLD, NEW, ANOTHER = job(), job("Nw"), job(mark="T.1.8.1")
+AWAY = ConnectionLost("away")
+
+
+class Scripted:
+    """Says what the script says, in its order, to whatever it is asked; `asked` is what it was asked."""
+
+    def __init__(self, *script: object) -> None:
+        self.script, self.asked = list(script), list[tuple[str, bytes]]()
+
+    def _next(self, call: str, member: bytes = b"") -> Any:
+        self.asked.append((call, member))
+        said = self.script.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def held(self, queues: Sequence[str]) -> Any:
+        return self._next("held")
+
+    def ack(self, done: Reserved) -> Any:
+        return self._next("ack", done.member)
+
+    def checkpoint(self, held: Reserved, member: bytes) -> Any:
+        return self._next("checkpoint", member)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("unsure", "script", "answer", "acked"),
+    [
+        (False, [True], True, [OLD]),
+        (False, [False], False, [OLD]),
+        (False, [AWAY, None], None, [OLD]),
+        (False, [AWAY, ANOTHER], None, [OLD]),
+        (False, [AWAY, OLD, True], True, [OLD, OLD]),
+        (False, [AWAY, AWAY, AWAY, OLD, AWAY, None], None, [OLD, OLD]),
+        (False, [AWAY, OLD, False, None], None, [OLD, OLD]),  # the first one came late
+        (False, [ServerRefused("no"), OLD, True], True, [OLD, OLD]),
+        (True, [OLD, True], True, [OLD]),
+        (True, [NEW, True], True, [NEW]),
+        (True, [None, False, None], False, [OLD]),
+        (True, [AWAY, None, False, None], False, [OLD]),  # nothing was sent yet: that is no success
+        (True, [OLD, False, NEW, NEW, True], True, [OLD, NEW]),  # a checkpoint came late
+    ],
+)
+def test_an_answer_is_given_once_for_what_stands_there(unsure, script, answer, acked):
+    queue = Scripted(*script)
+    answering = Answering(queue, ("a",), LOG, lambda seconds: None)  # type: ignore[arg-type]
+    assert answering.surely(Held(OLD, None, unsure), queue.ack) is answer
+    assert [member for call, member in queue.asked if call == "ack"] == [one.member for one in acked]
+    assert queue.script == []
+    assert not answering.away or answer is None
+
+
+def saver(*script: object) -> tuple[Saver, Scripted]:
+    queue = Scripted(*script)
+    made = Saver(queue, Alarm(Scoreboard().slot(1)), LOG)  # type: ignore[arg-type]
+    made.begin(OLD)
+    return made, queue
+
+
+def saved(held: Held) -> bytes | None:
+    return read(held.job.member).checkpoint
+
+
+def test_what_was_saved_is_what_is_answered_for():
+    made, _ = saver(True, True)
+    made.keep(MARK, b"1")
+    made.keep(MARK, b"2")
+    held = made.end()
+    assert (saved(held), held.unsaved, held.unsure) == (b"2", None, False)
+
+
+def test_a_call_that_breaks_is_remembered_and_the_next_ones_wait(monkeypatch):
+    made, queue = saver(AWAY, NEW, True)
+    made.keep(MARK, b"1")
+    made._not_before += 60
+    made.keep(MARK, b"2")
+    assert len(queue.asked) == 1
+    made._not_before = 0
+    made.keep(MARK, b"3")
+    assert [call for call, _ in queue.asked] == ["checkpoint", "held", "checkpoint"]
+    held = made.end()
+    assert (saved(held), held.unsaved, held.unsure) == (b"3", None, False)
+
+
+def test_what_never_arrived_goes_with_the_answer():
+    made, _ = saver(AWAY)
+    made.keep(MARK, b"1")
+    held = made.end()
+    assert (saved(held), held.unsaved, held.unsure) == (None, b"1", True)
+    made.begin(ANOTHER)
+    assert made.end() == Held(ANOTHER)
+
+
+def test_a_server_that_refuses_has_changed_nothing():
+    made, _ = saver(ServerRefused("no"))
+    made.keep(MARK, b"1")
+    assert made.end().unsaved == b"1"
+
+
+@pytest.mark.parametrize("script", [[False], [AWAY, None], [AWAY, NEW, False, NEW]], ids=str)
+def test_a_lease_that_is_gone_is_told_to_the_alarm(script, monkeypatch):
+    made, queue = saver(*script)
+    told = []
+    monkeypatch.setattr(made.alarm, "lease_lost", lambda: told.append(True))
+    while queue.script:
+        made._not_before = 0
+        made.keep(MARK, b"1")
+    assert told == [True]
+
+
+def test_after_its_end_nothing_of_a_job_is_saved():
+    made, queue = saver()
+    made.end()
+    with pytest.raises(NotInJob):
+        made.keep(MARK, b"1")
+    made.begin(ANOTHER)
+    with pytest.raises(NotInJob):
+        made.keep(MARK, b"1")
+    assert queue.asked == []
+
+
+def test_the_end_waits_for_a_call_under_way():
+    made, queue = saver(True)
+    sent, go = threading.Event(), threading.Event()
+    whole = queue.checkpoint
+
+    def slow(held: Reserved, member: bytes) -> Any:
+        sent.set()
+        assert go.wait(10)
+        return whole(held, member)
+
+    queue.checkpoint = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=made.keep, args=(MARK, b"1"))
+    thread.start()
+    assert sent.wait(10)
+    ends: list[Held] = []
+    ending = threading.Thread(target=lambda: ends.append(made.end()))
+    ending.start()
+    ending.join(0.05)
+    assert ends == []
+    go.set()
+    ending.join(10)
+    thread.join(10)
+    assert saved(ends[0]) == b"1"
