@@ -43,6 +43,10 @@ from typing import Any
 def typed(number: int, text: str = "") -> None:
     note("typed", number)
 
+@app.job("large")
+def large(text: str) -> None:
+    note("large", len(text))
+
 @app.job("größe.テスト.🐘 mit Leerzeichen")
 def unicode(名前: str) -> None:
     note("unicode", 名前)
@@ -159,7 +163,7 @@ def test_an_unknown_name_is_held_spends_nothing_and_is_failed_after_the_ttl_nami
     work.wait_line("job.failed .*job=typd .*UnknownJob.*did you mean 'typed'", 10)
     assert len(work.matches("job.released .*job=typd")) >= 2
     ((record, raw),) = failed(redis)
-    assert (record["error"], record["attempts"]) == ("UnknownJob", 1)
+    assert (record["error"], record["attempts"]) == ("UnknownJob", 0)  # an unknown name costs none
     assert b'"data":{"number": 1}' in raw
     assert b'"attempts":0,' in raw
     work.stop()
