@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,6 +31,11 @@ def loud(n: int) -> None:
     for _ in range(1000):
         print("x" * 10_000, flush=True)
     mark("E", n)
+
+@app.job("bad", tries=1)
+def bad(n: int) -> None:
+    mark("S", n)
+    raise ValueError(n)
 """
 )
 
@@ -40,9 +46,12 @@ def shop(project: Callable[..., Project]) -> Project:
 
 
 class Pipe:
-    """A pipe that nobody reads, full to the brim; or one whose reader is gone."""
+    """A pipe that nobody reads, full to the brim; one whose reader is gone; or a file on a full disk."""
 
     def __init__(self, kind: str) -> None:
+        if kind == "disk":
+            self.write = os.open("/dev/full", os.O_WRONLY)
+            return
         self.read, self.write = os.pipe()
         if kind == "full":
             os.set_blocking(self.write, False)
@@ -81,10 +90,10 @@ def leases(redis: Client) -> list[float]:
 
 @pytest.mark.fault(
     "34",
-    "stdout and stderr a pipe that nobody reads, or whose reader died; a job prints 10 MB into it",
+    "stdout and stderr a pipe that nobody reads, or whose reader died, or on a full disk; a job prints 10 MB into it",
     "jobs go on, leases are renewed on time, exit 0 on TERM; the log says how many lines it dropped",
 )
-@pytest.mark.parametrize("kind", ["full", "gone"])
+@pytest.mark.parametrize("kind", ["full", "gone", "disk"])
 def test_a_pipe_that_takes_nothing_stops_nothing(
     kind: str, shop: Project, ledger: Ledger, redis: Client, figures: Figures, running: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -115,9 +124,39 @@ def test_a_pipe_that_takes_nothing_stops_nothing(
         os.read(pipe.read, 1 << 20)
     work.send_signal(signal.SIGTERM)
     assert work.wait(15) == 0
-    if kind == "gone":
+    if kind != "full":
         os.close(pipe.write)
     else:
         assert " lines dropped, nobody reads" in pipe.drain()
     ledger.conserve()
+    figures.tell(ledger)
+
+
+STORE = ("queues:default:failed", "queues:default:failed_at")
+
+
+@pytest.mark.fault(
+    "35",
+    "1,000 failing jobs while the failed store takes no record for 2 s",
+    "no job is answered before its failure is kept: kept and still waiting are 1,000 at any moment; said once a worker",
+)
+def test_no_failure_is_lost(shop: Project, ledger: Ledger, redis: Client, figures: Figures) -> None:
+    ledger.push(1000, job="bad")
+    work = shop.work("-w", "2", "--log-level", "warning")
+    eventually(lambda: redis.call("HLEN", STORE[0]) >= 200, 20, what="the first failures")
+    redis.call("EVAL", "redis.call('RENAME', KEYS[1], 'aside') redis.call('SET', KEYS[1], 'in the way')", 1, STORE[0])
+    work.wait_line("redis.refused .*WRONGTYPE", count=2)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() >= began + 2)
+    kept, waiting = redis.call("HLEN", "aside"), redis.call("LLEN", "queues:default")
+    assert kept + waiting + redis.call("ZCARD", "queues:default:reserved") == 1000
+    assert len(work.matches("redis.refused")) == 2
+    redis.call("RENAME", "aside", STORE[0])
+    back = time.monotonic()
+    eventually(lambda: redis.call("HLEN", STORE[0]) > kept, 10, what="the next failure")
+    figures.add(back=[time.monotonic() - back], p99=2.0)
+    eventually(lambda: redis.call("HLEN", STORE[0]) == 1000, 30, what="every failure")
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), what="every job answered")
+    work.stop()
+    assert len(ledger.starts()) == 1000
     figures.tell(ledger)
