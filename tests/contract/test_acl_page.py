@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import qd
 from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.pushing import failed, push
@@ -32,6 +34,7 @@ def dies() -> None:
 @app.job("again", tries=3, backoff=0.05)
 def again() -> None:
     note("again", current_job().attempt)
+    current_job().checkpoint({"attempt": current_job().attempt})
     if current_job().attempt < 2:
         raise ValueError("once more")
     quick.dispatch(99)
@@ -41,6 +44,14 @@ def again() -> None:
 
 def test_the_page_has_the_four_users():
     assert list(USERS) == [f"qd-{kind}" for kind in KINDS]
+
+
+def test_a_worker_may_do_what_the_scripts_do():
+    folder = Path(qd.__file__).parent / "connectors" / "redis"
+    texts = [path.read_text() for path in folder.glob("*.lua") if path.name != "clear.lua"]  # that one is for operators
+    called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
+    assert len(called) > 15
+    assert called <= {rule[1:] for rule in USERS["qd-worker"] if rule.startswith("+")}
 
 
 @pytest.fixture
