@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -13,7 +14,7 @@ from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConnectionLost
 from qd.payload import read
-from qd.unit import answered, saving
+from qd.unit import answered, original, saving
 from tests.contract.test_queue import job, take
 from tests.support.proxy import Proxy
 from tests.support.seen import Seen
@@ -228,3 +229,31 @@ def test_an_idle_connection_that_the_server_has_closed_is_not_used_again(server,
     assert queue.wire.call("CLIENT", "ID") != number
     assert queue.ack(take(queue))
     queue.close()
+
+
+SHAPES = {
+    "as Laravel and qd push it": (b'{"job":5,"data":{"a":[]},"attempts":0,"delay":null}', True),
+    "attempted by PHP": (b'{"job":5,"attempts":2,"data":[1.0]}', True),
+    "without attempts": (b'{"job":5,"data":[1.0]}', False),
+    "reserved before": (b'{"job":5,"attempts":1,"rsv":"Tok3nTok3n.1.1.-","data":[1.0]}', False),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_found_again_is_what_was_pushed_but_for_our_own_keys(queue, proxy, seen, shape):
+    """The reply that says what stood in the place of the mark is lost: it is told as one attempt less. Exact for what was
+    never reserved and has its count; else our own keys may differ in a payload that is kept raw, and no other byte."""
+    pushed, exact = SHAPES[shape]
+    queue.push("a", pushed)
+    proxy.cut()
+    with pytest.raises(ConnectionLost):
+        queue.turn(None, ["a"])
+    mine = queue.held(["a"])
+    found = original(mine.member, mine.start, mine.length, mine.before)
+    assert (found == pushed) is exact
+    assert others(found) == others(pushed)
+    assert queue.ack(mine)
+
+
+def others(raw: bytes) -> dict[str, object]:
+    return {key: value for key, value in json.loads(raw).items() if key not in ("attempts", "rsv")}

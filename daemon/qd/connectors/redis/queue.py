@@ -227,7 +227,8 @@ class RedisQueue:
 
 def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
     """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known. What
-    stood there before the reserve is told as the attempt before."""
+    stood there before the reserve is told as one attempt less: right for what was never reserved and has its count; else
+    our own keys, and no other byte, may differ from what was pushed where a payload is kept raw."""
     unit = unanswered(member, base)
     if unit is None:
         return Reserved(queue, member, "", 0, 0, b"")
