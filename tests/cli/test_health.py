@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -451,3 +452,23 @@ def test_the_page_names_each_kind_of_reason() -> None:
     assert told
     rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(rows) == sorted(set(re.findall(r'Reason\(\s*"([\w-]+)"', code)))
+
+
+def test_the_line_for_cron_is_silent_until_there_is_something_to_say(
+    project: Callable[..., Project], tmp_path: Path
+) -> None:
+    (line,) = re.findall(r"^    \*/5 \* \* \* \*  (.*)$", PAGE, re.MULTILINE)
+    shop, programs = project(), tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("qd", f'exec {shlex.join(QD)} "$@"'), ("mail", 'echo "$@"; cat')):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    env = shop.env(PATH=f"{programs}:{os.environ['PATH']}")
+
+    def run() -> str:
+        command = ["sh", "-c", line.replace("/srv/shop", str(shop.root))]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+
+    assert run() == ""
+    shop.config("[worker]\ntimout = 1\n")
+    assert run().startswith("-s qd ops@example.org\nqd: unknown key 'timout' in qd.toml:")

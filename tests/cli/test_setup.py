@@ -281,6 +281,13 @@ def test_dockers_file_runs_qd_itself_as_a_list(folder):
     assert json.loads(probe[1]) == ["qd", "health", "--live"]
 
 
+def test_the_page_on_running_names_the_same_probe():
+    page = (ROOT / "docs" / "running.md").read_text()
+    said = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)
+    said += re.findall(r"livenessProbe:\n +exec: \{ command: (\[.*\]) \}", page)
+    assert [json.loads(words) for words in said] == [["qd", "health", "--live"]] * 2
+
+
 def test_kubernetes_gets_a_deployment_for_each_pool(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE + "[pools.web]\n")
     first, second = qd("init", "k8s").stdout.split("---\n")

@@ -310,7 +310,18 @@ def test_rig_leaves_the_machine_as_it_was(rig: systemd.Rig) -> None:
     assert not Path("/srv/shop").exists() or not Path("/srv/shop/releases/1/jobs.py").exists()
 
 
-# --- qd doctor -------------------------------------------------------------------------------------------------------
+# --- qd health --live, qd doctor -------------------------------------------------------------------------------------
+
+
+@instance("plain")
+def test_the_probe_of_the_page_finds_the_sign_of_life_of_a_unit(pool: Pool) -> None:
+    """setpriv stands for the page's sudo, which is not there."""
+    user = ["setpriv", "--reuid=shop", "--clear-groups", "env", f"RUNTIME_DIRECTORY=/run/qd/{pool.name}"]
+    probe = [*user, "/srv/shop/current/.venv/bin/qd", "health", "--live"]
+    eventually(lambda: pool.rig.run(*probe).stdout == "ok: 1 master here\n", 10, every=0.2, what="a sign of life")
+    pool.rig.systemctl("stop", pool.unit)
+    said = pool.rig.run(*probe)
+    assert (said.returncode, "no master lives here" in said.stdout) == (1, True)
 
 
 @instance("plain")
