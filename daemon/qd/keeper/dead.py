@@ -47,13 +47,17 @@ class Dead:
     def dead_workers(self) -> None:
         """Move what dead workers held, and free their slots."""
         for slot in self.hands.board:
-            if slot[W.STATE] == State.DEAD:
+            if slot[W.STATE] == State.DEAD and self._is_told(slot):
                 self._end_leftover(slot)
                 for queue in self.queues:
                     self._alive()
                     self._move(queue, slot)
                 self._told.pop(slot.number, None)
                 slot[W.STATE] = State.SETTLED
+
+    def _is_told(self, slot: Slot) -> bool:
+        """By the master, who has reaped it. What only stands in shared memory may be a job's scribbling."""
+        return self._told.get(slot.number, {}).get("generation") == slot[W.GENERATION]
 
     def _end_leftover(self, slot: Slot) -> None:
         """Its group is gone with it. What has left the group goes before the job may run again."""
@@ -100,9 +104,7 @@ class Dead:
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
-        said = self._told.get(slot.number, {})
-        if said.get("generation") != slot[W.GENERATION]:
-            said = {}  # of the worker before in this slot
+        said = self._told.get(slot.number, {}) if self._is_told(slot) else {}
         stack = said.get("stack") or None
         text = words_of(slot)
         return json.dumps({"told": text + (f"\n{stack}" if stack else ""), "death": death_of(slot, stack)}).encode()

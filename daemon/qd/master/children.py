@@ -59,6 +59,12 @@ class Worker:
             self.send(TAKE_STACK)
         self.stack_taken = True
 
+    @property
+    def deadline(self) -> int:
+        """The moment at which its job's time is over, 0 none. A moment before this worker came to be is noise."""
+        moment = self.slot[W.DEADLINE]
+        return moment if moment > self.asked_at * 1e9 else 0
+
     def send(self, number: int) -> None:
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
@@ -68,6 +74,21 @@ class Worker:
         """Finish the job in hand, take no other, leave."""
         self.draining = True
         self.send(signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """What the master has written into the slot of a dead worker, until the keeper has moved its jobs."""
+
+    words: tuple[tuple[W, int], ...]
+
+    def stand(self, slot: Slot) -> bool:
+        """Write it. False: it stands there."""
+        if all(slot[word] == value for word, value in self.words):
+            return False
+        for word, value in self.words:
+            slot[word] = value
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +139,7 @@ class Children:
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
+        self.dead: dict[int, Unsettled] = {}  # by slot, until it is taken again
         self.oom = OomKills()
 
     def __len__(self) -> int:
@@ -130,13 +152,17 @@ class Children:
     def free_slot(self) -> int | None:
         """A slot without a worker whose last jobs are settled. None: all 256 are taken or wait for Redis."""
         for number in range(SLOTS):
-            slot = self.board.slot(number)
-            if number not in self.workers and slot[W.STATE] in (State.FREE, State.SETTLED):
+            if number not in self.workers and not self._waits(number):
                 return number
         return None
 
+    def _waits(self, number: int) -> bool:
+        """The slot's last jobs are still to be moved."""
+        return number in self.dead and self.board.slot(number)[W.STATE] != State.SETTLED
+
     def take(self, number: int, code: int, at: float) -> Worker:
         slot = self.board.slot(number)
+        self.dead.pop(number, None)
         slot.clear()
         slot[W.GENERATION] += 1
         slot[W.STATE] = State.STARTING
@@ -212,9 +238,10 @@ class Children:
         if verdict is None:
             slot.clear()
         else:
-            slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
-            slot[W.OOM], slot[W.TOOK_MS] = int(bool(death.oom)), int(took * 1000)
-            slot[W.STATE] = State.DEAD
+            said = {W.PID: worker.pid, W.GENERATION: worker.generation, W.VERDICT: verdict, W.STATUS: status}
+            said |= {W.PEAK: peak, W.OOM: int(bool(death.oom)), W.TOOK_MS: int(took * 1000)}
+            self.dead[slot.number] = Unsettled((*said.items(), (W.STATE, State.DEAD)))
+            self.dead[slot.number].stand(slot)
         return death
 
     def stack(self, worker: Worker) -> str:
@@ -238,7 +265,7 @@ class Children:
         return bool(live) and all(w.slot[W.STATE] == State.WAITING for w in live)
 
     def unsettled(self) -> bool:
-        return any(slot[W.STATE] == State.DEAD for slot in self.board)
+        return any(self._waits(number) for number in self.dead)
 
     @property
     def jobs_done(self) -> int:

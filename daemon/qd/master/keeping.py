@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from qd.log import Log
 from qd.master.children import Death
 from qd.process import child
 from qd.process.exits import ending
-from qd.process.scoreboard import H, Scoreboard, W, now
-from qd.process.talk import Orders
+from qd.process.scoreboard import H, Scoreboard, now
+from qd.process.talk import Message, Orders
 
 SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
 BLIND_NS = 2_000_000_000  # a master that has not looked for so long was stopped itself, its keeper most likely too
@@ -31,6 +31,8 @@ class Keeping:
         self._looked = self._patient_from = 0
         self._retry_at, self._delay = 0.0, 0.0
         self._leaving = self._replaced = False
+        self.dead: dict[int, Message] = {}  # of workers whose jobs are to be moved, by slot
+        self._untold: set[int] = set()
 
     def want(self, settings: str | None) -> None:
         """The settings that count now. A keeper that runs with others is replaced."""
@@ -47,17 +49,22 @@ class Keeping:
             else:
                 self.orders.dismiss()  # it takes its report away: nobody else would, there
 
-    def watch(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
-        """Start it when it is missing, kill it when it is silent. The next look replaces a killed one."""
+    def watch(self, fork: Callable[[Orders, str, tuple[str, ...]], int], unsettled: Container[int]) -> None:
+        """Start it when it is missing, kill it when it is silent. The next look replaces a killed one.
+
+        unsettled: the slots of the dead whose jobs it has not moved yet."""
         at, before = now(), self._looked
         self._looked = at
         if at - before > BLIND_NS:
             self._patient_from = at
+        self._forget_settled(unsettled)
+        self._tell()
         if self._leaving or self.settings is None:
             return
         if not self.pid:
             if time.monotonic() >= self._retry_at:
                 self._start(fork)
+                self._tell()
         elif min(self.silent_for, (at - self._patient_from) / 1e9) > self._patience():
             self.log.error("keeper.silent", pid=self.pid, seconds=self._patience())
             child.kill_group(self.pid)
@@ -77,6 +84,7 @@ class Keeping:
         orders = Orders()
         self.orders = orders
         self._started, self._running = now(), self.settings
+        self._untold = set(self.dead)  # a new one knows of none
         try:
             self.pid = fork(orders, self.settings, self.also)
         except OSError as error:
@@ -101,14 +109,25 @@ class Keeping:
 
     def tell_dead(self, death: Death) -> None:
         """At once, with what shared memory has no room for. The slot says the rest to a keeper that comes later."""
-        if self.orders is not None:
-            self.orders.give(
-                dead=death.worker.slot.number,
-                generation=death.worker.slot[W.GENERATION],
-                stack=death.stack[-STACK:],
-            )
+        number, generation = death.worker.slot.number, death.worker.generation
+        self.dead[number] = {"dead": number, "generation": generation, "stack": death.stack[-STACK:]}
+        self._untold.add(number)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What a keeper has not heard of it leaves alone: anybody could have written into shared memory that it is dead."""
+        for number in sorted(self._untold):
+            if self.orders is None or not self.orders.give(**self.dead[number]):
+                return
+            self._untold.discard(number)
+
+    def _forget_settled(self, unsettled: Container[int]) -> None:
+        for number in [number for number in self.dead if number not in unsettled]:
+            del self.dead[number]
+            self._untold.discard(number)
 
     def leave(self) -> None:
+        self._tell()
         self._leaving = True
         if self.orders is not None:
             self.orders.dismiss()

@@ -38,7 +38,7 @@ class Late:
                 self._judge_silence(worker, self.silence.of(worker) - silence)
 
     def _judge_job(self, worker: Worker, memory_hard: int) -> None:
-        deadline = worker.slot[W.DEADLINE]
+        deadline = worker.deadline
         over = (now() - deadline) / 1e9 if deadline else -1.0
         if over > GRACE - STACK:
             worker.take_stack()
@@ -81,6 +81,6 @@ class Late:
     def _waits(self) -> Iterator[float]:
         at = now()
         for worker in self.children.workers.values():
-            if worker.busy and worker.slot[W.DEADLINE]:
-                left = (worker.slot[W.DEADLINE] - at) / 1e9
+            if worker.busy and worker.deadline:
+                left = (worker.deadline - at) / 1e9
                 yield from (left + GRACE - STACK, left + GRACE)

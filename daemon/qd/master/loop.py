@@ -26,6 +26,7 @@ from qd.master.forking import Forking
 from qd.master.keeping import Keeping
 from qd.master.late import Late
 from qd.master.liveness import Liveness
+from qd.master.mending import Mending
 from qd.master.news import News
 from qd.master.plan import Plan
 from qd.master.reaping import Reaping
@@ -88,7 +89,7 @@ class Master:
         self._face = Face(title, notifier)
         self.liveness = Liveness(plan.pool, log, os.environ)
         self.boots, self.emptiness = Boots(), Emptiness()
-        self.late = Late(self.children, log)
+        self.late, self.mending = Late(self.children, log), Mending(self.board, self.children, log)
         self.news, self.reaping, self.spawning, self.ending = News(self), Reaping(self), Spawning(self), Ending(self)
 
     # -- the loop
@@ -110,6 +111,8 @@ class Master:
 
     def _turn(self) -> None:
         self.news.hear()
+        forked_at = self.codes.serving.forked_ns if self.codes.serving is not None else None
+        self.mending.look(paused=self.paused, stopping=self.stopping is not None, forked_at=forked_at)
         self.children.oom.look()
         self.reaping.reap()
         self.late.end(self.plan.memory_hard, self.plan.silence)
@@ -126,7 +129,7 @@ class Master:
         else:
             self.ending.go_on(self.stopping)
         self.keeping.want(self.rolling.settings())
-        self.keeping.watch(lambda *what: self.forking.keeper(self.plan, *what))
+        self.keeping.watch(lambda *what: self.forking.keeper(self.plan, *what), self.children.dead)
         self._show()
 
     def _pause(self) -> float:

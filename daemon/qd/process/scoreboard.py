@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from enum import IntEnum, unique
 
 SLOTS = 256
+WORD = 2**64 - 1  # the largest a word can hold: what a job has scribbled there may be counted on from
 WORDS = 24  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
@@ -121,12 +122,12 @@ class Scoreboard:
         return self.words[word]
 
     def set_header(self, word: H, value: int) -> None:
-        self.words[word] = value
+        self.words[word] = value & WORD
 
     def note_crash(self) -> None:
         count = self.words[H.CRASHES]
         self.words[H.CRASHED_AT + count % KEPT_CRASHES] = now()
-        self.words[H.CRASHES] = count + 1
+        self.words[H.CRASHES] = (count + 1) & WORD
 
     def crashes(self) -> list[int]:
         """The moments of the last crashes of workers, the oldest first."""
@@ -163,7 +164,7 @@ class Slot:
         return self._words[self._first + word]
 
     def __setitem__(self, word: W, value: int) -> None:
-        self._words[self._first + word] = value
+        self._words[self._first + word] = value & WORD
 
     def part(self) -> None:
         """Write to memory of this process's own from now on: in a copy of a worker that a job has forked."""
