@@ -96,7 +96,8 @@ def test_another_worker_s_processes_are_left_alone(shop: Project, redis: Client)
 
 
 @pytest.mark.leaves("qd:masters")
-def test_thousands_of_dead_masters_do_not_keep_a_keeper_from_its_work(shop: Project, redis: Client) -> None:
+def test_thousands_of_dead_masters_do_not_keep_a_keeper_from_its_work(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS, config='retry_after = "2s"\n')  # a keeper is replaced after 3 s of silence
     witness = Witness(shop)
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -105,11 +106,10 @@ def test_thousands_of_dead_masters_do_not_keep_a_keeper_from_its_work(shop: Proj
     (text,) = eventually(lambda: [*redis.hash("qd:masters").values()], what="a report")
     work.stop()
     report = json.loads(text) | {"pid": gone.pid, "start": 1}
-    count, owners = 4000, []
-    for number in range(count):
-        dead = f"Dead{number:06}"
-        redis.call("HSET", "qd:masters", dead, json.dumps(report | {"token": dead}))
-        owners.append(dead)
+    owners = [f"Dead{number:06}" for number in range(20_000)]
+    for at in range(0, len(owners), 1000):
+        pairs = [word for dead in owners[at : at + 1000] for word in (dead, json.dumps(report | {"token": dead}))]
+        redis.call("HSET", "qd:masters", *pairs)
     held = json.dumps({"id": "held", "job": "quick", "data": {"n": 9}, "attempts": 1, "rsv": f"{owners[0]}.0.1.1"})
     raw = held.replace('"attempts": 1, "rsv": ', '"attempts":1,"rsv":')
     redis.call("ZADD", "queues:default:reserved", str(int(redis.text("TIME")[0]) + 3600), raw)

@@ -23,12 +23,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
     """SIGKILL what the job in hand of `owner` ("<token>/<slot>") has started since it began (monotonic ns), and nothing of
     jobs that ended before. Returns how many. alive: called again and again meanwhile."""
-    return end(lambda: running((f"{owner}\0",), alive, since=ticks_of(began)))
+    wanted, since = owner.encode(), ticks_of(began)
+    return end(lambda: running(lambda found: found == wanted, alive, since))
 
 
 def end_of_masters(tokens: list[str], alive: Callable[[], None]) -> int:
     """The same of all jobs of these masters."""
-    return end(lambda: running(tuple(f"{token}/" for token in tokens), alive)) if tokens else 0
+    wanted = {token.encode() for token in tokens}
+    return end(lambda: running(lambda found: found.partition(b"/")[0] in wanted, alive)) if tokens else 0
 
 
 def end(found: Callable[[], Iterator[int]]) -> int:
@@ -45,9 +47,8 @@ def end(found: Callable[[], Iterator[int]]) -> int:
     return len(ended)
 
 
-def running(owners: tuple[str, ...], alive: Callable[[], None], since: int = 0) -> Iterator[int]:
-    """The pids whose QD_OWNER begins with one of `owners`, started at that clock tick after boot or later."""
-    wanted = tuple(owner.encode() for owner in owners)
+def running(wanted: Callable[[bytes], bool], alive: Callable[[], None], since: int = 0) -> Iterator[int]:
+    """The pids whose QD_OWNER is wanted, started at that clock tick after boot or later."""
     for count, folder in enumerate(Path("/proc").glob("[0-9]*")):
         if count % 64 == 0:
             alive()
@@ -55,8 +56,8 @@ def running(owners: tuple[str, ...], alive: Callable[[], None], since: int = 0) 
         if since and (vitals.start_time(pid) or 0) < since:
             continue
         with suppress(OSError):
-            _, found, owner = (b"\0" + (folder / "environ").read_bytes() + b"\0").partition(b"\0QD_OWNER=")
-            if found and owner.startswith(wanted):
+            _, found, rest = (b"\0" + (folder / "environ").read_bytes()).partition(b"\0QD_OWNER=")
+            if found and wanted(rest.partition(b"\0")[0]):
                 yield pid
 
 
