@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.cgroups import group
 from tests.support.clock import eventually
+from tests.support.procs import QD, Procs
 from tests.support.project import Project
 from tests.support.pushing import push
 from tests.support.resp import Client
@@ -88,6 +89,23 @@ def test_without_processes_to_be_had_those_that_are_there_serve(
         assert len(work.matches("worker.fork_failed")) == 2, "one line a step"
         pids.limit("pids.max", "pids.max", "max")
         eventually(lambda: len(work.children("waiting on")) == work_of(work.lines), 15, what="all that are wanted")
+        work.stop()
+
+
+def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    push(redis, "quick")
+    with group("pids", f"qd-test-{os.getpid()}") as pids:
+        pids.limit("pids.max", "pids.max", 1)
+        inside = ["sh", "-c", f'echo $$ > {pids.folder}/cgroup.procs && exec "$@"', "sh", *QD]
+        work = Procs([*inside, "work", "-w", "1"], cwd=shop.root, env=shop.env())
+        shop.started.append(work)
+        work.wait_line("template.fork_failed .*retry_in=1.000")
+        work.wait_line("template.fork_failed .*retry_in=2.000")
+        pids.limit("pids.max", "pids.max", "max")
+        work.wait_line("master.ready", 15)
+        witness.wait("quick")
         work.stop()
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from qd.log import Log
+from qd.master.boots import NO_PROCESS, Steps
 from qd.master.children import Children
 from qd.master.code import PATIENCE, Code, Codes, by_name, enter
 from qd.master.forking import Forking
@@ -33,6 +34,8 @@ class Rolling:
         self.codes, self.children, self.board, self.forking = codes, children, board, forking
         self.notifier, self.log = notifier, log
         self._folder = by_name(environ)
+        self._first: Plan | None = None  # what is to be imported first, while there is no process for it
+        self._no_process = Steps(NO_PROCESS)
 
     def enter(self) -> None:
         """Where `current` points now: before the configuration is read again."""
@@ -42,7 +45,7 @@ class Rolling:
         """Import the code that stands in the start folder now. The first time it is the one to serve."""
         if self.codes.coming is not None:
             self._undo()
-        first = self.codes.serving is None
+        first, self._first = self.codes.serving is None, None
         code = self.codes.make(plan)
         if first:
             self.board.set_header(H.FORKED_AT, code.forked_ns)
@@ -51,9 +54,11 @@ class Rolling:
         try:
             self.forking.template(code)
         except OSError as error:
-            if first:
-                raise
-            self.refuse(f"no process for its import: {error}")
+            if not first:
+                return self.refuse(f"no process for its import: {error}")
+            self.codes.coming, self._first = None, plan
+            delay = self._no_process.step()
+            self.log.error("template.fork_failed", error=str(error), retry_in=delay)
 
     def imported(self, code: Code) -> bool:
         """An import has succeeded. True: it is the first one, and serves from now on."""
@@ -82,6 +87,8 @@ class Rolling:
 
     def look_after(self, spawn: Callable[[Code], None]) -> bool:
         """One step of the change. True: it is complete."""
+        if self._first is not None and self.codes.coming is None and not self._no_process.waits:
+            self.begin(self._first, spawn)
         if self.codes.hangs():
             self.refuse(f"its import takes longer than {self.codes.patience:.0f} s")
         coming, serving = self.codes.coming, self.codes.serving
