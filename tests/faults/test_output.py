@@ -79,15 +79,6 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(10)
 
 
-def leases(redis: Client) -> list[float]:
-    """Seconds that each reservation has left."""
-    seconds, micros = (int(part) for part in redis.call("TIME"))
-    return [
-        float(s) - seconds - micros / 1e6
-        for s in redis.call("ZRANGE", "queues:default:reserved", 0, -1, "WITHSCORES")[1::2]
-    ]
-
-
 @pytest.mark.fault(
     "34",
     "stdout and stderr a pipe that nobody reads, or whose reader died, or on a full disk; a job prints 10 MB into it",
@@ -110,7 +101,7 @@ def test_a_pipe_that_takes_nothing_stops_nothing(
 
     def over() -> bool:
         nonlocal least
-        least = min([least, *leases(redis)])
+        least = min([least, *ledger.leases()])
         return bool(ledger.ends(long))
 
     eventually(over, 15, every=0.05, what="the end of the long job")

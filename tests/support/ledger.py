@@ -138,6 +138,12 @@ class Ledger:
         seen = Seen(self.client)
         return Counter(number_in(raw) for raw in seen.everywhere(self.queue).elements())
 
+    def leases(self) -> list[float]:
+        """Seconds that each reservation has left."""
+        seen = Seen(self.client)
+        now = seen.now()
+        return [score - now for score in seen.reserved(self.queue).values()]
+
     # -- judging
 
     def lost(self) -> list[int]:
