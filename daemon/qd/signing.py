@@ -5,6 +5,7 @@ the worker checks before it looks at an argument.
 
 What is signed can be read in one way only: the version, then each part as ` LENGTH:BYTES` (bytes of UTF-8, a part that is
 missing has the length 0). v2 has uuid, id, job and data; v1 has no id, for Laravel adds the id after its hooks have run.
+What a job saves is signed too, in one piece with these (c1: uuid, id, job, the state), and kept as `KEY.MAC.STATE`.
 `data` is signed byte for byte as it stands in the payload, so whoever writes the JSON anew breaks the signature.
 """
 
@@ -60,6 +61,29 @@ class Signing:
         text = _text(version.encode(), (*who, payload.job.encode(), bytes(payload.data)))
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
             raise SignatureRefused("its signature does not fit: job, id or data were changed")
+
+    def sealed(self, payload: Payload, state: bytes) -> bytes:
+        """What the job saves, as it is kept: `KEY.MAC.` in front of it. In an unsigned job nothing is."""
+        if payload.sig is None:
+            return state
+        mac = _mac(self._secrets[self._first], _text(b"c1", (*_who(payload), state)))
+        return b"%b.%b.%b" % (self._first.encode(), mac, state)
+
+    def opened(self, payload: Payload) -> bytes | None:
+        """What the job has saved, None: nothing. Raises SignatureRefused when it is of somebody without a key."""
+        sealed = payload.checkpoint
+        if sealed is None or payload.sig is None:
+            return sealed
+        name, _, rest = sealed.partition(b".")
+        mac, _, state = rest.partition(b".")
+        secret = self._secrets.get(name.decode("utf-8", "replace"))
+        if secret is None or not hmac.compare_digest(_mac(secret, _text(b"c1", (*_who(payload), state))), mac):
+            raise SignatureRefused("what it has saved does not fit: it was changed, or is another job's")
+        return state
+
+
+def _who(payload: Payload) -> tuple[bytes, bytes, bytes]:
+    return (payload.uuid or "").encode(), (payload.id or "").encode(), payload.job.encode()
 
 
 def _text(version: bytes, parts: Sequence[bytes]) -> bytes:

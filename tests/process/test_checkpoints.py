@@ -259,6 +259,26 @@ def test_a_checkpoint_from_a_signal_handler_breaks_into_no_other(
     assert witness.starting("saved")
 
 
+@FAILED
+def test_a_signed_job_takes_only_what_it_has_saved_itself(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=STEPS, config='[signing]\nkeys = ["k1:0123456789abcdef0123456789abcdef"]\n')
+    witness = Witness(shop)
+    shop.python("import jobs; jobs.steps.dispatch('release')")
+    work = ready(shop, "--stop-timeout", "1s")
+    assert witness.wait("saw", 2) == ["saw None attempt 1", "saw {'row': 2} attempt 2"]
+    shop.python("import jobs; jobs.careful.dispatch()")
+    witness.wait("saw", 3)
+    work.stop()
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
+    redis.call("DEL", "queues:default")
+    forged = payload.replace(payload.split('"saved":"')[1].split('"')[0], "ImhlciBwbGFjZSI")  # "her place"
+    redis.call("RPUSH", "queues:default", forged)
+    again = ready(shop)
+    again.wait_line("job.failed .*what it has saved does not fit")
+    again.stop()
+    assert len(witness.starting("saw")) == 3
+
+
 @pytest.mark.parametrize("caller", ["the job itself", "a thread of it", "an async job"])
 def test_a_checkpoint_that_finds_the_lease_gone_ends_the_job(
     shop: Project, witness: Witness, redis: Client, caller: str

@@ -13,7 +13,7 @@ from qd.config import SigningSettings
 from qd.errors import ConfigError, SignatureRefused
 from qd.payload import read
 from qd.signing import Signing
-from qd.unit import answered
+from qd.unit import answered, saving
 from tests.support.fakes import FakeQd, settings
 
 OLD, NEW, OTHER = "2026a:an-old-secret-of-ours", "2026b:a-new-secret-of-ours", "2026c:the-secret-of-nobody"
@@ -172,3 +172,35 @@ def test_no_repr_shows_a_secret(tmp_path):
     app = app_with(NEW)
     shown = repr((found, found.signing, app, app.settings, Signing([NEW]), vars(app)))
     assert not re.search("a-new-secret|hunter2000", shown)
+
+
+def saved_by(payload: bytes, state: bytes, *keys: str) -> bytes:
+    """The payload, in hand, after job.checkpoint()."""
+    held = payload.replace(b'"attempts":0', b'"attempts":1,"rsv":"T.1.2.1"')
+    return saving(held, "T.1.2.1", Signing(keys).sealed(read(held), state))
+
+
+def test_what_a_job_saves_is_signed_with_it_and_opened_with_any_key():
+    payload = pushed(OLD)
+    held = saved_by(payload, b'{"row":7}', NEW, OLD)
+    assert Signing([OLD, NEW]).opened(read(held)) == b'{"row":7}'
+    assert Signing([OLD]).opened(read(payload)) is None
+
+
+def test_what_was_saved_by_somebody_else_or_for_another_job_is_refused():
+    mine, other = pushed(NEW), pushed(NEW)
+    held = saved_by(mine, b"7", NEW)
+    forged = [
+        saved_by(mine, b"7", OTHER),
+        saving(held, "T.1.2.1", b"8"),
+        saving(held, "T.1.2.1", (read(held).checkpoint or b"")[:-1] + b"8"),
+        saving(saved_by(other, b"7", NEW), "T.1.2.1", read(held).checkpoint or b""),
+    ]
+    for text in forged:
+        with pytest.raises(SignatureRefused, match="what it has saved does not fit"):
+            Signing([NEW]).opened(read(text))
+
+
+def test_an_unsigned_job_saves_as_it_is():
+    held = saved_by(pushed(), b"7", NEW)
+    assert read(held).checkpoint == Signing([NEW], require=False).opened(read(held)) == b"7"

@@ -34,19 +34,18 @@ from qd.errors import (
     Malformed,
     Settled,
     SignatureRefused,
-    UnknownJob,
     UnknownParameters,
     WrongType,
 )
 from qd.jobs import Declared
 from qd.limits import Fail, Limits, Release, after_error, before, hold_delay, limits_of
-from qd.log import cut
 from qd.options import WorkOptions
 from qd.payload import Payload, read
 from qd.process import child
+from qd.signing import Signing
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
-from qd.worker.outcome import DONE, Back, Death, Failed, Lost, Outcome, exceeded
+from qd.worker.outcome import DONE, Back, Death, Failed, Lost, Outcome, exceeded, unknown_job
 
 # How a mark ends that a keeper wrote, see unit.answered.
 TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS = b'.t"', b'.x"', b'.h"'
@@ -82,11 +81,12 @@ class Attempts:
         if self._signing is not None:
             try:
                 self._signing.check(payload)
+                self._signing.opened(payload)
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         declared = self.app.registry.get(payload.job)
         if declared is None:
-            return self._unroutable(payload, now, UnknownJob(self._unknown(payload.job)))
+            return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved)
@@ -113,8 +113,16 @@ class Attempts:
 
     def _running(self, payload: Payload, reserved: Reserved, attempt: int | None = None) -> RunningJob:
         known = payload.id or payload.uuid or reserved.mark
-        keep = partial(self._keep, reserved.mark)
-        return RunningJob(known, payload.job, reserved.queue, attempt or payload.attempts, payload.checkpoint, keep)
+        saved, keep = payload.checkpoint, partial(self._keep, reserved.mark)
+        if self._signing is not None:
+            saved, keep = (
+                self._signing.opened(payload),
+                partial(self._keep_sealed, self._signing, payload, reserved.mark),
+            )
+        return RunningJob(known, payload.job, reserved.queue, attempt or payload.attempts, saved, keep)
+
+    def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:
+        self._keep(mark, signing.sealed(payload, state))
 
     def _limits_of(self, payload: Payload, declared: Declared) -> Limits:
         """Limits of a job that says nothing itself are those of its declaration: worked out once."""
@@ -126,13 +134,6 @@ class Attempts:
         return found
 
     # -- what cannot be run here and now
-
-    def _unknown(self, name: str) -> str:
-        near = self.app.registry.near(name)
-        known = (
-            f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(self.app.registry.names())} are known"
-        )
-        return f"no job '{cut(name)}' is declared in this app ({known})"
 
     def _hold(self, payload: Payload, now: float, why: str) -> Back:
         """Back with a growing delay; nothing is spent, and the payload remembers since when."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qd.errors import AttemptsExceeded
+from qd.errors import AttemptsExceeded, UnknownJob
+from qd.jobs import Registry
+from qd.log import cut
 
 
 class Death(NamedTuple):
@@ -60,3 +62,9 @@ def exceeded(reason: str, death: Death) -> AttemptsExceeded:
     if stack:
         error.add_note(stack)
     return error
+
+
+def unknown_job(registry: Registry, name: str) -> UnknownJob:
+    near = registry.near(name)
+    known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(registry.names())} are known"
+    return UnknownJob(f"no job '{cut(name)}' is declared in this app ({known})")
