@@ -45,6 +45,8 @@ local found = redis.call('HGETALL', KEYS[1])
 redis.call('DEL', KEYS[1], KEYS[2])
 return found
 """
+# Lines that the file has as they stand.
+ODD = re.compile(r"lease[._]|silent|reload_refused|boot_failed|dropped|not_told| lost ")
 EVENT = re.compile(r"^\S+ \S+ +[A-Z]+ +\S+ +(?P<word>[a-z]+\.[a-z_]+)\b")
 
 
@@ -245,7 +247,7 @@ class Soak:
             seat.read += 1
             if found := EVENT.match(line):
                 self.events[found["word"]] += 1
-            if "lease" in line or "silent" in line or "refused" in line or "Traceback" in line or "dropped" in line:
+            if ODD.search(line):
                 self.tell("line", seat=seat.name, line=line)
             if "lease_lost" in line or "lease.lost" in line:
                 self._lease_lost(line)
