@@ -59,6 +59,8 @@ class Seat:
         self.work: Procs | None = None
         self.read = 0  # lines of the log
         self.expected = False  # it was killed by us
+        self.began = 0.0  # monotonic seconds of its start
+        self.no_template = False  # what imported the app for the first time was killed by us: it ends with 3
 
 
 class Soak:
@@ -107,7 +109,7 @@ class Soak:
         for seat in self.seats:
             self._read_log(seat)
             if seat.work is not None and seat.work.process.poll() is not None:
-                if not seat.expected:
+                if not seat.expected and not (seat.no_template and seat.work.process.returncode == 3):
                     self.odd.append(f"{seat.name} master ended by itself with {seat.work.process.returncode}")
                 self.start(seat)
         for at, process in list(self.stopped):
@@ -121,11 +123,8 @@ class Soak:
         path = os.pathsep.join(filter(None, [seat.path, os.environ.get("PYTHONPATH")]))
         env = {"PYTHONPATH": path} if seat.path else {}
         self._read_log(seat)
-        seat.work, seat.read, seat.expected = (
-            self.project.work("-w", str(WORKERS), "--log-level", "warning", **env),
-            0,
-            False,
-        )
+        seat.work = self.project.work("-w", str(WORKERS), "--log-level", "warning", **env)
+        seat.read, seat.expected, seat.no_template, seat.began = 0, False, False, time.monotonic()
         self.tell("master started", seat=seat.name, pid=seat.work.pid)
 
     def _produce(self, number: int) -> None:
@@ -183,7 +182,10 @@ class Soak:
         seat = self._any_seat()
         assert seat.work is not None
         if children := seat.work.children("qd: "):
-            self._kill(self.draw.choice(sorted(children, key=lambda child: child.pid)), "kill of its process")
+            child = self.draw.choice(sorted(children, key=lambda child: child.pid))
+            young = time.monotonic() - seat.began < 10
+            seat.no_template |= young and "worker" not in titled(child) and "keeper" not in titled(child)
+            self._kill(child, "kill of its process")
 
     def _kill_a_master(self, spare_new: bool) -> None:
         seat = self.seats[1] if spare_new else self._any_seat()
