@@ -56,6 +56,27 @@ MECHANISMS = {
         "process/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
         "no subprocess left",
     ),
+    "end of what left the group": Named(
+        "also what has made a session of its own, before the job runs again",
+        "process/test_leftover.py::test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_again[kill -9]",
+        "again 2",
+    ),
+    "pid namespace": Named(
+        "a master in another container is not judged by pids of this one",
+        "process/test_other_places.py::test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone"
+        "[the container's job]",
+        "assert 2 == 1",
+    ),
+    "signs of life": Named(
+        "a worker that gives no sign of life between two jobs is killed and replaced",
+        "process/test_silence.py::test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack",
+        "stopped answering",
+    ),
+    "a slower and slower start": Named(
+        "workers that die again and again before any job are replaced ever more slowly",
+        "process/test_slow_starts.py::test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly",
+        "worker.crash_loop",
+    ),
     "hand-back": Named(
         "what the stop's deadline ends keeps its attempt",
         "faults/test_mechanisms.py::test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt",
@@ -80,7 +101,7 @@ def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -82,6 +82,17 @@ def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
     return move
 
 
+def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A master of another pid namespace is judged by what its pid is here."""
+
+    def died_here(master: Any) -> bool:
+        from qd.process import vitals
+
+        return real(master) or vitals.alive(master.pid, master.start) is False
+
+    return died_here
+
+
 SCRIPTS = "qd.connectors.redis.scripts"
 FRESH = "      text, mark, start, length, before = fresh_text(p, base)\n"
 
@@ -100,7 +111,12 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of the group": [
         ("qd.process.child", replaced("kill_group", one_process)),
         ("qd.process.child", replaced("reap", reap_alone)),
+        ("qd.keeper.leftover", replaced("end", never(0))),  # it would come a moment later
     ],
+    "end of what left the group": [("qd.keeper.leftover", replaced("end", never(0)))],
+    "pid namespace": [("qd.keeper.dead", replaced("died_here", in_any_namespace))],
+    "signs of life": [("qd.master.silence", replaced("Silence.of", never(0.0)))],
+    "a slower and slower start": [("qd.master.boots", replaced("Boots.fell", never(0.0)))],
     "nothing": [],
 }
 
