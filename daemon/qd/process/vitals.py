@@ -103,11 +103,8 @@ def own_anon_bytes() -> int:
     try:
         fields = os.pread(fd, 100, 0).split(b" ", 3)
         return (int(fields[1]) - int(fields[2])) * PAGE
-    except (
-        OSError,
-        ValueError,
-        IndexError,
-    ):  # a job closed it, or the number is another file now (then not ours to close)
+    except (OSError, ValueError, IndexError):
+        # A job closed it, or the number is another file now (then not ours to close).
         _statm = (-1, -1)
         return _anon_bytes_slow()
 
@@ -278,11 +275,7 @@ def oom_score_adj(value: int) -> bool:
 
 def die_before_parent(by: int) -> bool:
     """When memory is short, let the kernel take this process before who made it, whatever score that one was given."""
-    try:
-        inherited = int(_text("/proc/self/oom_score_adj"))
-    except ValueError:
-        return False
-    return oom_score_adj(min(1000, inherited + by))
+    return oom_score_adj(min(1000, int(_text("/proc/self/oom_score_adj") or 0) + by))
 
 
 def _prctl(option: int, value: int) -> bool:
