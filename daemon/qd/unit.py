@@ -18,6 +18,7 @@ _UNIT = re.compile(
 )
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
+LIFE = 1_000_000_000  # turns that one worker makes at most: the next one in its slot counts on from there
 ENDS = ("-", "x", "t", "h")  # what N becomes, see `answered`
 
 
@@ -28,6 +29,11 @@ class Mark(NamedTuple):
     slot: int
     turn: int
     n: str
+
+    @property
+    def generation(self) -> int:
+        """Of the worker in that slot, 1 for the first."""
+        return (self.turn - 1) // LIFE + 1
 
 
 def split_mark(mark: str) -> Mark:

@@ -161,7 +161,9 @@ def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_l
         return found
 
     monkeypatch.setattr(keeper, "owned", then_late)
-    Dead(keeper, ("a",), hands, log).dead_workers()
+    dead = Dead(keeper, ("a",), hands, log)
+    dead.hear([{"dead": 1, "generation": slot[W.GENERATION]}])
+    dead.dead_workers()
     for end in (ear.sock, ear.voice.sock):
         end.close()
     assert (len(lines), seen.reserved("a")) == (1, {})

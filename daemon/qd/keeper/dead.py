@@ -25,6 +25,7 @@ from qd.process.talk import Message
 from qd.store.hosts import Master
 from qd.unit import answered, split_mark
 
+LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
 BUDGET = 0.5  # seconds a beat gives to masters that died
 
 
@@ -32,6 +33,7 @@ class Dead:
     def __init__(self, queue: RedisQueue, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
         self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
+        self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
         self._dead: list[Master] | None = None  # masters still to be settled; None: nobody has looked yet
 
     def hear(self, messages: list[Message]) -> None:
@@ -46,6 +48,7 @@ class Dead:
 
     def dead_workers(self) -> None:
         """Move what dead workers held, and free their slots."""
+        self._look_again()
         for slot in self.hands.board:
             if slot[W.STATE] == State.DEAD and self._is_told(slot):
                 self._end_leftover(slot)
@@ -53,7 +56,28 @@ class Dead:
                     self._alive()
                     self._move(queue, slot)
                 self._told.pop(slot.number, None)
+                self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
                 slot[W.STATE] = State.SETTLED
+
+    def _look_again(self) -> None:
+        """A server that is busy, or just back, may read after our look what a dead worker had sent: a reservation."""
+        for number, (generation, until) in list(self._late.items()):
+            over = time.monotonic() > until
+            for queue in self.queues:
+                self._move_late(queue, number, generation)
+            if over:
+                del self._late[number]
+
+    def _move_late(self, queue: str, number: int, generation: int) -> None:
+        owner = f"{self.hands.token}/{number}"
+        member = self.queue.owned(queue, owner)
+        if member is None:
+            return
+        mark = reserved_of(queue, member, f"{self.hands.token}.{number}.").mark
+        if not mark or split_mark(mark).generation > generation:
+            return  # its successor's
+        if self.queue.give_back(queue, owner, member, member, 0):
+            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
 
     def _is_told(self, slot: Slot) -> bool:
         """By the master, who has reaped it. What only stands in shared memory may be a job's scribbling."""

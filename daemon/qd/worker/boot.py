@@ -23,10 +23,10 @@ from qd.log import JobRecords, Log, Patient, cut
 from qd.process import signals, vitals
 from qd.process.hands import Hands, Seat
 from qd.process.signals import TAKE_STACK
+from qd.unit import LIFE
 from qd.worker.loop import Worker
 
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
-LIFE = 1_000_000_000  # turns that one worker makes at most
 
 
 def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:

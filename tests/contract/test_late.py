@@ -1,0 +1,58 @@
+"""What a dead worker had sent reaches the server after its keeper has looked: its job does not wait for its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qd.connectors.redis.queue import RedisQueue
+from qd.keeper.dead import Dead
+from qd.log import Log
+from qd.payload import read
+from qd.process.hands import Hands
+from qd.process.scoreboard import Scoreboard, State, Verdict, W
+from qd.process.talk import Ear
+from qd.unit import LIFE
+from tests.contract.conftest import ONE
+from tests.contract.test_queue import job, take
+from tests.support.seen import Seen
+
+pytestmark = pytest.mark.parametrize("place", ONE, indirect=True)
+TOKEN = "Tok3nTok3n"
+
+
+@pytest.fixture
+def dead(connect) -> Iterator[Dead]:
+    """A keeper that has settled worker 2 of slot 1, which held nothing then."""
+    ear, log = Ear(), Log("keeper", write=lambda line: None)
+    hands = Hands(Scoreboard(), ear.voice, TOKEN, 1, log)
+    slot = hands.board.slot(1)
+    slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = State.DEAD, Verdict.CRASH, 2
+    found = Dead(connect(0), ("a",), hands, log)
+    found.hear([{"dead": 1, "generation": 2}])
+    found.dead_workers()
+    assert slot[W.STATE] == State.SETTLED
+    yield found
+    for end in (ear.sock, ear.voice.sock):
+        end.close()
+
+
+def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen, dead: Dead):
+    worker: RedisQueue = connect(turns=LIFE)
+    worker.push("a", job(1))
+    take(worker)
+    dead.dead_workers()
+    assert (seen.reserved("a"), seen.owners("a")) == ({}, {})
+    again = take(worker)
+    assert read(again.member).crashes == 1
+    assert worker.ack(again)
+
+
+def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen: Seen, dead: Dead):
+    worker: RedisQueue = connect(turns=2 * LIFE)
+    worker.push("a", job(1))
+    held = take(worker)
+    dead.dead_workers()
+    assert [*seen.reserved("a")] == [held.member]
+    assert worker.ack(held)
