@@ -41,6 +41,16 @@ MECHANISMS = {
         "contract/test_refusals.py::test_a_foreign_key_in_the_way_is_told_and_costs_no_job[reserved]",
         "'id2'",
     ),
+    "ask after a broken call": Named(
+        "a worker whose call broke asks what is its own before it takes another job",
+        "faults/test_network.py::test_a_swallowed_reply_is_noticed_and_asked_for[reserve]",
+        "start 1 of job",
+    ),
+    "one job a worker": Named(
+        "a call that comes late takes no second job for a worker that has one",
+        "faults/test_network.py::test_a_call_that_comes_late_takes_nothing[2]",
+        "where 2 = len(",
+    ),
     "end with the master": Named(
         "the kernel ends workers when their master dies",
         "process/test_deaths.py::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",

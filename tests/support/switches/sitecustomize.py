@@ -93,6 +93,16 @@ def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
     return died_here
 
 
+def sure(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A broken call is taken for one that never was."""
+
+    def broke(answering: Any, error: Exception) -> None:
+        real(answering, error)
+        answering.unsure = False
+
+    return broke
+
+
 SCRIPTS = "qd.connectors.redis.scripts"
 FRESH = "      text, mark, start, length, before = fresh_text(p, base)\n"
 
@@ -117,6 +127,8 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "pid namespace": [("qd.keeper.dead", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.silence", replaced("Silence.of", never(0.0)))],
     "a slower and slower start": [("qd.master.boots", replaced("Boots.fell", never(0.0)))],
+    "ask after a broken call": [("qd.worker.answering", replaced("Answering.broke", sure))],
+    "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
     "nothing": [],
 }
 
