@@ -75,7 +75,7 @@ def test_a_stop_shorter_than_the_lease_is_not_noticed(
 
 @pytest.mark.fault(
     "9a",
-    "the same for 3 x retry_after, another host waiting",
+    "SIGSTOP of the keeper, the master, all of a host for 3 x retry_after, another host waiting",
     "the other host may take over; what ran twice for it is named in the log (lease_lost); nobody is killed or robbed "
     "by a view that is out of date",
 )
