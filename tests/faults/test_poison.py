@@ -78,4 +78,4 @@ def test_poison_that_kills_its_master_is_failed_by_its_own_mark(
     assert ledger.standing() == {-1: 1}, "the mine stands in the failed store, and nothing else anywhere"
     ledger.conserve()
     figures.tell(ledger)
-    figures.add(back=[back], p99=1.5)
+    figures.add(back=[back])

@@ -137,7 +137,7 @@ def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figure
     eventually(lambda: settled(work), 20, what="as many workers as are wanted")
     figures.add(settled=time.monotonic() - quiet)
     ledger.wait_all()
-    assert not zombies(work), "a child's end was missed"
+    eventually(lambda: not zombies(work), 3, what="no child whose end was missed")
     work.stop()
     ledger.conserve(doubles=ledger.in_flight())
     figures.tell(ledger)
@@ -152,5 +152,13 @@ def settled(work: Procs) -> bool:
     return has == wanted == len(work.children("qd: worker"))
 
 
-def zombies(work: Procs) -> list[int]:
-    return [p.pid for p in psutil.Process(work.pid).children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
+def zombies(work: Procs) -> list[tuple[int, int]]:
+    """Ended processes below the master that nobody has reaped, each with its parent."""
+    found = []
+    for process in psutil.Process(work.pid).children(recursive=True):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                found.append((process.pid, process.ppid()))
+        except psutil.NoSuchProcess:
+            continue
+    return found
