@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ import pytest
 from tests.support.ledger import Ledger
 
 HEAD = (
-    "| what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    "| row | what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
+LINE = re.compile(r"^\| (\w+) \| .* \|$", re.MULTILINE)
 
 
 @dataclass
@@ -100,13 +102,26 @@ class Report:
         (folder / "reliability.json").write_text(json.dumps(self.rows, indent=1))
         text = self.page.read_text()
         for kind, slow in (("quick", False), ("long", True)):
-            lines = [line_of(tests) for tests in self._ordered() if tests[0]["slow"] is slow]
+            lines = {row: line_of(row, tests) for row, tests in self.rows.items() if tests[0]["slow"] is slow}
             if lines:
-                text = between(text, kind, f"{stamp()}\n\n{HEAD}" + "\n".join(lines) + "\n")
+                text = with_lines(text, kind, lines, partial=chosen(session.config))
         self.page.write_text(text)
 
-    def _ordered(self) -> list[list[dict[str, Any]]]:
-        return [self.rows[row] for row in sorted(self.rows, key=order)]
+
+def chosen(config: pytest.Config) -> bool:
+    """Whether the user named some of the tests: then the other rows of the page stay."""
+    return bool(config.option.keyword) or config.args_source is pytest.Config.ArgsSource.ARGS
+
+
+def with_lines(text: str, kind: str, lines: dict[str, str], *, partial: bool) -> str:
+    """`text` with these rows in the table of `kind`, and with those that stood there when only some have run."""
+    first, last = f"<!-- {kind} rows -->", f"<!-- end of {kind} rows -->"
+    head, rest = text.split(first, 1)
+    before, tail = rest.split(last, 1)
+    kept = {match[1]: match[0] for match in LINE.finditer(before) if match[1] != "row"} if partial else {}
+    rows = kept | lines
+    table = HEAD + "\n".join(rows[row] for row in sorted(rows, key=order)) + "\n"
+    return f"{head}{first}\n\n{stamp()}\n\n{table}\n{last}{tail}"
 
 
 def order(row: str) -> tuple[int, str]:
@@ -114,7 +129,7 @@ def order(row: str) -> tuple[int, str]:
     return (int(digits or 0), row)
 
 
-def line_of(tests: list[dict[str, Any]]) -> str:
+def line_of(row: str, tests: list[dict[str, Any]]) -> str:
     """One line a row: all tests of it together."""
     first = tests[0]
     measured = [test for test in tests if "lost" in test]
@@ -122,7 +137,7 @@ def line_of(tests: list[dict[str, Any]]) -> str:
     verdict = "holds" if all(test["outcome"] == "passed" for test in tests) else "**broken**"
     counts = [str(sum(test[key] for test in measured)) if measured else "" for key in ("lost", "doubles")]
     spans = [span(share(times, part)) for part in (0.5, 0.99, 1.0)] if times else ["", "", ""]
-    return f"| {' | '.join([first['what'], first['holds'], str(len(tests)), *counts, *spans, verdict])} |"
+    return f"| {' | '.join([row, first['what'], first['holds'], str(len(tests)), *counts, *spans, verdict])} |"
 
 
 def span(seconds: float) -> str:
@@ -132,10 +147,3 @@ def span(seconds: float) -> str:
 def stamp() -> str:
     cpus = len(os.sched_getaffinity(0))
     return f"Written by a run of {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {cpus} CPUs."
-
-
-def between(text: str, kind: str, body: str) -> str:
-    """`text` with what stands between the marks of `kind` replaced."""
-    first, last = f"<!-- {kind} rows -->", f"<!-- end of {kind} rows -->"
-    head, rest = text.split(first, 1)
-    return f"{head}{first}\n\n{body}\n{last}{rest.split(last, 1)[1]}"
