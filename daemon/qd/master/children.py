@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from qd.master.oom import OomKills
@@ -140,6 +141,7 @@ class Children:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
         self.dead: dict[int, Unsettled] = {}  # by slot, until it is taken again
+        self._generations: Counter[int] = Counter()  # by slot; what stands in shared memory may be a job's scribbling
         self.oom = OomKills()
 
     def __len__(self) -> int:
@@ -164,9 +166,10 @@ class Children:
         slot = self.board.slot(number)
         self.dead.pop(number, None)
         slot.clear()
-        slot[W.GENERATION] += 1
+        self._generations[number] += 1
+        slot[W.GENERATION] = self._generations[number]
         slot[W.STATE] = State.STARTING
-        worker = Worker(slot, slot[W.GENERATION], code, at)
+        worker = Worker(slot, self._generations[number], code, at)
         self.workers[number] = worker
         return worker
 
