@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import signal
 import textwrap
@@ -45,3 +46,23 @@ def test_first_job_is_what_init_writes_and_runs_as_the_readme_says(project):
 def test_readme_links_to_pages_that_are_there():
     linked = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
     assert [name for name in linked if not (ROOT / name).exists()] == []
+
+
+def known_rows() -> set[str]:
+    """The rows of the table of faults, as the tests name them."""
+    calls = [
+        node
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fault"
+    ]
+    return {ast.literal_eval(call.args[0]) for call in calls}
+
+
+def test_every_promise_is_one_of_the_page_on_reliability_and_names_rows_that_are_there():
+    told = re.findall(r"^\| (\*\*.*) \| ([\w, ]+) \|$", (ROOT / "README.md").read_text(), re.M)
+    page = (ROOT / "docs/reliability.md").read_text().split("## What is not")[0]
+    promised = [" ".join(item.split()) for item in re.findall(r"^- (\*\*(?:.|\n(?!- |\n))*)", page, re.M)]
+    assert [promise for promise, _ in told] == promised
+    named = {row for _, rows in told for row in rows.split(", ")}
+    assert sorted(named - known_rows()) == []

@@ -28,7 +28,7 @@ HEAD = (
     "| row | what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
-LINE = re.compile(r"^\| (\w+) \| .* \|$", re.MULTILINE)
+LINE = re.compile(r"^\| ([\w ]+?) \| .* \|$", re.MULTILINE)
 
 
 @dataclass
