@@ -30,10 +30,10 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
 faults: $(STAMP)
-	@$(BIN)/python -m pytest -m "fault and not slow" --reliability docs/reliability.md $(ARGS)
+	@$(BIN)/python -m pytest -m "fault and not slow" --reliability=docs/reliability.md $(ARGS)
 
 soak: $(STAMP)
-	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability docs/reliability.md $(ARGS)
+	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
 
 check: static test
 

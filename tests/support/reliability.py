@@ -3,7 +3,7 @@
     @pytest.mark.fault("2", "kill -9 of the worker in a lone job", "back at once, a crash counted and no attempt")
     def test_...(figures: Figures): ... figures.tell(ledger)
 
-`--reliability PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
+`--reliability=PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
 build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept.
 """
 
