@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import Project, ready
 from tests.support.resp import Client
 
 Start = Callable[..., Procs]
@@ -27,10 +28,4 @@ def ledger(shop: Project, redis: Client) -> Ledger:
 @pytest.fixture
 def start(shop: Project) -> Start:
     """start(*arguments, workers=1): a `qd work` of the shop whose workers are ready."""
-
-    def started(*arguments: str, workers: int = 1, **env: str) -> Procs:
-        work = shop.work("-w", str(workers), *arguments, **env)
-        work.wait_line("master.ready")
-        return work
-
-    return started
+    return partial(ready, shop)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import SOURCE, Project
+from tests.support.project import SOURCE, MakeProject, Project
 from tests.support.reliability import Figures, share
 from tests.support.resp import Client
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 HOUR = 3600.0

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 FAILED = pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
 

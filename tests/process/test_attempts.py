@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
+from tests.support.marks import FAILED
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import push_laravel
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 
 FAILING = (
     JOBS
@@ -55,11 +53,6 @@ def waits() -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=FAILING)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def delays(work: Procs) -> list[float]:

@@ -7,25 +7,22 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.hostile import hostile, malformed
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.marks import FAILED
+from tests.support.procs import Procs, waiting
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push, push_raw
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 ROW_24 = pytest.mark.fault(
     "24",
     "some 500 malformed payloads, cut, nested, of wrong types, no text at all, in every list of the queue",
@@ -63,23 +60,6 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=TYPED)
 
 
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
-    work = shop.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
-    return work
-
-
-def waiting(work: Procs, count: int = 1) -> list[int]:
-    idle: Callable[[], bool] = lambda: len(work.children("waiting on")) == count  # noqa: E731
-    eventually(idle, what="idle workers")
-    return [child.pid for child in work.children("waiting on")]
-
-
 def held_of(redis: Client, key: str = "queues:default:delayed") -> dict[str, object]:
     """The one delayed payload, read."""
     (member,) = eventually(lambda: redis.call("ZRANGE", key, "0", "-1"), what=f"a payload in {key}")
@@ -96,7 +76,7 @@ def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_ru
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = ready(shop)
-    pids = waiting(work)
+    workers = waiting(work)
     corpus = list(dict(malformed(cut_every=40)).values())
     for number, raw in enumerate(corpus):
         if number % 20 == 0:
@@ -110,7 +90,7 @@ def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_ru
     kept = eventually(lambda: (found := failed(redis)) and len(found) >= len(corpus) and found, 10)
     assert sorted(raw for _, raw in kept) == sorted(corpus)
     assert {record["error"] for record, _ in kept} == {"Malformed"}
-    assert waiting(work) == pids, "a worker died of a payload"
+    assert waiting(work) == workers, "a worker died of a payload"
     bounded(work)
     work.stop()
 
@@ -120,7 +100,7 @@ def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_ru
 @ROW_24
 def test_odd_payloads_kill_nobody_and_each_stays_in_one_place(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop, "--log-level", "debug")
-    pids = waiting(work)
+    workers = waiting(work)
     corpus = [raw for name, raw in hostile(cut_every=1000) if name not in dict(malformed(cut_every=1000))]
     push_raw(redis, *corpus)
     push(redis, "quick", count=10)
@@ -133,7 +113,7 @@ def test_odd_payloads_kill_nobody_and_each_stays_in_one_place(shop: Project, wit
         return done + len(failed(redis)) + held == len(corpus)
 
     eventually(accounted, what="every odd payload done, failed or held")
-    assert waiting(work) == pids, "a worker died of a payload"
+    assert waiting(work) == workers, "a worker died of a payload"
     bounded(work)
     work.stop()
 
@@ -249,8 +229,8 @@ def test_an_object_job_of_laravel_is_never_failed_and_its_data_stays(
 @FAILED
 def test_a_payload_of_50_megabytes_never_reaches_a_worker(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
-    (pid,) = waiting(work)
-    before = psutil.Process(pid).memory_info().rss
+    (worker,) = waiting(work)
+    before = worker.memory_info().rss
     huge = make("large", b'{"text":"%b"}' % (b"x" * 50_000_000), created_at=int(time.time()))
     push_raw(redis, huge)
     push(redis, "quick", count=10)
@@ -263,8 +243,8 @@ def test_a_payload_of_50_megabytes_never_reaches_a_worker(shop: Project, witness
     eventually(lambda: redis.call("HLEN", "queues:default:failed") == 2, what="both in the failed store")
     assert sorted(raw for _, raw in failed(redis)) == sorted([huge, huge.replace(b"xx", b"yy")])
     assert all("max_payload" in record["reason"] for record, _ in failed(redis))
-    assert waiting(work) == [pid], "a worker died of a payload"
-    assert psutil.Process(pid).memory_info().rss - before < 20_000_000
+    assert waiting(work) == [worker], "a worker died of a payload"
+    assert worker.memory_info().rss - before < 20_000_000
     work.stop()
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.marks import DEATHS, FAILED
+from tests.support.project import MakeProject, Project, ready
 from tests.support.proxy import Proxy
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
-DEATHS = pytest.mark.leaves("queues:*:deaths")
 
 STEPS = (
     JOBS
@@ -165,17 +162,6 @@ def stolen(thread: bool) -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=STEPS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str) -> Procs:
-    work = shop.work("-w", "1", *arguments)
-    work.wait_line("master.ready")
-    return work
 
 
 # how it ends -> the second attempt's number

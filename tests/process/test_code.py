@@ -14,12 +14,11 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.deployed import push
 from tests.support.procs import QD, Procs
-from tests.support.project import PRELUDE, Project
+from tests.support.project import PRELUDE, MakeProject, Project
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 RESTARTED = pytest.mark.leaves("qd:restart")
 BAD_CODE = pytest.mark.fault(
@@ -38,11 +37,6 @@ def version(name: str, more: str = "") -> str:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=version("one"))
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def ready(shop: Project, *arguments: str, **env: str) -> Procs:

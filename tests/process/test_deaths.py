@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs, titled
-from tests.support.project import Project
+from tests.support.marks import DEATHS, FAILED
+from tests.support.procs import titled, waiting
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
-DEATHS = pytest.mark.leaves("queues:*:deaths")
 
 DEADLY = (
     JOBS
@@ -79,24 +76,6 @@ def once() -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=DEADLY)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
-    work = shop.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
-    return work
-
-
-def waiting(work: Procs, count: int = 1) -> list[psutil.Process]:
-    found: list[psutil.Process] = eventually(
-        lambda: len(work.children("waiting on")) == count and work.children("waiting on"), what="idle workers"
-    )
-    return found
 
 
 # -- one worker

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.marks import FAILED
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
-pytestmark = [
-    pytest.mark.usefixtures("clean_redis"),
-    pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths"),
-]
+pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
 
 HOOKED = (
     JOBS
@@ -67,17 +61,6 @@ def twice() -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=HOOKED)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str) -> Procs:
-    work = shop.work("-w", "1", *arguments)
-    work.wait_line("master.ready")
-    return work
 
 
 # How the job fails -> how often it runs until then.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,18 +15,7 @@ from tests.support.pushing import push_laravel
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def test_no_workers_runs_jobs_in_this_very_process_with_its_input(shop: Project, redis: Client) -> None:

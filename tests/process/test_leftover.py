@@ -6,18 +6,16 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
 LEAVING = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import pytest
 
 from qd.process import live, vitals
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.witness import JOBS
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 

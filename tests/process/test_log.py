@@ -5,30 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
+from tests.support.marks import FAILED
 from tests.support.procs import Procs
 from tests.support.project import Project
 from tests.support.pushing import push_laravel
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def documents(work: Procs) -> list[dict[str, object]]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 LISTENING = (
@@ -59,17 +56,6 @@ def heard(event: events.LeaseLost) -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=LISTENING)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str) -> Procs:
-    work = shop.work("-w", "1", *arguments)
-    work.wait_line("master.ready")
-    return work
 
 
 def steal(redis: Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,14 @@ import pytest
 from qd.master import oom
 from tests.support.cgroups import group
 from tests.support.clock import eventually
+from tests.support.marks import FAILED
 from tests.support.procs import titled
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 LIMIT = 220_000_000
 
 HUNGRY = (

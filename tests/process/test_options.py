@@ -10,30 +10,18 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from qd.process.vitals import cpus_granted
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import push_laravel
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 # -- which queues

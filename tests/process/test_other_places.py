@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -18,12 +17,11 @@ from tests.support.clock import eventually
 from tests.support.keepers import seconds_later
 from tests.support.peers import missing, program
 from tests.support.procs import QD, Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 

@@ -12,14 +12,12 @@ import pytest
 
 from tests.support.clock import eventually
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
-
-MakeProject = Callable[..., Project]
 
 LOADED = (
     JOBS
@@ -61,17 +59,6 @@ def client(own: Server) -> Iterator[Client]:
 @pytest.fixture
 def shop(project: MakeProject, own: Server) -> Project:
     return project(jobs=LOADED, url=own.url)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str, workers: int = 2, **env: str) -> Procs:
-    work = shop.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
-    return work
 
 
 def harass(act: Callable[[], object], every: float, until: Callable[[], bool], seconds: float = 40.0) -> int:
@@ -176,7 +163,7 @@ def test_a_wrong_password_is_told_once_without_it_and_waited_out(
     shop = project(jobs=LOADED, url=f"unix://:hunter2@{own.socket}")
     witness = Witness(shop)
     client.call("CONFIG", "SET", "requirepass", "another")
-    work = ready(shop)
+    work = ready(shop, workers=2)
     work.wait_line("redis.away .*refuses this user or password")
     push(client, "quick")
     client.call("CONFIG", "SET", "requirepass", "hunter2")

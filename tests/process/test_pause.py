@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 import psutil
@@ -13,29 +12,11 @@ from tests.support.clock import eventually
 from tests.support.deployed import push
 from tests.support.keepers import seconds_later
 from tests.support.procs import Procs, titled
-from tests.support.project import Project
+from tests.support.project import Project, idle
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:restart")]
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def waiting(shop: Project, *arguments: str, workers: int = 1) -> Procs:
-    """`qd work`, once its workers wait for jobs."""
-    work = shop.work("-w", str(workers), *arguments)
-    eventually(lambda: len(work.children("waiting on")) == workers, 10, what="idle workers")
-    return work
 
 
 # -- pause and resume
@@ -57,7 +38,7 @@ def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness
     """Under load: after the command has returned no further job begins, and resume goes on with all of them."""
     shop.allowed.add("fast")
     shop.jobs(PACED)
-    work = waiting(shop, "--log-level", "warning", workers=2)
+    work = idle(shop, "--log-level", "warning", workers=2)
     shop.qd("dispatch", "paced", "--count", "1000")
     witness.wait("paced", 20)
     assert shop.qd("pause", "default").returncode == 0
@@ -76,7 +57,7 @@ def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness
 
 
 def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness, redis: Client) -> None:
-    work = waiting(shop, "a", "b", "c", "--sleep", "60")
+    work = idle(shop, "a", "b", "c", "--sleep", "60")
     shop.qd("pause", "a", "c")
     for number, queue in enumerate("abc"):
         push(redis, "quick", {"n": number}, queue)
@@ -93,7 +74,7 @@ def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness,
 
 
 def test_pause_for_a_while_ends_by_itself(shop: Project, witness: Witness, redis: Client) -> None:
-    work = waiting(shop, "--sleep", "60")
+    work = idle(shop, "--sleep", "60")
     began = time.monotonic()
     shop.qd("pause", "default", "--for", "1500ms")
     push(redis, "quick", {})
@@ -103,7 +84,7 @@ def test_pause_for_a_while_ends_by_itself(shop: Project, witness: Witness, redis
 
 
 def test_the_reason_of_a_pause_is_shown(shop: Project, redis: Client) -> None:
-    work = waiting(shop)
+    work = idle(shop)
     shop.qd("pause", "default", "--reason", "the mail server moves")
     assert "the mail server moves" in shop.qd("status").stdout
     shop.qd("resume")
@@ -112,7 +93,7 @@ def test_the_reason_of_a_pause_is_shown(shop: Project, redis: Client) -> None:
 
 
 def test_delayed_jobs_of_a_paused_queue_wait(shop: Project, witness: Witness, redis: Client) -> None:
-    work = waiting(shop)
+    work = idle(shop)
     shop.qd("pause", "default")
     shop.qd("dispatch", "quick", "--delay", "0.1")
     seconds_later(redis, 1.5)
@@ -130,8 +111,8 @@ def is_down(work: Procs) -> bool:
 
 
 def test_down_holds_every_worker_but_those_with_force(shop: Project, witness: Witness, redis: Client) -> None:
-    work = waiting(shop, "a", "--sleep", "60")
-    forced = waiting(shop, "b", "--force")
+    work = idle(shop, "a", "--sleep", "60")
+    forced = idle(shop, "b", "--force")
     shop.qd("down", "--reason", "moving house")
     for program in (work, forced):
         eventually(partial(is_down, program), 5)
@@ -162,7 +143,7 @@ def held(n: int) -> None:
 def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witness: Witness, redis: Client) -> None:
     shop.allowed.add("go")
     shop.jobs(HELD)
-    work = waiting(shop)
+    work = idle(shop)
     for number in range(2):
         push(redis, "held", {"n": number})
     witness.wait("start")

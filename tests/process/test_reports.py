@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, ready
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 
@@ -42,17 +40,11 @@ def now(redis: Client) -> float:
     return float(seconds) + float(micros) / 1e6
 
 
-def started(shop: Project, *arguments: str) -> Procs:
-    work = shop.work("-w", "1", *arguments)
-    work.wait_line("master.ready")
-    return work
-
-
 @pytest.mark.leaves("queues:*:deaths")
 def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
-    work = started(shop)
+    work = ready(shop)
     first = report(redis)
     assert (first["crashes"], first["keeper_restarts"], first["silent"], first["stuck"]) == ([], 0, [], {})
     assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0)
@@ -74,7 +66,7 @@ def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: Mak
 @pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
 def test_nine_crashes_are_told_as_the_last_eight(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS + "\n@app.job('die')\ndef die() -> None:\n    os._exit(1)\n")
-    work = started(shop)
+    work = ready(shop)
     push(redis, "die", count=3)  # three crashes each, then it is failed
     work.wait_line("job.failed", count=3)
     assert len(work.matches(r"worker\.died")) == 9
@@ -99,7 +91,7 @@ def test_a_queue_that_nobody_serves_is_told_since_when(project: MakeProject, red
     shop = project(jobs=LAZY)
     witness = Witness(shop)
     shop.allowed.add("awake")
-    work = started(shop)
+    work = ready(shop)
     began = now(redis)
     push(redis, "quick")
     since = comes(redis, "stuck", lambda stuck: stuck.get("default"))["default"]

@@ -13,30 +13,12 @@ from tests.support.clock import eventually
 from tests.support.deployed import push
 from tests.support.keepers import seconds_later
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, idle
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:restart")]
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def waiting(shop: Project, *arguments: str, workers: int = 1) -> Procs:
-    """`qd work`, once its workers wait for jobs."""
-    work = shop.work("-w", str(workers), *arguments)
-    eventually(lambda: len(work.children("waiting on")) == workers, 10, what="idle workers")
-    return work
 
 
 def masters(shop: Project) -> list[dict[str, object]]:
@@ -49,7 +31,7 @@ def masters(shop: Project) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("state", ["idle", "busy", "paused by a signal", "paused by command", "down"])
 def test_restart_is_seen_soon_whatever_it_does(shop: Project, witness: Witness, redis: Client, state: str) -> None:
-    work = waiting(shop, "--sleep", "60", workers=2)
+    work = idle(shop, "--sleep", "60", workers=2)
     if state == "busy":
         push(redis, "slow", {"seconds": 2.5})
         witness.wait("start")
@@ -69,7 +51,7 @@ def test_a_stamp_of_before_the_start_is_no_restart_and_nor_is_one_that_vanishes(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     shop.qd("restart")
-    work = waiting(shop)
+    work = idle(shop)
     stamp = redis.text("GET", "qd:restart")
     for change in (("DEL", "qd:restart"), ("SET", "qd:restart", stamp), ("SET", "qd:restart", "soon")):
         redis.call(*change)
@@ -95,7 +77,7 @@ def test_a_restart_during_the_import_counts(project: MakeProject, redis: Client)
 def test_a_rolling_restart_keeps_the_master_and_moves_its_boot_time(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
-    work = waiting(shop, workers=2)
+    work = idle(shop, workers=2)
     (before,) = eventually(lambda: masters(shop))
     old = {child.pid for child in work.children("qd: worker")}
     done = shop.qd("restart", "--rolling", "--wait", "10s")
@@ -111,7 +93,7 @@ def test_a_rolling_restart_keeps_the_master_and_moves_its_boot_time(
 def test_a_rolling_restart_with_another_configuration_is_one_restart(shop: Project, witness: Witness) -> None:
     """A new keeper reads the same stamp again, while the new workers boot."""
     shop.jobs(JOBS + "\nfrom qd import WorkerStarting\napp.on(WorkerStarting)(lambda event: time.sleep(0.5))\n")
-    work = waiting(shop)
+    work = idle(shop)
     shop.config('[worker]\nqueues = ["other", "default"]')
     shop.qd("restart", "--rolling")
     work.wait_line("master.reloaded")
@@ -193,7 +175,7 @@ def test_notes_on_a_control_connection_of_its_own(project: MakeProject, witness:
         text = (shop.root / "qd.toml").read_text().replace("[qd]\n", '[qd]\ndefault = "redis"\ncontrol = "steer"\n')
         (shop.root / "qd.toml").write_text(text + f'[connections.steer]\nurl = "{control.url}"\n')
         seen = Witness(shop)
-        work = waiting(shop)
+        work = idle(shop)
         client = control.client()
         eventually(lambda: client.call("HLEN", "qd:masters") == 1)
         shop.qd("down")
@@ -210,7 +192,7 @@ def test_notes_on_a_control_connection_of_its_own(project: MakeProject, witness:
 def test_restart_asks_masters_that_wait_for_redis_once_it_is_back(project: MakeProject) -> None:
     with Server() as own:
         shop = project(jobs=JOBS, url=own.url)
-        work = waiting(shop)
+        work = idle(shop)
         own.kill()
         work.wait_line("redis.away")
         assert shop.qd("restart").returncode == 69

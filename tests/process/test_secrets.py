@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,13 +16,12 @@ import pytest
 from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.procs import Procs, titled
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push, push_raw
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 FAILED = pytest.mark.leaves(
     "queues:*:failed", "queues:*:failed_at", "queues:*:deaths", "queues:*:delayed", "queues:*:notify"
 )

@@ -6,47 +6,22 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.procs import waiting
+from tests.support.project import MakeProject, Project, ready
 from tests.support.resp import Client
-from tests.support.witness import JOBS, Witness
+from tests.support.witness import Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 STOPPED = pytest.mark.fault(
     "17 ways",
     "TERM in a job, a burst of signals, a second TERM, a job that swallows its interruption",
     "the job in hand ends; at the second TERM it is handed back with its attempt restored; exit code 0",
 )
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
-    work = shop.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
-    return work
-
-
-def waiting(work: Procs, count: int = 1) -> list[psutil.Process]:
-    found: list[psutil.Process] = eventually(
-        lambda: len(work.children("waiting on")) == count and work.children("waiting on"), what="idle workers"
-    )
-    return found
 
 
 def send_all(processes: list[psutil.Process], number: signal.Signals) -> None:

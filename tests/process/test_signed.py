@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from qd.payload import make
 from qd.signing import Signing
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.marks import FAILED
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push, push_raw
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 OLD, NEW = "2026a:an-old-secret-of-this-shop", "2026b:a-new-secret-of-this-shop"
 CONFIG = '\n[signing]\nkeys = ["{}"]\n'
 
@@ -54,11 +52,6 @@ def thrice(how: str) -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=SHOP, config=CONFIG.format(NEW))
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def signed(key: str, n: int = 0, job: str = "hooked") -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -16,14 +15,13 @@ from qd.master.silence import Silence
 from qd.process.scoreboard import Scoreboard, State, W
 from tests.support.clock import eventually
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.proxy import Proxy
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 BOUND = 10.0 + 3 * 0.2  # with --sleep 0.2
 

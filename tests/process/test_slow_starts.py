@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.cgroups import group
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 LEAVING = (

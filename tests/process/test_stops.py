@@ -5,34 +5,22 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.project import Project
+from tests.support.marks import FAILED
+from tests.support.project import MakeProject, Project
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
 BAD_CODE = pytest.mark.fault(
     "38",
     "new code that does not import, dies or hangs at import, or whose workers do not boot; at a reload and at the start",
     "a reload is refused and the old workers go on; a start ends with exit code 3 and no fork loop",
 )
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
-
-
-@pytest.fixture
-def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
 
 
 def test_stop_when_empty_works_the_queue_off_and_exits_0(shop: Project, witness: Witness) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.marks import FAILED
+from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
-MakeProject = Callable[..., Project]
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at", "queues:*:deaths")
 STUCK_ROW = pytest.mark.fault(
     "10",
     "a job that does not end: asleep, in a loop, in C, in a lock, on a FIFO, deaf to signals, stopped, with children",
@@ -150,17 +147,6 @@ def strict(how: str) -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=STUCK)
-
-
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
-def ready(shop: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
-    work = shop.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
-    return work
 
 
 def gone(pid: int) -> bool:

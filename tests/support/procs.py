@@ -171,3 +171,13 @@ def titled(process: psutil.Process) -> str:
         return " ".join(process.cmdline()).rstrip("\0 ") or process.name()
     except psutil.Error:
         return ""
+
+
+def waiting(work: Procs, count: int = 1, seconds: float = 5.0) -> list[psutil.Process]:
+    """The workers of `qd work` that wait for jobs, once they are so many."""
+
+    def found() -> list[psutil.Process] | None:
+        there = work.children("waiting on")
+        return there if len(there) == count else None
+
+    return eventually(found, seconds, what="idle workers")

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qd import embedded
-from tests.support.procs import QD, Procs
+from tests.support.procs import QD, Procs, waiting
 
 SOURCE = Path(__file__).resolve().parents[2] / "daemon"
 PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
@@ -98,3 +98,20 @@ class Project:
         assert not running, f"still running at the end of the test: {running}"
         assert not left, f"left in the runtime folder: {left}"
         assert not strange, f"left in the project's folder: {strange} (project.allowed names what may stay)"
+
+
+MakeProject = Callable[..., Project]  # the fixture `project`
+
+
+def ready(project: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
+    """`qd work` whose workers are ready."""
+    work = project.work("-w", str(workers), *arguments, **env)
+    work.wait_line("master.ready")
+    return work
+
+
+def idle(project: Project, *arguments: str, workers: int = 1) -> Procs:
+    """`qd work` whose workers have found nothing and wait for jobs."""
+    work = project.work("-w", str(workers), *arguments)
+    waiting(work, workers, seconds=10)
+    return work

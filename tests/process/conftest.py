@@ -1,0 +1,18 @@
+"""A project with the usual jobs, and what they write down. A file with jobs of its own has its own `shop`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.project import MakeProject, Project
+from tests.support.witness import JOBS, Witness
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=JOBS)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
