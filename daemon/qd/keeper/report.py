@@ -24,9 +24,8 @@ class Report:
 
     def __init__(self, settings: Settings, hands: Hands) -> None:
         self.settings, self.hands, self.board = settings, hands, hands.board
-        self._offset: float | None = (
-            None  # of Redis's clock to the monotonic one, seconds; None before the first answer
-        )
+        # Of Redis's clock to the monotonic one, seconds; None before the first answer.
+        self._offset: float | None = None
         self._turns = self._looked()
         self._stuck: dict[str, float] = {}
 

@@ -29,6 +29,5 @@ class Plan:
     log_level: str
     template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
     worker: Callable[[Hands, Seat], int]  # without preload
-    keeper: Callable[
-        [Hands, Any, str, tuple[str, ...]], int
-    ]  # hands, stream, what the app's import has resolved, queues
+    # hands, stream, what the app's import has resolved, queues of earlier settings
+    keeper: Callable[[Hands, Any, str, tuple[str, ...]], int]

@@ -22,10 +22,8 @@ from qd.process import signals, vitals
 from qd.process.exits import Exit
 
 Body = Callable[[], int]
-NO_PROCESS = (
-    errno.EAGAIN,
-    errno.ENOMEM,
-)  # what a fork fails with; also how the process between says it by its exit code
+# What a fork fails with; also how the process between says it by its exit code.
+NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 
 
 def fork(body: Body, *, own_group: bool = True, die_with_parent: bool = True) -> int:

@@ -115,10 +115,8 @@ class Attempts:
         known = payload.id or payload.uuid or reserved.mark
         saved, keep = payload.checkpoint, partial(self._keep, reserved.mark)
         if self._signing is not None:
-            saved, keep = (
-                self._signing.opened(payload),
-                partial(self._keep_sealed, self._signing, payload, reserved.mark),
-            )
+            saved = self._signing.opened(payload)
+            keep = partial(self._keep_sealed, self._signing, payload, reserved.mark)
         return RunningJob(known, payload.job, reserved.queue, attempt or payload.attempts, saved, keep)
 
     def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:

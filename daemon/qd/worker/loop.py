@@ -219,9 +219,8 @@ class Worker:
 
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
-        if (
-            self.answering.away
-        ):  # nobody has looked: jobs may be ready whose tokens are used up, and `done` is to be acked
+        # Away: nobody has looked. Jobs may be ready whose tokens are used up, and `done` is to be acked.
+        if self.answering.away:
             self.answering.pause()
             return
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
@@ -248,7 +247,7 @@ class Worker:
             job = self._take()
         if job is not None:
             self._do(job)
-        self.jobs = self.jobs or -1
+        self.jobs = self.jobs or -1  # none came: --once is over all the same
 
     def _after_wait(self) -> None:
         if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)

@@ -52,9 +52,8 @@ class Saver:
     def end(self) -> Held:
         """The attempt is over: nothing of it is saved any more."""
         self._mark = None
-        if (
-            self._used
-        ):  # set before the mark is looked at: a call under way is seen here, or sees that it comes too late
+        # Set before the mark is looked at: a call under way is seen here, or sees that it comes too late.
+        if self._used:
             with self._lock:
                 pass
         assert self._job is not None
