@@ -200,7 +200,7 @@ class Children:
         worker.slot.clear()
 
     def kill(self, worker: Worker, verdict: Verdict) -> None:
-        """The one way to end a job from outside. What becomes of it is settled after the process is dead."""
+        """The one way to end a worker. What becomes of its job is settled after the process is dead."""
         if worker.verdict is None:
             worker.verdict, worker.killed_at = verdict, time.monotonic()
         if worker.pid:
@@ -213,9 +213,9 @@ class Children:
             child.reap(pid)
             return None
         status, peak = child.reap(pid)
-        return self._bury(worker, status, peak)
+        return self._ended(worker, status, peak)
 
-    def _bury(self, worker: Worker, status: int, peak: int) -> Death:
+    def _ended(self, worker: Worker, status: int, peak: int) -> Death:
         slot, at = worker.slot, now()
         began = slot[W.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0

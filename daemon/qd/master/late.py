@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from qd.log import Log
 from qd.master.children import Children, Worker
 from qd.master.silence import Silence
+from qd.master.telling import state_of
 from qd.process import vitals
-from qd.process.scoreboard import State, Verdict, W, now
+from qd.process.scoreboard import Verdict, W, now
 
 GRACE = 0.4  # seconds a job may be over its deadline before it is killed
 STACK = 0.15  # seconds before that, at which its stack is taken
@@ -57,12 +58,11 @@ class Late:
         if over < STACK or not worker.stack_taken:
             worker.take_stack()
             return
-        state = worker.slot[W.STATE]
         self.log.error(
             "worker.silent",
             slot=worker.slot.number,
             pid=worker.pid,
-            state=State(state).name.lower() if state in list(State) else "?",
+            state=state_of(worker),
             seconds=self.silence.of(worker),
         )
         self.children.kill(worker, Verdict.CRASH)

@@ -84,7 +84,7 @@ class W(IntEnum):
     PEAK = 15  # master: peak resident bytes, when it was known
     FAILS = 19  # worker: a Fails, of the job of TURN
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
-    SILENT = 16  # master: 1 when it was killed for its silence, or does not end although it was killed
+    SILENT = 16  # master: 1 while it gives no sign between two jobs, 2 when it does not end although it was killed
     OOM = 20  # master: 1 when the kernel ended it for want of memory
     TOOK_MS = 21  # master: how long the job in hand had run when it died
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
