@@ -35,6 +35,11 @@ class Mark(NamedTuple):
         """Of the worker in that slot, 1 for the first."""
         return (self.turn - 1) // LIFE + 1
 
+    @property
+    def base(self) -> str:
+        """The part that stays when it is answered."""
+        return f"{self.token}.{self.slot}.{self.turn}"
+
 
 def split_mark(mark: str) -> Mark:
     """The parts of a mark. Raises ValueError when it is none."""

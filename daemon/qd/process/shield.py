@@ -12,6 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 
+def in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class Shield:
     """`with shield:` around calls that must end as they began. Nests."""
 
@@ -20,13 +24,13 @@ class Shield:
         self.overdue: Callable[[], None] | None = None  # set by an alarm that found the shield up
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if in_main_thread():
             self.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if not in_main_thread():
             return
         self.depth -= 1
         if self.depth == 0:
@@ -34,7 +38,7 @@ class Shield:
 
     def put_down(self) -> bool:
         """End a `with` where an exception would be swallowed. True: an alarm is overdue, and is to come again soon."""
-        if threading.get_ident() == threading.main_thread().ident:
+        if in_main_thread():
             self.depth -= 1
         return self.depth == 0 and self.overdue is not None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal builds an enum member at each call, 8 us
 from collections.abc import Callable
 from types import FrameType
@@ -18,7 +17,7 @@ from typing import TypeVar
 
 from qd.errors import EndJob, JobInterrupted, JobTimeout, LeaseLost
 from qd.process.scoreboard import Fails, Slot, W, Why, now
-from qd.process.shield import shield
+from qd.process.shield import in_main_thread, shield
 
 T = TypeVar("T")
 ENDS: dict[int, tuple[type[EndJob], str]] = {
@@ -76,7 +75,7 @@ class Alarm:
     def lease_lost(self) -> None:
         """The job in hand is somebody else's by now: end it as any alarm does. From any thread of it."""
         self._lost = True
-        if threading.get_ident() == threading.main_thread().ident:
+        if in_main_thread():
             self._ring(signal.SIGALRM, None)
         else:
             os.kill(os.getpid(), signal.SIGALRM)

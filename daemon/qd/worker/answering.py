@@ -15,7 +15,7 @@ from typing import TypeVar
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.errors import ServerRefused
 from qd.log import Log
-from qd.worker.saving import AWAY, NOTHING_DONE, Held
+from qd.worker.saving import AWAY, NOTHING_DONE, Held, stands
 
 T = TypeVar("T")
 AGAIN = 1.0  # most seconds between two tries to reach the server
@@ -79,12 +79,12 @@ class Answering:
         job, asks, sent = held.job, held.unsure, False
         while True:
             try:
-                stands = self._stands(job) if asks else job
-                if stands is None and sent:
+                found = stands(self.queue, job) if asks else job
+                if found is None and sent:
                     return None
-                job, before, sent = stands or job, sent, True
+                job, before, sent = found or job, sent, True
                 said = answer(job)
-                if said is not False or not asks or self._stands(job) in (None, job):
+                if said is not False or not asks or stands(self.queue, job) in (None, job):
                     self._away_since = 0.0
                     return None if said is False and before else said
                 sent = False  # a checkpoint whose reply was lost came in between: answer for what stands now
@@ -92,11 +92,6 @@ class Answering:
                 asks = True
                 self.say_broken(error)
                 self.pause()
-
-    def _stands(self, job: Reserved) -> Reserved | None:
-        """The job as it stands by the server's word. None: it is not this worker's."""
-        mine = self.queue.held((job.queue,))
-        return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
     def say_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""

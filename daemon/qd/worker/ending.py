@@ -8,6 +8,7 @@ from __future__ import annotations
 from qd import events
 from qd.connectors.base import Reserved
 from qd.process.scoreboard import Slot, State, W
+from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
 from qd.worker.outcome import DONE, Back, Failed, Lost, Outcome
@@ -69,7 +70,7 @@ class Ending:
     def _lost(self, job: Reserved, *, heard: bool = False) -> None:
         """The lease is gone: somebody else has the job, or has done it. heard: listeners know."""
         self.settler.tell_lost(job)
-        if self.slot[W.LOST_TURN] != int(job.mark.split(".")[2]):
+        if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
             self.slot[W.LOST] += 1
         if not heard and self._is_heard:
             before, self.slot[W.STATE] = self.slot[W.STATE], State.BUSY  # listeners have a time limit, too

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from qd.connectors.base import Queue, Reserved
 from qd.errors import ConnectionLost, LeaseLost, NotInJob, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.log import Log
-from qd.process.shield import shield
+from qd.process.shield import in_main_thread, shield
 from qd.unit import saving
 from qd.worker.alarm import Alarm
 
@@ -31,6 +31,12 @@ class Held(NamedTuple):
     job: Reserved
     unsaved: bytes | None = None
     unsure: bool = False
+
+
+def stands(queue: Queue, job: Reserved) -> Reserved | None:
+    """The job as it stands by the server's word. None: it is not this worker's any more."""
+    mine = queue.held((job.queue,))
+    return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
 
 class Saver:
@@ -76,7 +82,7 @@ class Saver:
                 kept = self._send(state)
         if not kept:
             self.alarm.lease_lost()
-            if threading.get_ident() != threading.main_thread().ident:
+            if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
 
     def _send(self, state: bytes) -> bool:
@@ -98,19 +104,14 @@ class Saver:
         assert self._job is not None
         job: Reserved | None = self._job
         if self._unsure:
-            job = self._stands()
+            job = stands(self.queue, self._job)
         while job is not None:
             self._job = job
             member = saving(job.member, job.mark, state)
             if self.queue.checkpoint(job, member):
                 self._job, self._unsaved, self._unsure = job._replace(member=member), None, False
                 return True
-            found = self._stands() if self._unsure else None  # one whose reply was lost may have come in between
+            # One whose reply was lost may have come in between.
+            found = stands(self.queue, job) if self._unsure else None
             job = found if found is not None and found.member != job.member else None
         return False
-
-    def _stands(self) -> Reserved | None:
-        """The job as it stands by the server's word; None: its lease was lost."""
-        assert self._job is not None
-        mine = self.queue.held((self._job.queue,))
-        return self._job._replace(member=mine.member) if mine is not None and mine.mark == self._job.mark else None

@@ -79,7 +79,7 @@ class Settler:
         """How the worker died that held this job before, where somebody wrote it down. Older notes have no facts."""
         try:
             mark = json.loads(b"{" + job.before.lstrip(b", ") + b"}").get("rsv")
-            note = self.queue.death(job.queue, base_of(mark)) if mark else None
+            note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
             said = json.loads(note) if note else {}
             facts = said.get("death")
             return Death(str(said.get("told", "")), facts if isinstance(facts, dict) else None)
@@ -108,12 +108,6 @@ def _payload(job: Reserved) -> Payload | None:
 
 def _saved(job: Reserved, unsaved: bytes | None) -> bytes:
     return job.member if unsaved is None else saving(job.member, job.mark, unsaved)
-
-
-def base_of(mark: str) -> str:
-    """The part of a mark that stays when it is answered."""
-    token, slot, turn, _ = split_mark(mark)
-    return f"{token}.{slot}.{turn}"
 
 
 def short(error: BaseException) -> str:
