@@ -18,7 +18,8 @@ from qd import config
 from qd.connectors.manager import open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
-from qd.master.stopping import AGAIN, Emptiness
+from qd.master.emptiness import Emptiness
+from qd.master.stopping import AGAIN
 from qd.process import child, signals
 from qd.process.exits import Exit, StopReason, told
 from qd.process.hands import Hands, Seat
@@ -26,8 +27,7 @@ from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
 from qd.worker import boot, template
 from qd.worker.alarm import Alarm
-from qd.worker.leaving import tell_job
-from qd.worker.loop import Worker
+from qd.worker.loop import Worker, tell_job
 
 if TYPE_CHECKING:
     from qd.app import Qd

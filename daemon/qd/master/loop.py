@@ -21,6 +21,7 @@ from qd.log import Log
 from qd.master.boots import Boots
 from qd.master.children import Children
 from qd.master.code import Codes
+from qd.master.emptiness import Emptiness
 from qd.master.ending import Ending
 from qd.master.forking import Forking
 from qd.master.keeping import Keeping
@@ -32,7 +33,7 @@ from qd.master.plan import Plan
 from qd.master.reaping import Reaping
 from qd.master.rolling import Rolling
 from qd.master.spawning import Spawning
-from qd.master.stopping import Emptiness, Stopping
+from qd.master.stopping import Stopping
 from qd.master.telling import Face, dump
 from qd.process import signals, systemd, vitals
 from qd.process.exits import Exit

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 
-from qd.bus import running
 from qd.options import WorkOptions
 from qd.process import vitals
 from qd.process.exits import StopReason
@@ -14,12 +12,6 @@ from qd.process.scoreboard import Slot, W, now
 
 MEASURE_NS = 5_000_000
 JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
-
-
-def tell_job(number: int) -> None:
-    """A signal has come: the job in hand can see that its worker is asked to stop."""
-    if number == signal.SIGTERM:
-        running.tell_stopping()
 
 
 class Leaving:

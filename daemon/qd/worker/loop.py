@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from qd import events
 from qd.app import Qd
+from qd.bus import running
 from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
@@ -29,7 +30,7 @@ from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
 from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
-from qd.worker.leaving import Leaving, tell_job
+from qd.worker.leaving import Leaving
 from qd.worker.saving import AWAY, Saver
 from qd.worker.settle import Settler
 from qd.worker.titles import Titles
@@ -261,3 +262,9 @@ class Worker:
         if self.app.listeners.has(type(event)):
             self._about(LISTENER)
             self.app.listeners.emit(event)
+
+
+def tell_job(number: int) -> None:
+    """A signal has come: the job in hand can see that its worker is asked to stop."""
+    if number == signal.SIGTERM:
+        running.tell_stopping()
