@@ -19,11 +19,11 @@ from qd import __version__, config
 from qd.config import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
+from qd.masks import mask_url
 from qd.master.loop import MOST, Master
 from qd.master.plan import Plan
 from qd.process import systemd
 from qd.process.hands import Hands, Seat
-from qd.units import mask_url
 
 if TYPE_CHECKING:
     from qd.app import Qd

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qd.units import mask_url
-
 SHORTEST = 6  # characters: a shorter one would be found in half of all words; it is masked in urls only
 _URL = re.compile(r"[a-zA-Z][\w+.-]*://[^\s\"'<>]*")
+# Up to the last "@" before the query, whatever stands between: a password may hold an "@" or "/" that nobody escaped.
+_USERINFO = re.compile(r"(?<=//)(?P<user>[^/?#:@]*):[^?#]*(?=@)")
+_PASSWORD = re.compile(r"(?<=//)[^/?#:@]*:([^?#]*)(?=@)")
+_SECRET_QUERY = re.compile(r"(?<=[?&])(?P<key>[^=&]*(?:password|secret|token)[^=&]*)=[^&#]*", re.IGNORECASE)
+
 _hidden: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 
@@ -43,3 +46,14 @@ def masked(text: str) -> str:
     if _pattern is not None:
         text = _pattern.sub("***", text)
     return _URL.sub(lambda found: mask_url(found[0]), text) if "://" in text else text
+
+
+def mask_url(url: str) -> str:
+    """The url as it may be shown: its password and secret-looking query values replaced by "***"."""
+    return _SECRET_QUERY.sub(r"\g<key>=***", _USERINFO.sub(r"\g<user>:***", url))
+
+
+def password_in(url: str) -> str:
+    """The password as it stands in the url, "" when there is none."""
+    match = _PASSWORD.search(url)
+    return match[1] if match else ""

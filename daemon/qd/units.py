@@ -1,4 +1,4 @@
-"""Human units to numbers: "5m" -> 300.0 seconds, "128M" -> bytes; near misses of a word; urls without their secrets.
+"""Human units to numbers: "5m" -> 300.0 seconds, "128M" -> bytes; near misses of a word.
 
 Options, configuration, jobs and the command line ask here. Errors are ValueErrors that say the way out.
 """
@@ -13,11 +13,6 @@ _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LONGEST = 100 * 365 * 86400.0  # a century: what is longer is a mistake, and would overflow a timer somewhere
-
-# Up to the last "@" before the query, whatever stands between: a password may hold an "@" or "/" that nobody escaped.
-_USERINFO = re.compile(r"(?<=//)(?P<user>[^/?#:@]*):[^?#]*(?=@)")
-_PASSWORD = re.compile(r"(?<=//)[^/?#:@]*:([^?#]*)(?=@)")
-_SECRET_QUERY = re.compile(r"(?<=[?&])(?P<key>[^=&]*(?:password|secret|token)[^=&]*)=[^&#]*", re.IGNORECASE)
 
 
 def span(value: object) -> float:
@@ -75,14 +70,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
-
-
-def mask_url(url: str) -> str:
-    """The url as it may be shown: its password and secret-looking query values replaced by "***"."""
-    return _SECRET_QUERY.sub(r"\g<key>=***", _USERINFO.sub(r"\g<user>:***", url))
-
-
-def password_in(url: str) -> str:
-    """The password as it stands in the url, "" when there is none."""
-    match = _PASSWORD.search(url)
-    return match[1] if match else ""

@@ -60,3 +60,20 @@ def test_passwords_of_any_url_are_masked(text: str, shown: str):
 def test_what_is_short_is_masked_in_urls_only():
     hide(["pw"])
     assert masked("a pwd in redis://:pw@h") == "a pwd in redis://:***@h"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:secret@host:6379/0", "redis://user:***@host:6379/0"),
+        ("rediss://:secret@host/0", "rediss://:***@host/0"),
+        ("redis://user:se@cr/et@host/0", "redis://user:***@host/0"),
+        ("unix://user:secret@/run/valkey.sock?db=1", "unix://user:***@/run/valkey.sock?db=1"),
+        ("redis://host/0?password=secret&db=1", "redis://host/0?password=***&db=1"),
+        ("embedded:", "embedded:"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url, shown):
+    assert masks.mask_url(url) == shown

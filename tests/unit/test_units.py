@@ -98,20 +98,3 @@ def test_spans_and_sizes_are_shown_as_a_person_writes_them():
 def test_a_near_miss_is_named_and_a_far_one_is_not():
     assert units.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
     assert units.did_you_mean("zzz", ["tries", "timeout"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
-        ("redis://user:secret@host:6379/0", "redis://user:***@host:6379/0"),
-        ("rediss://:secret@host/0", "rediss://:***@host/0"),
-        ("redis://user:se@cr/et@host/0", "redis://user:***@host/0"),
-        ("unix://user:secret@/run/valkey.sock?db=1", "unix://user:***@/run/valkey.sock?db=1"),
-        ("redis://host/0?password=secret&db=1", "redis://host/0?password=***&db=1"),
-        ("embedded:", "embedded:"),
-        ("", ""),
-    ],
-)
-def test_a_url_is_shown_without_its_secrets(url, shown):
-    assert units.mask_url(url) == shown

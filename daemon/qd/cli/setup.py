@@ -14,8 +14,8 @@ from qd.cli.begin import init, loaded, pools
 from qd.config import Settings, table
 from qd.connectors.manager import check_url
 from qd.errors import ConfigError
+from qd.masks import mask_url
 from qd.options import WORK, Option, shown
-from qd.units import mask_url
 
 __all__ = ["config", "init"]
 

@@ -11,7 +11,6 @@ from qd.config.settings import (
     from_json,
     to_json,
 )
-from qd.units import mask_url
 
 __all__ = [
     "ConnectionSettings",
@@ -21,7 +20,6 @@ __all__ = [
     "SigningSettings",
     "from_json",
     "load",
-    "mask_url",
     "strangers",
     "to_json",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from qd import units
 from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
-from qd.masks import hide
+from qd.masks import hide, password_in
 from qd.options import WorkOptions
 
 
@@ -98,7 +98,7 @@ def hide_secrets(settings: Settings) -> None:
     """Nothing that this process shows from now on has them in it."""
     urls = [connection.url or "" for connection in settings.connections.values()]
     urls += [settings.laravel.cache_url] if settings.laravel else []
-    hide([units.password_in(url) for url in urls])
+    hide([password_in(url) for url in urls])
     hide([key.partition(":")[2] for key in settings.signing.keys])
 
 
