@@ -18,6 +18,7 @@ import click
 
 from qd import units
 from qd.errors import ConnectionLost
+from qd.process.exits import Exit
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from qd.store.redis import RedisStore
 
 
-AWAY = 69  # the exit code where a server is
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -169,7 +169,7 @@ def ended_within(seconds: int, said: str) -> Iterator[None]:
 
     def end() -> None:
         os.write(2, f"qd: {said}\n".encode())
-        os._exit(AWAY)
+        os._exit(Exit.UNAVAILABLE)
 
     watch = threading.Timer(seconds + 0.5, end)
     watch.daemon = True

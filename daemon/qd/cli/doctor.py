@@ -13,8 +13,9 @@ import click
 from qd import embedded
 from qd.cli import common, output
 from qd.cli.checks import access, fleet, host, project, server, supervisord, systemd, waiting
-from qd.cli.checks.finding import AWAY, CONFIG, Finding, fail, warn
+from qd.cli.checks.finding import Finding, fail, warn
 from qd.errors import QdError
+from qd.process.exits import Exit
 from qd.store import hosts, stamps
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def stopped(name: str, error: QdError) -> Finding:
     if "NOPERM" in str(error):
         way = "run qd doctor with the url of a worker or an operator"
         return warn(f"{name}.reports", f"this user may not read what stands there: {error}", way)
-    return fail(f"{name}.lost", error, "see its log, and try again", AWAY)
+    return fail(f"{name}.lost", error, "see its log, and try again", Exit.UNAVAILABLE)
 
 
 def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
@@ -122,7 +123,7 @@ def of_laravel(settings: Settings) -> Finding:
         store = common.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
         return server.answers(store.wire, "laravel.cache")
     except QdError as error:
-        return fail("laravel.cache_url", error, "mend cache_url below [laravel]", CONFIG)
+        return fail("laravel.cache_url", error, "mend cache_url below [laravel]", Exit.CONFIG)
 
 
 # -- telling
@@ -146,7 +147,7 @@ def summary(findings: list[Finding]) -> str:
 def code_of(findings: list[Finding], *, strict: bool) -> int:
     """The configuration before the server before all else: what cannot be read hides the rest."""
     codes = {finding.code for finding in findings if finding.sign == "fail"}
-    for code in (CONFIG, AWAY):
+    for code in (Exit.CONFIG, Exit.UNAVAILABLE):
         if code in codes:
             return code
     return 1 if codes or (strict and any(finding.sign == "warn" for finding in findings)) else 0

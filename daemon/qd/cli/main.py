@@ -17,6 +17,7 @@ import click
 from qd import errors
 from qd.cli import common
 from qd.cli.output import note
+from qd.process.exits import Exit
 from qd.units import did_you_mean
 
 # In the order of `qd --help`: command -> its module in qd.cli and its name there.
@@ -38,17 +39,17 @@ COMMANDS = {
     "init": ("setup", "init"),
     "embedded": ("embedded", "command"),
 }
-USAGE, AWAY, CONFIG, INTERRUPTED = 2, common.AWAY, 78, 130
+INTERRUPTED = 130
 
 # The first class that fits gives the code.
 CODES: Sequence[tuple[type[BaseException], int]] = (
-    (errors.ConfigError, CONFIG),
-    (errors.DeclarationError, CONFIG),
-    (errors.ConnectionLost, AWAY),
-    (errors.ArgumentError, USAGE),
-    (errors.UnknownJob, USAGE),
-    (errors.UnknownParameters, USAGE),
-    (errors.WrongType, USAGE),
+    (errors.ConfigError, Exit.CONFIG),
+    (errors.DeclarationError, Exit.CONFIG),
+    (errors.ConnectionLost, Exit.UNAVAILABLE),
+    (errors.ArgumentError, Exit.USAGE),
+    (errors.UnknownJob, Exit.USAGE),
+    (errors.UnknownParameters, Exit.USAGE),
+    (errors.WrongType, Exit.USAGE),
     (errors.QdError, 1),
 )
 
@@ -93,7 +94,7 @@ def usage(error: click.ClickException) -> int:
     """Say it in one line, with the command whose --help tells more. Returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
-        return USAGE
+        return Exit.USAGE
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "qd"
     words = " ".join(error.format_message().split())

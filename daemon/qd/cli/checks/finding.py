@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AWAY, CONFIG = 69, 78
-
 
 @dataclass(frozen=True)
 class Finding:

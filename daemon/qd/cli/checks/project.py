@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from qd import config as configuration
 from qd.cli import common
 from qd.cli.begin import loaded, pools
-from qd.cli.checks.finding import CONFIG, Finding, fail, ok, warn
+from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
 from qd.config import Settings
 from qd.connectors.manager import check_url
 from qd.errors import QdError
+from qd.process.exits import Exit
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -44,7 +45,7 @@ def check(project: Project) -> Iterator[Finding]:
         found = common.loaded()
         project.pools = {pool: loaded(pool) for pool in pools() or [""]}
     except QdError as error:
-        yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", CONFIG)
+        yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", Exit.CONFIG)
         return
     place = str(found.file) if found.file else "no file: variables and what is built in"
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
@@ -57,12 +58,14 @@ def check(project: Project) -> Iterator[Finding]:
 def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     if not found.app:
         way = "write app = below [qd] in qd.toml, set QD_APP, or give --app MODULE:ATTR"
-        yield fail("app", "none is named: `qd work` does not start", way, CONFIG)
+        yield fail("app", "none is named: `qd work` does not start", way, Exit.CONFIG)
         return
     try:
         project.app = imported()
     except QdError as error:
-        yield fail("app", error, f"mend it; `python -c 'import {found.app.partition(':')[0]}'` shows the same", CONFIG)
+        yield fail(
+            "app", error, f"mend it; `python -c 'import {found.app.partition(':')[0]}'` shows the same", Exit.CONFIG
+        )
         return
     names = project.app.registry.names()
     if names:
@@ -102,7 +105,7 @@ def check_urls(project: Project) -> Iterator[Finding]:
             check_url(found.connection(name))
         except QdError as error:
             project.unusable.add(name)
-            yield fail(f"{name}.url", error, "mend the url; `qd config show` tells where it comes from", CONFIG)
+            yield fail(f"{name}.url", error, "mend the url; `qd config show` tells where it comes from", Exit.CONFIG)
 
 
 def connections(project: Project) -> dict[str, Settings]:

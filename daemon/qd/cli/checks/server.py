@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from qd.cli.checks.finding import AWAY, Finding, fail, ok, warn
+from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, ServerRefused, WrongPassword
+from qd.process.exits import Exit
 from qd.units import size_text
 
 Facts = Mapping[str, str]
@@ -29,9 +30,11 @@ def answers(wire: Wire, where: str) -> Finding:
         wire.call("PING")
     except WrongPassword as error:
         if "NOPERM" not in str(error):
-            return fail(what, error, "write the right user and password into the url", AWAY)
+            return fail(what, error, "write the right user and password into the url", Exit.UNAVAILABLE)
     except (ConnectionLost, ServerRefused) as error:
-        return fail(what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", AWAY)
+        return fail(
+            what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", Exit.UNAVAILABLE
+        )
     return ok(what, wire.target.place)
 
 
