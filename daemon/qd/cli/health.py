@@ -90,9 +90,9 @@ def narrowed(state: State, queues: tuple[str, ...]) -> State:
 
 def well(state: State) -> str:
     """The one line when there is nothing to complain of."""
-    from qd.cli.reasons import stale
+    from qd.cli.reasons import living
 
-    alive = [master for master in state.masters if not stale(master, state.now)]
+    alive = living(state)
     workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
     ages = [line.sizes.oldest_age for line in state.queues if line.sizes.oldest_age is not None]
     count = output.count
@@ -108,9 +108,9 @@ def well(state: State) -> str:
 
 
 def document(state: State, why: list[Reason]) -> dict[str, Any]:
-    from qd.cli.reasons import stale
+    from qd.cli.reasons import living
 
-    alive = [master for master in state.masters if not stale(master, state.now)]
+    alive = living(state)
     queues = [
         {
             "connection": line.connection,

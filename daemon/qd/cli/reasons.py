@@ -84,9 +84,13 @@ def stale(master: Master, now: float) -> bool:
     return now - master.seen_at > STALE
 
 
+def living(state: State) -> list[Master]:
+    return [master for master in state.masters if not stale(master, state.now)]
+
+
 def replaced(gone: Master, state: State) -> bool:
     """Whether one of the same pool was started since it fell silent: a new container on another host."""
-    others = [m for m in state.masters if m.pool == gone.pool and m.token != gone.token and not stale(m, state.now)]
+    others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
     return any(other.booted_at > gone.seen_at for other in others)
 
 
@@ -97,7 +101,7 @@ def of_queue(line: Line, state: State) -> Iterator[Reason]:
     ready = line.sizes.ready
     if not ready or line.paused or state.down:
         return
-    serving = [m for m in state.masters if serves(m, line) and not stale(m, state.now)]
+    serving = [m for m in living(state) if serves(m, line)]
     since = stuck_since(line, serving)
     stuck_for = 0.0 if since is None else state.now - since
     if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):

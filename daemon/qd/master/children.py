@@ -109,7 +109,7 @@ class Death:
     oom: bool | None  # the kernel ended it for want of memory; None: nobody can tell
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         return os.waitstatus_to_exitcode(self.status)
 
     @property

@@ -74,8 +74,8 @@ class Reaping:
         coming = master.codes.coming
         if coming is not None and master.codes.serving is not None and death.worker.code == coming.number:
             master.rolling.refuse("its workers do not boot")
-        elif (code := master.boots.hopeless(death.code)) is not None:
-            master.stop("no worker could boot", code, by_signal=True)
+        elif (exit_code := master.boots.hopeless(death.exit_code)) is not None:
+            master.stop("no worker could boot", exit_code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
         """A worker left by itself: with --once that is all, with --no-respawn it drains the rest."""
@@ -83,8 +83,8 @@ class Reaping:
         if master.plan.once:
             master.stop("once", Exit.OK)
         elif not master.plan.respawn:
-            code = Exit.MEMORY if death.code == Exit.MEMORY else Exit.BUG if death.verdict else Exit.OK
-            master.stop(f"no respawn: a worker left with {told(death.status)}", code)
+            leaves_with = Exit.MEMORY if death.exit_code == Exit.MEMORY else Exit.BUG if death.verdict else Exit.OK
+            master.stop(f"no respawn: a worker left with {told(death.status)}", leaves_with)
         if death.jobs:
             master.boots.worked(death.worker)  # between two looks, it may be
         if master.stopping is None and death.fell_idle:
@@ -100,7 +100,7 @@ class Reaping:
             master.rolling.refuse(f"its import ended with {told(status)}")
         elif master.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
-            code_of_exit = Exit(exit_code) if known else Exit.IMPORT
-            master.stop(f"the app's import ended with {told(status)}", code_of_exit, by_signal=True)
+            leaves_with = Exit(exit_code) if known else Exit.IMPORT
+            master.stop(f"the app's import ended with {told(status)}", leaves_with, by_signal=True)
         elif master.stopping is None:
             master.log.error("template.died", how=ending(status, oom=master.children.oom.killed(status)))
