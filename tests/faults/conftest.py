@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
-from tests.support.project import Project, ready
+from tests.support.project import MakeProject, Project, Start, ready
 from tests.support.resp import Client
-
-Start = Callable[..., Procs]
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=JOBS)
 
 

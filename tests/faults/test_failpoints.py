@@ -9,11 +9,10 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
-from tests.faults.conftest import Start
 from tests.support.failpoints import ACTIONS, POINTS, Failing
 from tests.support.ledger import Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server

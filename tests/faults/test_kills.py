@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
 from tests.support.ledger import Ledger
 from tests.support.procs import Procs
+from tests.support.project import Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 
-Start = Callable[..., Procs]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
 

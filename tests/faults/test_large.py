@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.pushing import failed, push, push_raw
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -47,7 +46,7 @@ def grown(process: psutil.Process, before: int) -> int:
 
 @ROW
 @pytest.mark.parametrize("size", [MB, 16 * MB, 50 * MB], ids=lambda size: f"{size // MB} MB")
-def test_a_large_payload_runs_in_three_times_its_size(project: Callable[..., Project], size: int) -> None:
+def test_a_large_payload_runs_in_three_times_its_size(project: MakeProject, size: int) -> None:
     with Server() as server, Client(str(server.socket), timeout=60) as redis:  # one of its own: its buffers go with it
         shop = project(jobs=LARGE, url=server.url, config='[worker]\nmemory = "0"\n')
         witness = Witness(shop)
@@ -76,9 +75,7 @@ def ready(work: Procs) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     "size", [30 * MB, pytest.param(500 * MB, marks=pytest.mark.slow)], ids=lambda size: f"{size // MB} MB"
 )
-def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(
-    project: Callable[..., Project], size: int
-) -> None:
+def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(project: MakeProject, size: int) -> None:
     with Server() as server, Client(str(server.socket), timeout=60) as redis:
         shop = project(jobs=LARGE, url=server.url)
         witness, work = Witness(shop), shop.work("-w", "1")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import Start
 from tests.support.clock import eventually
 from tests.support.elsewhere import elsewhere
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -98,7 +97,7 @@ def client(own: Server) -> Iterator[Client]:
     ids=["12 s", "60 s", "60 s without an answer"],
 )
 def test_an_outage_longer_than_the_lease_doubles_nothing(
-    lease: int, away: int, how: str, project: Callable[..., Project], own: Server, client: Client, figures: Figures
+    lease: int, away: int, how: str, project: MakeProject, own: Server, client: Client, figures: Figures
 ) -> None:
     shop = project(jobs=JOBS, config=f'retry_after = "{lease}s"\n', url=own.url)
     ledger = Ledger(shop, client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.support.cgroups import group
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed
 from tests.support.reliability import Figures
 from tests.support.resp import Client
@@ -49,7 +48,7 @@ def bounded(n: int) -> None:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=GREEDY)
 
 
@@ -174,7 +173,7 @@ def leak(n: int) -> None:
     "what they started goes with them; the leaking worker is replaced; the master grows by nothing; neighbours go on "
     "(times: of the jobs beside them)",
 )
-def test_what_jobs_waste_is_taken_back(project: Callable[..., Project], redis: Client, figures: Figures) -> None:
+def test_what_jobs_waste_is_taken_back(project: MakeProject, redis: Client, figures: Figures) -> None:
     shop = project(jobs=WASTEFUL)
     ledger = Ledger(shop, redis)
     work = shop.work("-w", "3", "--max-jobs", "20", "--memory", "64M", "--log-level", "debug")

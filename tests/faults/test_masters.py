@@ -10,12 +10,11 @@ from datetime import datetime
 import psutil
 import pytest
 
-from tests.faults.conftest import Start
 from tests.support.clock import eventually
 from tests.support.elsewhere import elsewhere
 from tests.support.ledger import Kill, Ledger
 from tests.support.procs import Procs, titled
-from tests.support.project import Project
+from tests.support.project import Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
-
-Start = Callable[..., Procs]
 
 
 def two_masters(shop: Project) -> list[Procs]:
@@ -28,7 +25,7 @@ def two_masters(shop: Project) -> list[Procs]:
 
 @pytest.mark.parametrize("how", ["sleep", "hold"])
 def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
-    project: Callable[..., Project], clean_redis: Client, figures: Figures, how: str
+    project: MakeProject, clean_redis: Client, figures: Figures, how: str
 ) -> None:
     shop = project(jobs=JOBS, config='retry_after = "1s"\n')
     ledger, masters = Ledger(shop, clean_redis), two_masters(shop)
@@ -42,7 +39,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
     figures.tell(ledger)
 
 
-def test_no_lease_is_taken_for_expired_right_after_an_outage(project: Callable[..., Project], figures: Figures) -> None:
+def test_no_lease_is_taken_for_expired_right_after_an_outage(project: MakeProject, figures: Figures) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
         shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')
         client = server.client()
@@ -75,7 +72,7 @@ def deaf(n: int) -> None:
 
 @pytest.mark.leaves("queues:default", "queues:default:notify")
 def test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt(
-    project: Callable[..., Project], clean_redis: Client
+    project: MakeProject, clean_redis: Client
 ) -> None:
     shop = project(jobs=JOBS + DEAF)
     ledger, work = Ledger(shop, clean_redis), shop.work("-w", "1", "--stop-timeout", "1s")

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -16,7 +16,7 @@ from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Kill, Ledger
 from tests.support.namespace import Bystanders
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.reliability import Figures
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
@@ -36,7 +36,7 @@ def orphans(n: int) -> None:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=ORPHANS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from qd.connectors.redis.scripts import script
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.proxy import Action, Proxy
 from tests.support.reliability import Figures
 from tests.support.server import Server
@@ -46,7 +46,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project], proxy: Proxy) -> Project:
+def shop(project: MakeProject, proxy: Proxy) -> Project:
     return project(jobs=MORE, url=proxy.url)
 
 

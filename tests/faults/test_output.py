@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import QD
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 
@@ -41,7 +41,7 @@ def bad(n: int) -> None:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=LOUD, config="retry_after = 3\n")
 
 

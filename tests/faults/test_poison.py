@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 
-Start = Callable[..., Procs]
 pytestmark = [
     pytest.mark.usefixtures("clean_redis"),
     pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at"),
@@ -47,7 +44,7 @@ def mine(how: str) -> None:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=MINES)
 
 

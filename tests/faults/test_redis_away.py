@@ -7,7 +7,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import hiredis
 import pytest
@@ -16,7 +16,7 @@ from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -43,7 +43,7 @@ def client(own: Server) -> Iterator[Client]:
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project], own: Server) -> Project:
+def shop(project: MakeProject, own: Server) -> Project:
     return project(jobs=JOBS, url=own.url)
 
 

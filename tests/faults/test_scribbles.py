@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, Start
 from tests.support.reliability import Figures
 
-Start = Callable[..., Procs]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
 SCRIBBLES = (
@@ -54,7 +50,7 @@ KINDS = ("bytes", "words", "ones", "zeros")
 
 
 @pytest.fixture
-def shop(project: Callable[..., Project]) -> Project:
+def shop(project: MakeProject) -> Project:
     return project(jobs=SCRIBBLES)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.proxy import Proxy
 from tests.support.reliability import Figures
 from tests.support.resp import Client
@@ -54,7 +54,7 @@ def late(client: Client) -> None:
 )
 @pytest.mark.parametrize("act", [asleep, paused, late])
 def test_timeouts_need_no_server(
-    act: Callable[[Client], None], project: Callable[..., Project], own: Server, proxy: Proxy, figures: Figures
+    act: Callable[[Client], None], project: MakeProject, own: Server, proxy: Proxy, figures: Figures
 ) -> None:
     proxy.lag = 0.2 if act is late else 0.0
     shop = project(jobs=JOBS + STUCK, config='retry_after = "10s"\n', url=proxy.url)

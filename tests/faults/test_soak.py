@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from qd.connectors.redis.queue import DEATHS
 from tests.support.growth import by_role
-from tests.support.project import Project
+from tests.support.project import MakeProject
 from tests.support.reliability import Figures
 from tests.support.server import Server
 from tests.support.soak import Soak
@@ -31,7 +30,7 @@ AOF = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-min
     "two masters with ten workers for half an hour, one of them older code; Redis, masters, workers killed all the time",
     "nothing lost; twice only what was in hand at a kill; memory, descriptors and keys stay as they are",
 )
-def test_a_long_run_under_every_fault_loses_nothing(project: Callable[..., Project], figures: Figures) -> None:
+def test_a_long_run_under_every_fault_loses_nothing(project: MakeProject, figures: Figures) -> None:
     previous = os.environ.get("QD_PREVIOUS", "")
     (ROOT / "build").mkdir(exist_ok=True)
     with Server(*AOF) as server:

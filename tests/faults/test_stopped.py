@@ -8,11 +8,10 @@ import time
 import psutil
 import pytest
 
-from tests.faults.conftest import Start
 from tests.support.elsewhere import elsewhere
 from tests.support.ledger import Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import Project, Start
 from tests.support.reliability import Figures
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]

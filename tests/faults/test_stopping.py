@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from itertools import cycle, islice
 
 import psutil
@@ -15,11 +14,10 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.ledger import Ledger
 from tests.support.procs import Procs
-from tests.support.project import Project
+from tests.support.project import Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 
-Start = Callable[..., Procs]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
 AGAIN = 1.05  # seconds: within one, two signals count as one

@@ -101,6 +101,7 @@ class Project:
 
 
 MakeProject = Callable[..., Project]  # the fixture `project`
+Start = Callable[..., Procs]  # a fixture: `ready` of one project
 
 
 def ready(project: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
