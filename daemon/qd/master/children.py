@@ -84,8 +84,8 @@ class Unsettled:
     words: tuple[tuple[W, int], ...]
 
     def stand(self, slot: Slot) -> bool:
-        """Write it. False: it stands there."""
-        if all(slot[word] == value for word, value in self.words):
+        """Write it. False: it stands there, or the keeper has just said that the jobs are moved."""
+        if all(slot[word] == value or (word, slot[word]) == (W.STATE, State.SETTLED) for word, value in self.words):
             return False
         for word, value in self.words:
             slot[word] = value

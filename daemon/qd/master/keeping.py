@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from qd.log import Log
@@ -113,6 +113,10 @@ class Keeping:
         self.dead[number] = {"dead": number, "generation": generation, "stack": death.stack[-STACK:]}
         self._untold.add(number)
         self._tell()
+
+    def tell_again(self, slots: Iterable[int]) -> None:
+        """Of those among them that are dead: what stood there was lost, and with it perhaps that their jobs are moved."""
+        self._untold |= self.dead.keys() & set(slots)
 
     def _tell(self) -> None:
         """What a keeper has not heard of it leaves alone: anybody could have written into shared memory that it is dead."""

@@ -113,7 +113,8 @@ class Master:
     def _turn(self) -> None:
         self.news.hear()
         forked_at = self.codes.serving.forked_ns if self.codes.serving is not None else None
-        self.mending.look(paused=self.paused, stopping=self.stopping is not None, forked_at=forked_at)
+        mended = self.mending.look(paused=self.paused, stopping=self.stopping is not None, forked_at=forked_at)
+        self.keeping.tell_again(mended)
         self.children.oom.look()
         self.reaping.reap()
         self.late.end(self.plan.memory_hard, self.plan.silence)

@@ -16,8 +16,9 @@ class Mending:
     def __init__(self, board: Scoreboard, children: Children, log: Log) -> None:
         self.board, self.children, self.log = board, children, log
 
-    def look(self, *, paused: bool, stopping: bool, forked_at: int | None) -> None:
-        """Before anything here is believed. forked_at: None when no code serves yet."""
+    def look(self, *, paused: bool, stopping: bool, forked_at: int | None) -> list[int]:
+        """Before anything here is believed. forked_at: None when no code serves yet. Returns the slots put right: a keeper
+        that has moved the jobs of one in this very moment is to be told of it again."""
         numbers = {slot.number for slot in self.board} | {*self.children.workers, *self.children.dead}
         mended = [number for number in numbers if self._mend(self.board.slot(number))]
         self.board.set_header(H.PAUSED, int(paused))
@@ -28,6 +29,7 @@ class Mending:
         if mended:
             hint = "a job writes over memory that is not its own (through ctypes or a broken extension)"
             self.log.error("board.mended", slots=len(mended), hint=hint)
+        return mended
 
     def _mend(self, slot: Slot) -> bool:
         worker = self.children.workers.get(slot.number)
