@@ -87,14 +87,20 @@ def die_with(parent: int) -> None:
 
 def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
     """Double fork: the grandchild runs `body` as a child of the subreaper `adopter`. `born` is told its pid before it
-    can be adopted, in the process between. PR_SET_PDEATHSIG is bound to the parent of the moment: set after adoption.
-    Raises OSError when one of the two processes cannot be had.
+    can be adopted, in the process between; when that one is killed before it has told, the grandchild ends: nobody would
+    know of it. PR_SET_PDEATHSIG is bound to the parent of the moment: set after adoption. Raises OSError when one of the
+    two processes cannot be had.
     """
 
     def between() -> int:
         middle = os.getpid()
+        told, tell = os.pipe()
 
         def adopted() -> int:
+            os.close(tell)
+            if not os.read(told, 1):
+                return int(Exit.BUG)
+            os.close(told)
             while os.getppid() == middle:
                 time.sleep(0.0002)
             die_with(adopter)
@@ -102,6 +108,7 @@ def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
 
         try:
             born(fork(adopted, die_with_parent=False))
+            os.write(tell, b"!")
         except OSError as error:
             return error.errno if error.errno in NO_PROCESS else int(Exit.BUG)
         return 0
