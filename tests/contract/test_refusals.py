@@ -266,6 +266,15 @@ def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, ki
     assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"}
 
 
+@pytest.mark.parametrize("kind", ["delayed", "reserved", "owners", "notify"])
+def test_a_foreign_key_in_one_queue_costs_no_lease_in_another(queue, held, seen, kind):
+    seen.call("ZADD", "a", "reserved", "XX", seen.now() + 1, held.member)
+    seen.call("SET", "0", kind, "somebody else's")
+    with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        beat(queue, "0", "a", slots=[1])
+    assert seen.reserved("a")[held.member] > seen.now() + 20
+
+
 def test_an_error_of_a_script_is_told_as_the_server_tells_it(queue, admin):
     with pytest.raises(ServerRefused, match=r"ERR .* on @user_script"):
         script("ack").call(queue.wire, ["x", "y"])

@@ -86,8 +86,15 @@ local function tokens(i)
   waits(i, ready)
 end
 
+-- The leases of every queue before anything else, and each by itself: a queue whose keys somebody has spoilt is told, and
+-- costs no lease in another.
+local spoilt
 for i = 4, #KEYS, 6 do
-  renew(i)
+  local well, why = pcall(renew, i)
+  if not well then spoilt = spoilt or why end
+end
+if spoilt then return type(spoilt) == 'table' and spoilt or redis.error_reply(spoilt) end
+for i = 4, #KEYS, 6 do
   reclaim(i)
   migrate(i)
   tokens(i)
