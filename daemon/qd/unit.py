@@ -16,6 +16,8 @@ from qd.payload import base64url, read
 _UNIT = re.compile(
     rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
 )
+_DIGITS = 40  # more than any count of ours has, less than Python refuses to read as a number
+_RESERVED = re.compile(rb"\w+\.\d{1,%d}\.\d{1,%d}\.\d{1,%d}" % (_DIGITS, _DIGITS, _DIGITS), re.ASCII)
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
 LIFE = 1_000_000_000  # turns that one worker makes at most: the next one in its slot counts on from there
@@ -61,7 +63,7 @@ class Unit(NamedTuple):
 def unanswered(member: bytes, base: str = "") -> Unit | None:
     """The unit of the reservation that holds `member`, of the reserver whose marks begin with `base` when that is known
     (the arguments of a job may hold units too), else the last one. None: no unit stands in it."""
-    units = [unit for unit in _UNIT.finditer(member) if unit[5].rpartition(b".")[2].isdigit()]
+    units = [unit for unit in _UNIT.finditer(member) if _RESERVED.fullmatch(unit[5]) and len(unit[1]) <= _DIGITS]
     if not units:
         return None
     found = next((unit for unit in reversed(units) if unit[5].startswith(base.encode())), units[-1])

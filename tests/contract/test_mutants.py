@@ -22,7 +22,9 @@ MUTANTS = {
     "a renewal without XX, which makes a lease": Mutant(
         "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
     ),
-    "a renewal after the reclaim": Mutant("beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}),
+    "a renewal after the reclaim": Mutant(
+        "beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}
+    ),
     "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
     "a migrate in two steps, away before it is there": Mutant(
         "beat",

@@ -126,6 +126,17 @@ def test_an_answered_unit_holds_nothing():
 # -- what a job saves
 
 
+def test_a_forged_unit_with_numbers_beyond_all_is_none():
+    for attempts, turn in ((b"1", b"9" * 5000), (b"9" * 5000, b"1"), (b"1", b"x")):
+        forged = b'{"attempts":1,"rsv":"Ab3Ab3Ab3A.3.7.1","x":{"attempts":%b,"rsv":"Ab3Ab3Ab3A.3.%b.1"}}' % (
+            attempts,
+            turn,
+        )
+        unit = unanswered(forged, "Ab3Ab3Ab3A.3.")
+        assert unit is not None
+        assert unit.mark == "Ab3Ab3Ab3A.3.7.1"
+
+
 def test_what_is_saved_stands_behind_the_unit_and_is_read_back():
     member = reserved(VALID, '"attempts":2,"crashes":1')
     text = saving(member, MARK, b'{"row":7}')

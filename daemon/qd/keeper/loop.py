@@ -209,7 +209,7 @@ class Keeper:
 
     def _tell_lost(self, lost: list[str]) -> None:
         for item in lost:
-            number, turn = (int(part) for part in item.split(":"))
+            number, turn = (int(part[:40]) for part in item.split(":"))  # a job's arguments may hold longer ones
             slot = self.board.slot(number)
             if slot[W.LOST_TURN] != turn:  # else it was told, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
