@@ -204,6 +204,16 @@ def test_a_worker_that_does_not_answer(qd: Run, redis: Client) -> None:
     assert "worker 1 (pid 415) stopped answering" in reason(qd)[1]
 
 
+def test_a_master_that_hangs(qd: Run, redis: Client) -> None:
+    report(redis, master_silent=9.9)
+    assert reasons(qd) == []
+    report(redis, master_silent=12.4)
+    said = "the master has not answered for 12s, though its keeper reports; kill -9 411 on app-1, its supervisor"
+    assert reason(qd) == ("hung-master", f"mail@app-1 (pid 411): {said} starts it again")
+    assert f"warn: mail@app-1 (pid 411): {said} starts it again" in done(qd("status")).splitlines()
+    assert "  hangs for 12s  " in done(qd("status"))
+
+
 def test_a_master_without_news(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, seen_at=now - 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -25,6 +26,11 @@ def ok() -> None: ...
 def die() -> None:
     if not Path("calm").exists():
         os.kill(os.getpid(), signal.SIGKILL)
+
+@app.job("wait")
+def wait() -> None:
+    while not Path("calm").exists():
+        time.sleep(0.02)
 """
 
 
@@ -81,6 +87,28 @@ def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, c
     again = shop.work("-w", "1")
     eventually(lambda: told(shop)[0] == 0, 15, every=0.2, what="well again")
     again.stop()
+
+
+def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project: Make, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    shop.allowed.add("calm")
+    work = shop.work("-w", "1")
+    push(clean_redis, "wait")
+    eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 10, what="a running job")
+    eventually(lambda: told(shop)[0] == 0, 10, what="a master that reports")
+    stopped = (work.pid, work.child("qd: worker").pid)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 25, every=0.5, what="a reason")
+    assert f"(pid {work.pid}): the master has not answered for 1" in said
+    assert f"kill -9 {work.pid} on " in said
+    assert re.search(r" hangs for 1\ds ", shop.qd("status").stdout)
+    assert f"pid {work.pid} has not answered for 1" in shop.qd("doctor").stdout
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: told(shop)[0] == 0, 15, every=0.2, what="well again")
+    (shop.root / "calm").touch()
+    work.stop()
 
 
 def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from qd.cli import common, output
+from qd.cli.reasons import hung, named
 from qd.cli.state import Line, State, looked
 from qd.store import hosts, stamps
 
@@ -58,7 +59,9 @@ def say_masters(state: State) -> None:
 
 
 def state_of(master: hosts.Master, now: float) -> str:
-    return f"silent for {output.duration(now - master.seen_at)}" if master.silent(now) else master.state
+    if master.silent(now):
+        return f"silent for {output.duration(now - master.seen_at)}"
+    return f"hangs for {output.duration(master.master_silent)}" if master.hangs else master.state
 
 
 def say_workers(state: State) -> None:
@@ -111,7 +114,10 @@ def warnings(state: State) -> Iterable[str]:
         if master.silent(state.now):
             said = output.duration(state.now - master.seen_at)
             yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
-        elif master.crashes:
+            continue
+        if master.hangs:
+            yield output.clean(f"{named(master)} (pid {master.pid}): {hung(master)}")
+        if master.crashes:
             yield output.clean(
                 f"workers of the master with pid {master.pid} on {master.host} crashed: {crashes(master)}"
             )
@@ -150,9 +156,8 @@ def master_document(master: hosts.Master, now: float) -> dict[str, Any]:
         {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
         for worker in master.workers
     ]
-    health = {
-        name: getattr(master, name) for name in ("crashes", "keeper_restarts", "silent_workers", "stuck", "took_at")
-    }
+    judged = ("crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at")
+    health = {name: getattr(master, name) for name in judged}
     return {**facts, "silent": master.silent(now), **health, "workers": workers}
 
 

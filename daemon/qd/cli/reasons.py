@@ -59,6 +59,8 @@ def of_master(master: Master, state: State) -> Iterator[Reason]:
         if not replaced(master, state):
             yield Reason("silent-master", f"{who}: {silence(master, state.now)}", master=named(master))
         return
+    if master.hangs:
+        yield Reason("hung-master", f"{who}: {hung(master)}", master=named(master))
     crashed = [moment for moment in master.crashes if state.now - moment <= WITHIN]
     if len(crashed) >= CRASHES:
         said = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; its log tells how, at `worker.died`"
@@ -78,6 +80,11 @@ def silence(master: Master, now: float) -> str:
         f"its keeper has not reported for {duration(now - master.seen_at)}; see whether it runs there and reaches this "
         f"server; if that host is gone for good: HDEL qd:masters {master.token}"
     )
+
+
+def hung(master: Master) -> str:
+    said = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
+    return f"{said}; kill -9 {master.pid} on {master.host}, its supervisor starts it again"
 
 
 def stale(master: Master, now: float) -> bool:

@@ -67,6 +67,7 @@ class Report:
             "booted_at": round(booted_at, 3),
             "state": self._state(),
             "leases_lost": self.board.leases_lost(),
+            "master_silent": self._master_silent(),
             "keeper_restarts": header(H.KEEPER_DEATHS),
             "crashes": [self._unix(moment) for moment in self.board.crashes() if moment > since and known],
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
@@ -79,6 +80,11 @@ class Report:
     def _state(self) -> str:
         words = {H.STOP_AT: "stopping", H.DOWN: "down", H.PAUSED: "paused"}
         return next((word for header, word in words.items() if self.board.header(header)), "running")
+
+    def _master_silent(self) -> float:
+        """Seconds since its last turn. It hangs when this grows, while the keeper here goes on."""
+        turned = self.board.header(H.MASTER_AT)
+        return round(max(0.0, (now() - turned) / 1e9), 1) if turned else 0.0
 
     def _unix(self, moment: int) -> float:
         return round(moment / 1e9 + (self._offset or 0.0), 3)

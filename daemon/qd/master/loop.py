@@ -37,7 +37,7 @@ from qd.master.stopping import Stopping
 from qd.master.telling import Face, dump
 from qd.process import signals, systemd, vitals
 from qd.process.exits import Exit
-from qd.process.scoreboard import H, Scoreboard, Verdict
+from qd.process.scoreboard import H, Scoreboard, Verdict, now
 from qd.process.talk import Ear, Message
 
 MOST = 200  # of the 256 places; the rest are for those who come while others leave
@@ -111,6 +111,7 @@ class Master:
             self._close()
 
     def _turn(self) -> None:
+        self.board.set_header(H.MASTER_AT, now())
         self.news.hear()
         forked_at = self.codes.serving.forked_ns if self.codes.serving is not None else None
         mended = self.mending.look(paused=self.paused, stopping=self.stopping is not None, forked_at=forked_at)

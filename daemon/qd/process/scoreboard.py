@@ -105,6 +105,7 @@ class H(IntEnum):
     CRASHED_AT = 8  # master: with the words after it, the moments of the last KEPT_CRASHES of them
     KEEPER_DEATHS = 16  # master: count
     TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
+    MASTER_AT = 18  # master: moment of its last turn, 0 before the first
 
 
 KEPT_CRASHES = 8

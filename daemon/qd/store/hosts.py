@@ -53,6 +53,7 @@ class Master(msgspec.Struct):
     stuck: dict[str, float] = {}  # queue -> since when it has work that nobody holds back and nobody takes
     took_at: float | None = None  # the last reservation by any of its workers
     root: bool = False
+    master_silent: float = 0.0  # seconds since the master itself was last about, as its keeper sees it
 
     @property
     def place(self) -> tuple[str, str]:
@@ -62,6 +63,11 @@ class Master(msgspec.Struct):
     def silent(self, now: float) -> bool:
         """Whether it has not reported for so long that it is most likely gone."""
         return now - self.seen_at > SILENT
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the master does nothing any more, though its keeper reports."""
+        return self.master_silent > SILENT
 
 
 _decoder = msgspec.json.Decoder(Master, strict=False)

@@ -1,11 +1,11 @@
-"""The masters that report: silent ones, other versions, old code, root."""
+"""The masters that report: silent and hung ones, other versions, old code, root."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from qd import __version__
-from qd.cli.checks.finding import Finding, ok, warn
+from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count, duration
 from qd.cli.reasons import named, stale
 from qd.store.hosts import Master
@@ -28,6 +28,9 @@ def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Find
         way = f"see whether it runs there; if that host is gone for good: HDEL qd:masters {master.token}"
         yield warn(what, f"{where} has not reported for {duration(now - master.seen_at)}", way)
         return
+    if master.hangs:
+        way = f"kill -9 {master.pid} on {master.host}: its supervisor starts it again"
+        found.append(fail(what, f"{where} has not answered for {duration(master.master_silent)}: it hangs", way))
     if master.version != __version__:
         way = "install the same version everywhere, then `qd restart`"
         found.append(warn(what, f"{where} is qd {master.version or 'of old'}, this is {__version__}", way))
