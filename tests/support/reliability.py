@@ -4,7 +4,8 @@
     def test_...(figures: Figures): ... figures.tell(ledger)
 
 `--reliability=PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
-build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept.
+build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept. A run
+of some tests, or one that was broken off, takes no row away, and none that stands there with more tests.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import pytest
 from tests.support.ledger import Ledger
 
 HEAD = (
-    "| row | what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    "| row | what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | | tests | run on |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
-LINE = re.compile(r"^\| ([\w ]+?) \| .* \|$", re.MULTILINE)
+LINE = re.compile(r"^\| (\d+\w*(?: \w+)?) \| .* \|$", re.MULTILINE)
+RUNS = 3  # the column
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Report:
 
     def __init__(self, page: Path | None) -> None:
         self.page = page
-        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.rows: dict[str, dict[str, dict[str, Any]]] = {}  # row -> test -> what it saw
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -91,37 +93,53 @@ class Report:
         told: dict[str, Any] = dict(report.user_properties)
         if "fault" not in told or (report.when != "call" and report.passed):
             return
-        seen = {"test": report.nodeid, "outcome": report.outcome, **told["fault"], **told.get("figures", {})}
-        self.rows.setdefault(seen["row"], []).append(seen)
+        seen = {"outcome": report.outcome, **told["fault"], **told.get("figures", {})}
+        self.rows.setdefault(seen["row"], {})[report.nodeid] = seen
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if self.page is None or hasattr(session.config, "workerinput") or not self.rows:
             return
         folder = session.config.rootpath / "build"
         folder.mkdir(exist_ok=True)
         (folder / "reliability.json").write_text(json.dumps(self.rows, indent=1))
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            print(f"\nbroken off: {self.page} stays as it is, build/reliability.json has what was seen")
+            return
         text = self.page.read_text()
         for kind, slow in (("quick", False), ("long", True)):
-            lines = {row: line_of(row, tests) for row, tests in self.rows.items() if tests[0]["slow"] is slow}
+            lines = {row: line_of(row, tests) for row, tests in self.rows.items() if is_slow(tests) is slow}
             if lines:
                 text = with_lines(text, kind, lines, partial=chosen(session.config))
         self.page.write_text(text)
+        print(f"\nwritten: {len(self.rows)} rows into {self.page}")
+
+
+def is_slow(tests: dict[str, dict[str, Any]]) -> bool:
+    return any(test["slow"] for test in tests.values())
 
 
 def chosen(config: pytest.Config) -> bool:
     """Whether the user named some of the tests: then the other rows of the page stay."""
-    return bool(config.option.keyword) or config.args_source is pytest.Config.ArgsSource.ARGS
+    option = config.option
+    some = option.keyword or option.deselect or option.maxfail or getattr(option, "lf", False)
+    return bool(some) or config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 def with_lines(text: str, kind: str, lines: dict[str, str], *, partial: bool) -> str:
-    """`text` with these rows in the table of `kind`, and with those that stood there when only some have run."""
+    """`text` with these rows in the table of `kind`. partial: only some tests have run, and the other rows stay, also one
+    that was written with more tests."""
     first, last = f"<!-- {kind} rows -->", f"<!-- end of {kind} rows -->"
     head, rest = text.split(first, 1)
     before, tail = rest.split(last, 1)
-    kept = {match[1]: match[0] for match in LINE.finditer(before) if match[1] != "row"} if partial else {}
-    rows = kept | lines
+    kept = {match[1]: match[0] for match in LINE.finditer(before)} if partial else {}
+    rows = kept | {row: line for row, line in lines.items() if row not in kept or runs(line) >= runs(kept[row])}
     table = HEAD + "\n".join(rows[row] for row in sorted(rows, key=order)) + "\n"
-    return f"{head}{first}\n\n{stamp()}\n\n{table}\n{last}{tail}"
+    return f"{head}{first}\n\n{table}\n{last}{tail}"
+
+
+def runs(line: str) -> int:
+    return int(line.split(" | ")[RUNS])
 
 
 def order(row: str) -> tuple[int, str]:
@@ -129,15 +147,17 @@ def order(row: str) -> tuple[int, str]:
     return (int(digits or 0), row)
 
 
-def line_of(row: str, tests: list[dict[str, Any]]) -> str:
+def line_of(row: str, tests: dict[str, dict[str, Any]]) -> str:
     """One line a row: all tests of it together."""
-    first = tests[0]
-    measured = [test for test in tests if "lost" in test]
+    seen = list(tests.values())
+    measured = [test for test in seen if "lost" in test]
     times = [t for test in measured for t in test["back"]]
-    verdict = "holds" if all(test["outcome"] == "passed" for test in tests) else "**broken**"
+    verdict = "holds" if all(test["outcome"] == "passed" for test in seen) else "**broken**"
     counts = [str(sum(test[key] for test in measured)) if measured else "" for key in ("lost", "doubles")]
     spans = [span(share(times, part)) for part in (0.5, 0.99, 1.0)] if times else ["", "", ""]
-    return f"| {' | '.join([row, first['what'], first['holds'], str(len(tests)), *counts, *spans, verdict])} |"
+    files = ", ".join(sorted({nodeid.split("::")[0].removeprefix("tests/") for nodeid in tests}))
+    cells = [row, seen[0]["what"], seen[0]["holds"], str(len(tests)), *counts, *spans, verdict, files, stamp()]
+    return f"| {' | '.join(cells)} |"
 
 
 def span(seconds: float) -> str:
@@ -146,4 +166,4 @@ def span(seconds: float) -> str:
 
 def stamp() -> str:
     cpus = len(os.sched_getaffinity(0))
-    return f"Written by a run of {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {cpus} CPUs."
+    return f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {cpus} CPUs"
