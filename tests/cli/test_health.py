@@ -254,7 +254,12 @@ def test_more_ready_than_allowed(qd: Run, redis: Client) -> None:
     assert reasons(qd, "--max-ready", "4") == []
     assert reason(qd, "--max-ready", "3") == ("max-ready", "queue 'mail': 4 ready, over --max-ready 3; add workers")
     qd("pause", "mail")
-    assert "(it is paused)" in reason(qd, "--max-ready", "3")[1]
+    held = "queue 'mail': 4 ready, over --max-ready 3 (it is paused); `qd resume mail`"
+    assert reason(qd, "--max-ready", "3")[1] == held
+    assert reason(qd, "--max-age", "30s")[1].endswith("over --max-age 30s (it is paused); `qd resume mail`")
+    qd("resume", "mail")
+    qd("down")
+    assert reason(qd, "--max-ready", "3")[1].endswith("(maintenance mode); `qd up`")
 
 
 def test_older_than_allowed(qd: Run, redis: Client) -> None:

@@ -89,8 +89,12 @@ def test_workers_that_crash_or_do_not_answer(qd: Run, redis: Client) -> None:
     report(redis, workers=[idle], silent=[2], crashes=[now - 3.0] * 8, keeper_restarts=1, stuck={"mail": now})
     said = rows(done(qd("status")))
     assert ["mail", "app-1", "2", "414", "silent", "-", "-", "-", "3"] in said
-    told = "warn: workers of the master with pid 411 on app-1 crashed: 8 or more in the last 1m"
+    told = "warn: 8 or more workers of mail@app-1 (pid 411) crashed within the last minute"
     assert told in done(qd("status")).splitlines()
+    report(redis, workers=[idle], crashes=[now - 3.0])
+    one = "warn: 1 worker of mail@app-1 (pid 411) crashed within the last minute"
+    assert one in done(qd("status")).splitlines()
+    report(redis, workers=[idle], silent=[2], crashes=[now - 3.0] * 8, keeper_restarts=1, stuck={"mail": now})
     (master,) = document(qd("status", "--json"))["masters"]
     assert (master["silent"], master["silent_workers"], master["keeper_restarts"]) == (False, [2], 1)
     assert (master["stuck"], master["took_at"], master["crashes"]) == ({"mail": now}, None, [now - 3.0] * 8)
@@ -138,7 +142,9 @@ def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Cl
     said = done(qd("status"))
     assert "silent for 3m 1" in said
     assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in said
-    assert "warn: no qd worker takes from mail, where 2 wait" in said
+    assert "warn: no qd worker takes from mail, where 2 jobs wait" in said
+    redis.call("LPOP", "queues:mail")
+    assert "warn: no qd worker takes from mail, where 1 job waits\n" in done(qd("status"))
 
 
 def test_a_report_that_cannot_be_read_hides_no_other(qd: Run, redis: Client) -> None:

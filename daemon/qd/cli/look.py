@@ -13,7 +13,7 @@ from qd.cli.reasons import hung, named
 from qd.cli.state import Line, State, looked
 from qd.store import hosts, stamps
 
-CRASHES_TOLD, CRASHES_FOR = 8, 60  # how many a report tells, and of how many seconds
+CRASHES_TOLD = 8  # so many a report tells at most
 
 
 @click.command()
@@ -118,22 +118,25 @@ def warnings(state: State) -> Iterable[str]:
         if master.hangs:
             yield output.clean(f"{named(master)} (pid {master.pid}): {hung(master)}")
         if master.crashes:
-            yield output.clean(
-                f"workers of the master with pid {master.pid} on {master.host} crashed: {crashes(master)}"
-            )
+            yield output.clean(crashed(master))
     for line in state.queues:
         if line.sizes.ready and not line.workers and not line.paused:
-            yield output.clean(f"no qd worker takes from {line.name}, where {line.sizes.ready} wait")
+            yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
         if line.php:
             yield output.clean(
                 f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
             )
 
 
-def crashes(master: hosts.Master) -> str:
-    """`8 or more in the last 60s`: a report has room for eight."""
+def waiting(line: Line) -> str:
+    return f"{output.count(line.sizes.ready, 'job')} {'waits' if line.sizes.ready == 1 else 'wait'}"
+
+
+def crashed(master: hosts.Master) -> str:
+    """A report has room for eight crashes, of the last minute."""
     count = len(master.crashes)
-    return f"{count}{' or more' if count >= CRASHES_TOLD else ''} in the last {output.duration(CRASHES_FOR)}"
+    who = f"{CRASHES_TOLD} or more workers" if count >= CRASHES_TOLD else output.count(count, "worker")
+    return f"{who} of {named(master)} (pid {master.pid}) crashed within the last minute"
 
 
 # -- for programs

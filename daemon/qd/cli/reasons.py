@@ -43,7 +43,7 @@ def reasons(state: State, limits: Limits) -> Iterator[Reason]:
         yield from of_master(master, state)
     for line in state.queues:
         yield from of_queue(line, state)
-        yield from over(line, limits)
+        yield from over(line, limits, state)
 
 
 # -- masters
@@ -158,12 +158,19 @@ def restarting(state: State) -> bool:
     return state.restart is not None and state.now - state.restart.at < GRACE
 
 
-def over(line: Line, limits: Limits) -> Iterator[Reason]:
-    held = " (it is paused)" if line.paused else ""
+def over(line: Line, limits: Limits, state: State) -> Iterator[Reason]:
+    way = way_on(line, state)
     ready, age = line.sizes.ready, line.sizes.oldest_age
     if limits.max_ready is not None and ready > limits.max_ready:
-        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{held}; add workers"
+        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{way}"
         yield Reason("max-ready", what, queue=line.name)
     if limits.max_age is not None and age is not None and age > limits.max_age:
         what = f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age"
-        yield Reason("max-age", f"{what} {duration(limits.max_age)}{held}; add workers", queue=line.name)
+        yield Reason("max-age", f"{what} {duration(limits.max_age)}{way}", queue=line.name)
+
+
+def way_on(line: Line, state: State) -> str:
+    """More workers take nothing from what is held back."""
+    if line.paused:
+        return f" (it is paused); `qd resume {line.name}`"
+    return " (maintenance mode); `qd up`" if state.down else "; add workers"
