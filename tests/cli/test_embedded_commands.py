@@ -21,9 +21,7 @@ def alone(project):
 def test_status_says_no_and_starts_nothing(alone):
     done = alone.qd("embedded", "status")
     assert done.returncode == 1
-    assert done.stdout == (
-        f"the embedded server of {alone.root} is not running; it starts with the first command that needs it\n"
-    )
+    assert done.stdout == f"the embedded server of {alone.root} is not running; `qd work` starts it\n"
     assert not (alone.root / ".qd").exists()
 
 
@@ -45,3 +43,23 @@ def test_stop_ends_it_once(alone):
     assert json.loads(alone.qd("embedded", "status", "--json").stdout) == {"running": False}
     done = alone.qd("embedded", "stop")
     assert (done.returncode, done.stdout) == (1, f"the embedded server of {alone.root} was not running\n")
+
+
+def test_who_only_looks_says_the_same_and_starts_nothing(alone):
+    alone.python(START)
+    assert alone.qd("status").returncode == 0
+    alone.qd("embedded", "stop")
+    said = alone.qd("embedded", "status").stdout
+    for command in ("status", "health"):
+        done = alone.qd(command)
+        assert (command, done.returncode, done.stdout, done.stderr) == (command, 69, "", f"qd: {said}")
+    alone.qd("doctor")
+    assert json.loads(alone.qd("embedded", "status", "--json").stdout) == {"running": False}
+
+
+def test_an_embedded_server_for_control_alone_is_not_started_by_a_look(alone, server):
+    other = f'[connections.redis]\nurl = "{server.url}"\n\n[connections.own]\nurl = "embedded:"\n'
+    (alone.root / "qd.toml").write_text(f'[qd]\napp = "jobs:app"\ncontrol = "own"\n\n{other}')
+    assert [alone.qd(command).returncode for command in ("status", "health")] == [69, 69]
+    assert "`qd work` starts it" in alone.qd("doctor").stdout
+    assert alone.qd("embedded", "status").returncode == 1

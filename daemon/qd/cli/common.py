@@ -37,6 +37,7 @@ class Given:
     config: str | None = None
     connection: str | None = None
     json: bool = False
+    only_looks: bool = False  # no embedded server is started for it
     patience: float = 5.0  # seconds a server may take to be reached, and for each answer
 
 
@@ -103,10 +104,25 @@ def connection_name(found: Settings) -> str:
     return found.connection(given().connection).name
 
 
+def running(found: Settings, name: str) -> None:
+    """For commands that only look: raises ConnectionLost for an embedded server that does not run."""
+    if not given().only_looks or not (found.connection(name).url or "").startswith("embedded:"):
+        return
+    from qd import embedded
+
+    if embedded.status(found.root) is None:
+        raise ConnectionLost(not_running(found.root))
+
+
+def not_running(root: Path) -> str:
+    return f"the embedded server of {root} is not running; `qd work` starts it"
+
+
 def store(found: Settings, name: str) -> RedisStore:
     """The small facts on the connection called `name`. Raises ConfigError; it connects on first use."""
     from qd.connectors.manager import located
 
+    running(found, name)
     at = located(found.connection(name), found)
     return store_at(at.url or "", at.prefix)
 
@@ -126,6 +142,7 @@ def queue(found: Settings, name: str) -> Queue:
     """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.connectors.manager import open_queue
 
+    running(found, name)
     opened = open_queue(found, name, title="qd: command", patience=given().patience)
     click.get_current_context().call_on_close(opened.close)
     return opened

@@ -39,7 +39,7 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
 
     Exit 0: all is well, or there are warnings only. Else 78 (configuration, app), 69 (a server is away), or 1.
     """
-    common.given().patience = PATIENCE
+    common.given().patience, common.given().only_looks = PATIENCE, True
     findings = list[Finding]()
     for finding in looked(project.Project(), program, unit):
         findings.append(finding)

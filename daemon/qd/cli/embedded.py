@@ -22,7 +22,7 @@ def status() -> int:
     if common.given().json:
         output.document(described(found))
     elif found is None:
-        output.say(f"the embedded server of {root} is not running; it starts with the first command that needs it")
+        output.say(common.not_running(root))
     else:
         up, memory = output.duration(found.uptime), f"{found.memory / 1_048_576:.1f}M"
         output.say(f"{found.server}  pid {found.pid}  up {up}  memory {memory}  {found.url}  data in {found.folder}")

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qd.cli import common, output
-from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from qd.cli.reasons import Limits, Reason
     from qd.cli.state import State
-    from qd.config import Settings
 
 PATIENCE = 2.0  # seconds for a connection, and for each answer
 AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that names the url
@@ -57,9 +55,8 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
     from qd.cli.reasons import reasons
     from qd.cli.state import looked
 
-    common.given().patience = PATIENCE
+    common.given().patience, common.given().only_looks = PATIENCE, True
     found = common.settings()
-    must_run(found)
     state = narrowed(looked(found, search=False, also=queues), queues)
     why = list(reasons(state, limits))
     if common.given().json:
@@ -70,16 +67,6 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
         if not why:
             output.say(output.clean(well(state)))
     return 1 if why else 0
-
-
-def must_run(found: Settings) -> None:
-    """Raises ConnectionLost for an embedded server that does not run: whoever asks for its health must not start it."""
-    if not (found.connection(common.given().connection).url or "").startswith("embedded:"):
-        return
-    from qd import embedded
-
-    if embedded.status(found.root) is None:
-        raise ConnectionLost(f"the embedded server of {found.root} is not running; `qd work` starts it")
 
 
 def narrowed(state: State, queues: tuple[str, ...]) -> State:

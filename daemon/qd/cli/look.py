@@ -23,6 +23,7 @@ def status() -> None:
 
     A master reports once a second; one that has not for 10 s is shown as silent.
     """
+    common.given().only_looks = True
     state = looked(common.settings())
     if common.given().json:
         return output.document(document(state))
