@@ -100,8 +100,22 @@ def real(*words):
 def test_check_says_ok(folder):
     (folder / "qd.toml").write_text(FILE)
     done = qd("config", "check")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{folder}/qd.toml: ok\n", "")
-    assert json.loads(qd("config", "check", "--json").stdout) == {"ok": True, "file": f"{folder}/qd.toml", "notes": []}
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{folder}/qd.toml: ok; no app is named\n", "")
+    facts = {"ok": True, "file": f"{folder}/qd.toml", "app": None, "app_imported": False, "notes": []}
+    assert json.loads(qd("config", "check", "--json").stdout) == facts
+
+
+def test_check_says_whether_the_app_was_imported(folder):
+    (folder / "jobs.py").write_text("app = 1 / 0")
+    said = f"{folder}/qd.toml: ok; the app jobs:app was not imported, `qd doctor` does that\n"
+    (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
+    assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
+    assert said.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
+    (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url stands in Qd(...)
+    assert (real("config", "check").returncode, real("config", "check").stdout) == (78, "")
+    (folder / "jobs.py").write_text("from qd import Qd\napp = Qd('redis://h/0')\n")
+    assert real("config", "check").stdout == f"{folder}/qd.toml: ok, and the app jobs:app imports\n"
+    assert json.loads(real("config", "check", "--json").stdout)["app_imported"] is True
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,10 @@ def _shown(option: Option, value: Any) -> Any:
 @config.command("check")
 @common.options
 def check() -> None:
-    """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason."""
+    """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
+
+    The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it.
+    """
     found = common.settings()
     for pool in ["", *pools()]:
         each = loaded(pool, _said(found))
@@ -94,9 +97,17 @@ def check() -> None:
     for line in notes:
         output.note(f"qd config check: {line}")
     if common.given().json:
-        output.document({"ok": True, "file": str(found.file) if found.file else None, "notes": notes})
+        app = {"app": found.app or None, "app_imported": bool(_said(found))}
+        output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
     else:
-        output.say(f"{found.file or 'no file: variables and what is built in'}: ok")
+        output.say(output.clean(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}"))
+
+
+def _of_app(found: Settings) -> str:
+    if not found.app:
+        return "; no app is named"
+    imports = f"and the app {found.app} imports"
+    return f", {imports}" if _said(found) else f"; the app {found.app} was not imported, `qd doctor` does that"
 
 
 def _said(found: Settings) -> dict[str, object]:
