@@ -145,6 +145,19 @@ def test_a_variable_that_nothing_reads(shop: Project) -> None:
     assert "QD_TIMOUT in the environment is read by nothing" in doctor(shop, QD_TIMOUT="3").line("environment").value
 
 
+@pytest.mark.parametrize(("mode", "who"), [(0o640, "its group"), (0o644, "everybody")])
+def test_a_signing_key_that_others_can_read(mode: int, who: str, shop: Project) -> None:
+    key = shop.root / "key"
+    shop.allowed.add("key")
+    key.write_text("a-new-secret-of-ours\n")
+    key.chmod(mode)
+    shop.config('[signing]\nkeys = ["2026:file:key"]\n')
+    line = doctor(shop).line("signing")
+    assert (line.sign, line.value) == ("warn", f"{key} can be read by {who} (mode {mode:04o})")
+    subprocess.run(shlex.split(line.fix.partition(",")[0]), check=True)
+    assert doctor(shop).bad() == []
+
+
 def test_a_job_for_a_queue_on_which_nobody_works(shop: Project) -> None:
     shop.jobs('@app.job("r", queue="reports")\ndef r() -> None: ...\n')
     line = doctor(shop).line("job r")

@@ -174,7 +174,8 @@ class _Loading:
             raise ConfigError(
                 f'{self.origins["signing.require"]}: require = true needs signing keys (keys = ["ID:SECRET"])'
             )
-        return SigningSettings(keys, held["require"])
+        files = [path for key in held["keys"] if (path := _secret_file(key, self._root())) is not None]
+        return SigningSettings(keys, held["require"], tuple(map(str, files)))
 
     def _root(self) -> Path:
         return self.file.path.parent if self.file else Path.cwd()
@@ -215,8 +216,8 @@ class _Loading:
 def _with_secret(key: str, root: Path, origin: str) -> str:
     """ID:SECRET, also where the secret is in a file. Raises ConfigError, which never shows it."""
     id, _, secret = key.partition(":")
-    if secret.startswith(FROM_FILE):
-        path = root / secret.removeprefix(FROM_FILE)
+    path = _secret_file(key, root)
+    if path is not None:
         try:
             secret = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -228,6 +229,11 @@ def _with_secret(key: str, root: Path, origin: str) -> str:
             "`openssl rand -hex 32` makes one)"
         )
     return f"{id}:{secret}"
+
+
+def _secret_file(key: str, root: Path) -> Path | None:
+    secret = key.partition(":")[2]
+    return root / secret.removeprefix(FROM_FILE) if secret.startswith(FROM_FILE) else None
 
 
 _RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else

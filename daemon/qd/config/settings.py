@@ -45,10 +45,12 @@ class FailedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """keys: "ID:SECRET" each, the first one signs, none: nothing is signed or checked. require: unsigned is refused."""
+    """keys: "ID:SECRET" each, the first one signs, none: nothing is signed or checked. require: unsigned is refused.
+    files: where keys were read from; children are not told."""
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     require: bool = True
+    files: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

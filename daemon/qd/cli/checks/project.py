@@ -1,8 +1,9 @@
-"""The project: its configuration, its app, what the app's import leaves behind. Imports the app, starts nothing."""
+"""The project: its configuration, key files, app, what the app's import leaves behind. Imports the app, starts nothing."""
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -51,8 +52,19 @@ def check(project: Project) -> Iterator[Finding]:
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.strangers(found, os.environ):
         yield warn("environment", line, "take it away, or mend its name")
+    yield from check_key_files(found)
     yield from check_app(project, found)
     yield from check_urls(project)
+
+
+def check_key_files(found: Settings) -> Iterator[Finding]:
+    """Whoever reads a signing key can send jobs that workers run."""
+    for path in found.signing.files:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & 0o044:
+            who = "everybody" if mode & 0o004 else "its group"
+            said = f"{path} can be read by {who} (mode {mode:04o})"
+            yield warn("signing", said, f"chmod 600 {path}, owned by the user that runs qd")
 
 
 def check_app(project: Project, found: Settings) -> Iterator[Finding]:
