@@ -200,3 +200,27 @@ def test_restart_asks_masters_that_wait_for_redis_once_it_is_back(project: MakeP
         work.wait_line("redis.back")
         assert shop.qd("restart").returncode == 0
         work.ends_clean()
+
+
+# -- a stamp of another clock
+
+
+@pytest.mark.parametrize("rolling", ["", " rolling"])
+def test_a_stamp_ahead_of_the_servers_clock_restarts_no_new_master(
+    shop: Project, witness: Witness, redis: Client, rolling: str
+) -> None:
+    ahead = int(redis.call("TIME")[0]) + 3600
+    redis.call("SET", "qd:restart", f"{ahead}.000000{rolling}")
+    work = idle(shop)
+    work.child("qd: keeper").kill()  # the next one finds it, too
+    work.wait_line("keeper.died")
+    eventually(lambda: len(work.matches("restart.ahead")) == 2)
+    push(redis, "quick", {})
+    witness.wait("quick")
+    seconds_later(redis, 1.5)
+    assert work.process.poll() is None
+    assert len(work.matches("restart.ahead")) == 2, "it is said once by each keeper"
+    assert not work.matches("master.reloading")
+    redis.call("SET", "qd:restart", f"{ahead + 1}.000000")  # a change is somebody's order, whatever its clock says
+    work.wait_line("master.stopping reason=.qd restart")
+    work.ends_clean(code=0)

@@ -133,8 +133,9 @@ class Keeper:
         stamp, restart, down, due, more, reclaimed, waiting = (
             x if isinstance(x, int) else text_of(x) for x in reply[:7]
         )
+        stamped = stamp  # the clock by which restarts are stamped
         if not control:
-            _, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
+            stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.KEEPER_CONTACT, now())
         redis_now = float(stamp)
         if self._redis_now and redis_now - self._redis_now > self.gap:
@@ -143,9 +144,9 @@ class Keeper:
         first = not self._forked_redis[0]
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
-        self._forked_at(redis_now)
+        self._forked_at(float(stamped))
         self.report.saw(redis_now, [queues[int(place) - 1] for place in str(waiting).split()])
-        self._obey(read_restart(restart.encode()), redis_now)
+        self._obey(read_restart(restart.encode()), float(stamped), first)
         self.board.set_header(H.DOWN, int(bool(down)))
         self._tell_lost([item.decode() for item in reply[7:]])
         if reclaimed:
@@ -189,15 +190,20 @@ class Keeper:
         wait = min(1.0 - redis_now % 1.0 + 0.001, self.longest)
         return min(wait, max(0.001, int(str(due)) / 1000)) if int(str(due)) >= 0 else wait
 
-    def _obey(self, asked: Restart | None, redis_now: float) -> None:
+    def _obey(self, asked: Restart | None, redis_now: float, first: bool) -> None:
+        """first: this keeper's first look. A stamp of a clock ahead of this one stood there before it, and would restart
+        every new master until this clock has passed it."""
         if asked is not None and asked != self._restart_told:
             self._restart_told = asked
-            if asked.at > self._forked_at(redis_now):
+            if first and asked.at > redis_now:
+                way = "not obeyed: a clock ahead of this server's has written it; `qd restart` writes a new one"
+                self.log.warning("restart.ahead", seconds=asked.at - redis_now, reason=way)
+            elif asked.at > self._forked_at(redis_now):
                 at = now() - int((redis_now - asked.at) * 1e9)
                 self.hands.voice.tell("restart", rolling=asked.rolling, at=at)
         if self._laravel_asks:
             self._laravel_asks = False
-            if asked is None or redis_now - asked.at > OURS:  # else `qd restart` wrote it, and its stamp is obeyed
+            if asked is None or abs(redis_now - asked.at) > OURS:  # else `qd restart` wrote it, and its stamp is obeyed
                 self.hands.voice.tell("restart", rolling=False)
 
     def _forked_at(self, redis_now: float) -> float:
