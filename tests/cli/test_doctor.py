@@ -15,6 +15,7 @@ import pytest
 
 from qd.cli.checks import access, server
 from qd.connectors.redis.wire import Wire
+from qd.payload import make
 from tests.cli.conftest import report
 from tests.cli.test_look import on_a_terminal
 from tests.support.certificates import Certificates
@@ -396,9 +397,34 @@ def test_an_unknown_name_at_the_head(shop: Project, redis: Client) -> None:
     assert doctor(shop).bad() == []
 
 
+def test_an_unknown_name_among_the_delayed(shop: Project, redis: Client) -> None:
+    redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcom", b"{}", created_at=1))
+    found = doctor(shop)
+    assert (found.code, found.line("queue default").sign) == (1, "fail")
+    assert "'mail.welcom' among its delayed jobs is no job of this app" in found.line("queue default").value
+    shop.jobs(JOBS.replace("mail.welcome", "mail.welcom"))
+    assert doctor(shop).line("queue default").value == "1 delayed job looked at"
+
+
+def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None:
+    shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop"]\n')
+    shop.python("from jobs import welcome\nwelcome.dispatch()\n")
+    assert doctor(shop).line("queue default").value == "1 job at its head looked at"
+    push(redis, "mail.welcome", count=2)
+    shop.python("from jobs import welcome\nwelcome.dispatch()\n", QD_SIGNING_KEYS="b:a-secret-of-another-shop")
+    redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcome", b"{}", created_at=1))
+    found = doctor(shop)
+    line = found.line("queue default")
+    why = "unsigned (3), signed with a key that is not known: b (1)"
+    assert (found.code, line.sign) == (0, "warn")
+    assert line.value == f"4 of the 5 looked at will be refused and never run: {why}"
+    shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop", "b:a-secret-of-another-shop"]\nrequire = false\n')
+    assert doctor(shop).bad() == []
+
+
 def test_payloads_that_are_none_and_a_key_that_is_no_list(shop: Project, redis: Client) -> None:
     push_raw(redis, b"nonsense")
-    assert "1 of the first 1 are no payloads" in doctor(shop).line("queue default").value
+    assert "1 of the 1 looked at is no payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
     redis.call("SET", "queues:default", "1")
     assert "WRONGTYPE" in doctor(shop).line("queue default").value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qd import embedded
+from qd.bus.send import signing_of
 from qd.cli import common, output
 from qd.cli.checks import access, fleet, host, project, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, warn
@@ -95,7 +96,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     queues = worked(name, found, masters)
     if facts.get("role", "master") == "master":
         yield from access.check(store.wire, name, store.prefix, queues)
-    yield from waiting.check(store, name, queues, found.app, masters)
+    yield from waiting.check(store, queues, found.app, masters, signing_of(settings))
     yield from waiting.unworked(name, found, masters)
     if name == settings.control:
         yield from fleet.check(hosts.masters(store), stamps.last_restart(store), store.now())

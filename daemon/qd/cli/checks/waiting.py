@@ -1,8 +1,11 @@
-"""What stands in the queues: names that the app does not know, jobs for PHP, jobs in dead hands, queues nobody works on."""
+"""What stands in the queues: names that the app does not know, what no key has signed, jobs for PHP, jobs in dead hands,
+queues nobody works on."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qd import payload
@@ -10,7 +13,7 @@ from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
 from qd.cli.state import is_object_job
 from qd.connectors.redis import keys
-from qd.errors import Malformed, ServerRefused
+from qd.errors import Malformed, ServerRefused, SignatureRefused
 from qd.process import vitals
 from qd.store.hosts import Master
 from qd.units import did_you_mean
@@ -18,76 +21,121 @@ from qd.units import did_you_mean
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.cli.checks.project import Project
+    from qd.signing import Signing
     from qd.store.redis import RedisStore
 
-HEAD = 50  # jobs of each queue that are looked at
+HEAD = 50  # jobs of each queue that are looked at, and of those that are delayed
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Payloads: the first ready ones, the delayed ones that are due first, some of the reserved ones."""
+
+    ready: list[bytes]
+    delayed: list[bytes]
+    held: list[bytes]
+
+    @property
+    def shared(self) -> bool:
+        """Whether a PHP worker has jobs of this queue in hand."""
+        return any(b'"rsv":"' not in member for member in self.held)
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.delayed)
+
+
+@dataclass
+class Seen:
+    """names: with the place where each stands. refused: why a worker will not run them, and how many."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    malformed: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
 
 
 def check(
-    store: RedisStore, place: str, queues: Sequence[str], app: Qd | None, masters: list[Master]
+    store: RedisStore,
+    queues: Sequence[str],
+    app: Qd | None,
+    masters: list[Master],
+    signing: Signing | None,
 ) -> Iterator[Finding]:
-    """`place`: the connection's name."""
+    """signing: None where no keys are configured."""
     for queue in queues:
         try:
-            head, held = standing(store, queue)
+            there = standing(store, queue)
         except ServerRefused as error:
             yield warn(
                 f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
             )
             continue
-        shared = any(b'"rsv":"' not in member for member in held)
-        found = list(judged(queue, head, app, shared=shared))
+        found = list(judged(queue, there, seen(there, signing), app))
         found += dead_hands(store, queue, masters)
-        well = f"{count(len(head), 'job')} at its head looked at" if head else "nothing is ready"
-        yield from found or [ok(f"queue {queue}", well)]
+        yield from found or [ok(f"queue {queue}", well(there))]
 
 
-def standing(store: RedisStore, queue: str) -> tuple[list[bytes], list[bytes]]:
-    """The first ready payloads, and some of the reserved ones, by commands that a worker's user may call too."""
-    ready, reserved = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved))
-    *head, held = store.wire.call_many(
-        [*(("LINDEX", ready, at) for at in range(HEAD)), ("ZRANGE", reserved, 0, HEAD - 1)]
-    )
-    for reply in (*head, held):
+def standing(store: RedisStore, queue: str) -> Standing:
+    """By commands that a worker's user may call too."""
+    ready, reserved, delayed = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved, keys.delayed))
+    ranges = [("ZRANGE", delayed, 0, HEAD - 1), ("ZRANGE", reserved, 0, HEAD - 1)]
+    *head, later, held = store.wire.call_many([*(("LINDEX", ready, at) for at in range(HEAD)), *ranges])
+    for reply in (*head, later, held):
         if isinstance(reply, Exception):
             raise reply
-    return [payload for payload in head if payload is not None], held
+    return Standing([raw for raw in head if raw is not None], later, held)
 
 
-def judged(queue: str, head: list[bytes], app: Qd | None, *, shared: bool) -> Iterator[Finding]:
-    """shared: a PHP worker has jobs of this queue in hand."""
-    what, own = f"queue {queue}", [raw for raw in head if not is_object_job(raw)]
-    names, malformed = named(own)
-    strange = [name for name in names if app is not None and app.registry.get(name) is None]
-    each = "give each language a queue of its own (docs/php.md)"
-    if malformed:
-        yield warn(
-            what, f"{malformed} of the first {len(head)} are no payloads", "they go to the failed store as they are"
-        )
-    for name in strange if app is not None else []:
-        near = did_you_mean(name, app.registry.names()) if app else ""
-        said = f"'{name}' at its head is no job of this app{near}: it fails after unroutable_ttl"
-        yield fail(what, said, "deploy the code that declares it, or name its module in imports = of [qd]")
-    if len(own) < len(head) and not shared:
-        said = (
-            f"{len(head) - len(own)} of the first {len(head)} are object jobs of Laravel, which only a PHP worker takes"
-        )
-        yield warn(what, said, f"start `php artisan queue:work --queue={queue}`, or {each}")
-    if shared:
+def well(there: Standing) -> str:
+    parts = [f"{count(len(there.ready), 'job')} at its head"] if there.ready else []
+    parts += [f"{count(len(there.delayed), 'delayed job')}"] if there.delayed else []
+    return f"{' and '.join(parts)} looked at" if parts else "nothing waits"
+
+
+def seen(there: Standing, signing: Signing | None) -> Seen:
+    found = Seen()
+    for place, payloads in (("at its head", there.ready), ("among its delayed jobs", there.delayed)):
+        for raw in payloads:
+            if is_object_job(raw):
+                continue
+            try:
+                read = payload.read(raw)
+                if signing is not None:
+                    signing.check(read)
+                found.names.setdefault(read.job, place)
+            except Malformed:
+                found.malformed += 1
+            except SignatureRefused as error:
+                found.refused[str(error)] += 1
+    return found
+
+
+def judged(queue: str, there: Standing, seen: Seen, app: Qd | None) -> Iterator[Finding]:
+    what, of = f"queue {queue}", f"of the {len(there)} looked at"
+    if seen.malformed:
+        said = f"{seen.malformed} {of} {'is no payload' if seen.malformed == 1 else 'are no payloads'}"
+        yield warn(what, said, "they go to the failed store as they are")
+    if seen.refused:
+        why = ", ".join(f"{reason} ({number})" for reason, number in seen.refused.most_common())
+        way = "let their producer sign with one of the keys below [signing], or add its key there"
+        yield warn(what, f"{seen.refused.total()} {of} will be refused and never run: {why}", way)
+    for name, place in seen.names.items():
+        if app is not None and app.registry.get(name) is None:
+            near = did_you_mean(name, app.registry.names())
+            said = f"'{name}' {place} is no job of this app{near}: it fails after unroutable_ttl"
+            yield fail(what, said, "deploy the code that declares it, or name its module in imports = of [qd]")
+    yield from of_php(queue, there)
+
+
+def of_php(queue: str, there: Standing) -> Iterator[Finding]:
+    what, each = f"queue {queue}", "give each language a queue of its own (docs/php.md)"
+    objects = sum(map(is_object_job, there.ready))
+    if there.shared:
         said = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
         yield warn(what, said, each)
-
-
-def named(payloads: Sequence[bytes]) -> tuple[list[str], int]:
-    """The names in them, each once, and how many are malformed."""
-    names: dict[str, None] = {}
-    malformed = 0
-    for raw in payloads:
-        try:
-            names[payload.read(raw).job] = None
-        except Malformed:
-            malformed += 1
-    return list(names), malformed
+    elif objects:
+        are = "is an object job" if objects == 1 else "are object jobs"
+        said = f"{objects} of the first {len(there.ready)} {are} of Laravel, which only a PHP worker takes"
+        yield warn(what, said, f"start `php artisan queue:work --queue={queue}`, or {each}")
 
 
 # -- jobs in dead hands
