@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from qd.masks import masked
+from qd.process.descriptors import identity
 
 PATIENCE = 3.0  # seconds that a worker waits for whoever reads its lines
 DROPPED = b"log: %d lines dropped, nobody reads stderr fast enough\n"
@@ -48,7 +49,12 @@ class Unblocked:
 
     def __init__(self, fd: int = 2) -> None:
         self.dropped = 0
-        self._fd, self._socket = fd, None
+        self._stderr = fd
+        self._open()
+
+    def _open(self) -> None:
+        fd = self._fd = self._stderr
+        self._socket: socket.socket | None = None
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISSOCK(mode):
@@ -57,6 +63,12 @@ class Unblocked:
                 self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             pass  # stderr closed, or another user's: then ask for room before each write
+        self._file = identity(self._held)
+
+    @property
+    def _held(self) -> int:
+        """The descriptor that is written to."""
+        return self._fd if self._socket is None else self._socket.fileno()
 
     def __call__(self, line: bytes) -> None:
         if self.dropped and self._send(DROPPED % self.dropped):
@@ -80,6 +92,8 @@ class Patient(Unblocked):
 
     def __call__(self, line: bytes) -> None:
         until = time.monotonic() + PATIENCE
+        if identity(self._held) != self._file:
+            self._open_again()
         if self.dropped and self._send(DROPPED % self.dropped):
             self.dropped = 0
         while line and not self.dropped:
@@ -92,6 +106,12 @@ class Patient(Unblocked):
             except OSError:
                 return  # a reader that is gone is no reason to fail
         self.dropped += bool(line)
+
+    def _open_again(self) -> None:
+        """A job has closed our descriptor. Its number may be another file's by now, and that takes no line of ours."""
+        if self._socket is not None:
+            self._socket.detach()
+        self._open()
 
     def _writable(self, seconds: float) -> bool:
         poll = select.poll()

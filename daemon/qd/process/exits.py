@@ -17,7 +17,7 @@ class Exit(IntEnum):
     IMPORT = 3  # the app does not import, or no worker could boot
     MEMORY = 12  # a child over --memory (Laravel's number); the whole program only with --no-respawn
     LIMIT = 14  # a child after --max-jobs or --max-time
-    RAISED = 15  # a child that raised JobTimeout or a sister: its clients may be left half-way
+    RAISED = 15  # a child that raised JobTimeout or a sister, or lost its descriptors: its clients may be left half-way
     UNAVAILABLE = 69  # other commands: the server is away
     CONFIG = 78
 

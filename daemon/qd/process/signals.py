@@ -16,6 +16,8 @@ from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsig
 from collections.abc import Callable, Iterable
 from types import FrameType
 
+from qd.process import descriptors
+from qd.process.descriptors import Identity, identity
 from qd.process.shield import shield
 
 ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
@@ -30,6 +32,7 @@ class Mailbox:
         self.arrived = False  # a cheap look for hot loops; `read` empties it
         self.heard: Callable[[int], None] | None = None  # told at once; it may set a flag, and nothing else
         self._read = self._write = -1
+        self._pipe: Identity | None = None  # of both ends
         self._old: dict[int, object] = {}
         self._handler = self._note  # one object, to be known again
 
@@ -39,10 +42,23 @@ class Mailbox:
         return self._read
 
     def open(self, signals: Iterable[signal.Signals]) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._open_pipe()
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in signals:
             self._old[number] = signal.signal(number, self._handler)
+
+    def _open_pipe(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._pipe = identity(self._read)
+
+    def renew(self) -> bool:
+        """After foreign code, before `mend`: a new pipe where that code has closed ours. True: it had."""
+        if identity(self._write) == identity(self._read) == self._pipe:
+            return False
+        for fd in (self._read, self._write):
+            descriptors.close(fd, self._pipe)
+        self._open_pipe()
+        return True
 
     def mend(self) -> bool:
         """After foreign code: take handlers and wakeup descriptor back. True: they were not ours, a signal may be lost."""
@@ -108,7 +124,7 @@ class Mailbox:
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]
         for fd in (self._read, self._write):
-            os.close(fd)
+            descriptors.close(fd, self._pipe)
         self._read = self._write = -1
         self._old.clear()
 

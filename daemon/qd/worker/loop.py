@@ -67,7 +67,7 @@ class Worker:
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
         self.paused = seat.paused
-        self.asked_to_stop = False
+        self.asked_to_stop = self.unfit = False
         self.jobs = self._began = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
@@ -106,7 +106,8 @@ class Worker:
         self._emit(events.WorkerStarting())
 
     def _close(self) -> None:
-        self.coroutines.close()
+        if not self.unfit:  # else the numbers of its descriptors may be others' by now
+            self.coroutines.close()
         self.queue.close()
         self.mailbox.close()
 
@@ -120,7 +121,7 @@ class Worker:
             self._hear()
         if self.asked_to_stop:
             return StopReason.SIGNAL
-        if self.alarm.raised:
+        if self.alarm.raised or self.unfit:
             return StopReason.RAISED
         return self.leaving.reason(self.jobs)
 
@@ -197,6 +198,8 @@ class Worker:
         outcome = self.attempts.run(job, self._begin, lambda: self.ending.settler.death_before(job))
         held = self.saver.end()
         self.slot[W.STATE], self.slot[W.JOB_AT] = State.LOOKING, 0
+        if self.mailbox.renew():
+            self._descriptors_gone()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
@@ -206,6 +209,13 @@ class Worker:
             self.ending.flush()
             self.mailbox.peek(self.work.rest)
             self._after_wait()
+
+    def _descriptors_gone(self) -> None:
+        """The job has closed what is not its own. It is answered over a new connection; the rest (the file for stacks, an
+        event loop, clients of the app) cannot be had again in this process."""
+        self.unfit = True
+        self.queue.close()
+        self.log.warning("worker.unfit", reason="a job has closed descriptors of its worker: another takes its place")
 
     def _begin(self, payload: Payload, limits: Limits) -> None:
         slot = self.slot

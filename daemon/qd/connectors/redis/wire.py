@@ -20,6 +20,7 @@ import hiredis
 
 from qd.connectors.redis.target import Target, reason
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.process.descriptors import Identity, identity
 
 Arg = bytes | str | int | float
 BUSY = (
@@ -68,6 +69,7 @@ class Wire:
         self.connect_timeout = connect_timeout
         self.timeout = timeout
         self._sock: socket.socket | None = None
+        self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
         self._reader: Any = None
         self._used = 0.0
         self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
@@ -83,6 +85,7 @@ class Wire:
             self.about(NAMED)
         try:
             self._sock = self.target.socket(self.connect_timeout)
+            self._file = identity(self._sock.fileno())
             self._sock.settimeout(self.timeout)
         except (OSError, ssl.SSLError) as error:
             self.close()
@@ -228,13 +231,21 @@ class Wire:
 
     def _patience(self, connect_timeout: float, timeout: float) -> None:
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        if self._sock is not None:
+        if self._sock is None:
+            return
+        if identity(self._sock.fileno()) == self._file:
             self._sock.settimeout(timeout)
+        else:
+            self.close()
 
     def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-        self._sock = self._reader = None
+        sock, self._sock, self._reader = self._sock, None, None
+        if sock is None:
+            return
+        if identity(sock.fileno()) == self._file:
+            sock.close()
+        else:
+            sock.detach()
 
 
 def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
