@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from qd import __version__
 from qd.cli.checks import access, server
 from qd.connectors.redis.wire import Wire
 from qd.payload import make
@@ -59,6 +60,14 @@ def test_people_read_a_line_for_each_and_the_count(shop: Project) -> None:
     assert all((" -> " in line) is not line.startswith("ok") for line in lines)
     assert re.fullmatch(r"\d+ ok, \d+ warnings?, 0 failures", last)
     assert "\x1b" not in done.stdout
+
+
+def test_what_is_not_well_comes_last(shop: Project, redis: Client) -> None:
+    push(redis, "mail.welcom")
+    *lines, last = shop.qd("doctor", QD_TIMOUT="3").stdout.splitlines()
+    signs = [line[:4] for line in lines]
+    assert signs == sorted(signs, key=["ok  ", "warn", "fail"].index)
+    assert ("warn" in signs, signs.count("fail"), last.endswith(" 1 failure")) == (True, 1, True)
 
 
 def test_signs_are_coloured_on_a_terminal(shop: Project) -> None:
@@ -463,6 +472,50 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
     assert doctor(shop).bad() == []
 
 
+def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> None:
+    push(redis, "mail.welcome")
+    for command, undo, what, said in (
+        (
+            ("pause", "default", "--reason", "db"),
+            "qd resume default",
+            "work on default",
+            r"paused by .*: \"db\"; 1 job ready",
+        ),
+        (
+            ("down", "--reason", "db"),
+            "qd up",
+            "maintenance mode",
+            r"switched on by .*: \"db\"; nothing is taken from any queue",
+        ),
+    ):
+        assert doctor(shop).bad() == []
+        assert shop.qd(*command).returncode == 0
+        line = doctor(shop).line(what)
+        assert (line.sign, line.fix) == ("warn", undo)
+        assert re.fullmatch(said, line.value)
+        assert shop.qd(*line.fix.split()[1:]).returncode == 0
+    assert doctor(shop).bad() == []
+
+
+def test_jobs_that_wait_and_nobody_works(shop: Project, redis: Client) -> None:
+    push_raw(redis, make("mail.welcome", b"{}", created_at=1))
+    line = doctor(shop).line("work on default")
+    told = ("warn", "1 ready and no live master works on it", "start `qd work default`")
+    assert (line.sign, line.value, line.fix) == told
+    report(redis, queues=["default"], version=__version__)
+    assert doctor(shop).bad() == []
+    now = float(redis.text("TIME")[0])
+    report(redis, queues=["default"], version=__version__, workers=[{"slot": 0}], stuck={"default": now - 60})
+    assert "nothing taken for 1m" in doctor(shop).line("work on default").value
+
+
+def test_failed_jobs_are_counted(shop: Project, redis: Client) -> None:
+    redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
+    line = doctor(shop).line("failed default")
+    assert (line.sign, doctor(shop).bad()) == ("ok", [])
+    assert line.value == "2 failed jobs kept; redis-cli HGETALL queues:default:failed (docs/jobs.md)"
+
+
 # -- masters
 
 
@@ -482,7 +535,8 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
     assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \ds)? ago", one[1])
-    assert one[2] == "pid 411 runs as root, and so do its jobs"
+    (root,) = [line for line in lines if line.what == "root"]  # once, whoever runs the tests
+    assert root.value == "these masters run as root, and so do their jobs: mail@app-1 (pid 411)"
     (silent,) = [line for line in lines if line.what == "master mail@app-2"]
     assert silent.value.startswith("pid 411 has not reported for 3m 2")
     redis.call("HDEL", "qd:masters", silent.fix.rpartition(" ")[2], "T1")

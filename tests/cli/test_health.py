@@ -71,8 +71,14 @@ def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
     found = document(qd("health", "--json"))
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 3 <= mail.pop("oldest_age_s") < 30
-    assert mail == {"connection": "redis", "name": "mail", "ready": 2, "paused": False, "workers": 2}
+    assert mail == {"connection": "redis", "name": "mail", "ready": 2, "failed": 0, "paused": False, "workers": 2}
     assert (found["ok"], found["masters"], found["workers"], found["down"]) == (True, 1, 2, False)
+
+
+def test_failed_jobs_are_no_reason_and_are_counted(qd: Run, redis: Client) -> None:
+    redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
+    assert done(qd("health")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
+    assert [queue["failed"] for queue in document(qd("health", "--json"))["queues"]] == [2]
 
 
 # -- work that nobody takes

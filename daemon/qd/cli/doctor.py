@@ -13,15 +13,16 @@ import click
 from qd import embedded
 from qd.bus.send import signing_of
 from qd.cli import common, output
-from qd.cli.checks import access, fleet, host, project, server, supervisord, systemd, waiting
+from qd.cli.checks import access, fleet, flow, host, project, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, warn
 from qd.errors import QdError
 from qd.process.exits import Exit
-from qd.store import hosts, stamps
 
 if TYPE_CHECKING:
     from qd.cli.checks.project import Project
+    from qd.cli.state import State
     from qd.config import Settings
+    from qd.store.hosts import Master
 
 PATIENCE = 2.0  # seconds for a connection, and for each answer
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -41,17 +42,30 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
     Exit 0: all is well, or there are warnings only. Else 78 (configuration, app), 69 (a server is away), or 1.
     """
     common.given().patience, common.given().only_looks = PATIENCE, True
-    findings = list[Finding]()
-    for finding in looked(project.Project(), program, unit):
-        findings.append(finding)
-        if not common.given().json:
-            say(finding)
+    findings = told_as_found(looked(project.Project(), program, unit))
     code = code_of(findings, strict=strict)
     if common.given().json:
         output.document({"ok": code == 0, "exit": code, "checks": [told(finding) for finding in findings]})
     else:
         output.say(summary(findings))
     return code
+
+
+def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
+    """All of them. People read what is well at once, and last what is not: it must not drown."""
+    findings, quiet = list[Finding](), common.given().json
+    try:
+        for finding in looking:
+            if finding.what == "root" and any(each.what == "root" for each in findings):
+                continue  # its masters do, and so would one started here: the way out is the same
+            findings.append(finding)
+            if finding.sign == "ok" and not quiet:
+                say(finding)
+    finally:
+        for finding in sorted(findings, key=lambda each: list(COLOURS).index(each.sign)):
+            if finding.sign != "ok" and not quiet:
+                say(finding)
+    return findings
 
 
 def looked(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
@@ -92,25 +106,27 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         return
     facts = server.facts_of(store.wire)
     yield from server.check(store.wire, name, facts)
-    masters = [master for master in reported(settings) if master.connection == name]
+    state = reported(settings)
+    masters = [master for master in state.masters if master.connection == name] if state else []
     queues = worked(name, found, masters)
     if facts.get("role", "master") == "master":
         yield from access.check(store.wire, name, store.prefix, queues)
     yield from waiting.check(store, queues, found.app, masters, signing_of(settings))
+    yield from flow.check(settings, name, queues, state)
     yield from waiting.unworked(name, found, masters)
     if name == settings.control:
-        yield from fleet.check(hosts.masters(store), stamps.last_restart(store), store.now())
+        yield from fleet.check(state or fleet.read(settings))
 
 
-def reported(settings: Settings) -> list[hosts.Master]:
-    """[]: also where their reports cannot be read."""
+def reported(settings: Settings) -> State | None:
+    """None: their reports cannot be read."""
     try:
-        return hosts.masters(common.store(settings, settings.control))
+        return fleet.read(settings)
     except QdError:
-        return []
+        return None
 
 
-def worked(name: str, found: Project, masters: list[hosts.Master]) -> list[str]:
+def worked(name: str, found: Project, masters: list[Master]) -> list[str]:
     """The queues of this connection that pools and masters work on."""
     pools = [each.work.queues for each in found.pools.values() if each.work.connection == name]
     queues = [queue for each in pools for queue in each] + [queue for master in masters for queue in master.queues]

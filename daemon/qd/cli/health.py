@@ -85,6 +85,8 @@ def well(state: State) -> str:
     count = output.count
     said = [f"{count(len(alive), 'master')} with {count(workers, 'worker')}" if alive else "no master reports"]
     said.append(f"{count(ready, 'job')} ready")
+    if failed := sum(line.sizes.failed for line in state.queues):
+        said.append(f"{failed} failed and kept")
     if ages:
         said.append(f"the oldest for {output.duration(max(ages))}")
     if state.down:
@@ -103,6 +105,7 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
             "connection": line.connection,
             "name": line.name,
             "ready": line.sizes.ready,
+            "failed": line.sizes.failed,
             "oldest_age_s": line.sizes.oldest_age,
             "paused": line.paused is not None,
             "workers": line.workers,

@@ -1,24 +1,48 @@
-"""The masters that report: silent and hung ones, other versions, old code, root."""
+"""Maintenance mode, and the masters that report: silent and hung ones, other versions, old code, root."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from qd import __version__
+from qd.cli import common
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.look import by_whom
 from qd.cli.output import count, duration
 from qd.cli.reasons import named, stale
+from qd.cli.state import State
+from qd.connectors.redis import keys
+from qd.store import hosts, stamps
 from qd.store.hosts import Master
 from qd.store.stamps import Restart
+
+if TYPE_CHECKING:
+    from qd.config import Settings
 
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 
 
-def check(masters: list[Master], restart: Restart | None, now: float) -> Iterator[Finding]:
-    for master in masters:
-        yield from judged(master, restart, now)
-    if not masters:
+def read(settings: Settings) -> State:
+    """What counts for the whole fleet, by commands that a worker's user may call too. Raises ConnectionLost or
+    ServerRefused."""
+    store = common.store(settings, settings.control)
+    down, restart = (store.wire.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
+    note = None if down is None else stamps.read_down(down)
+    return State(store.now(), note, stamps.read_restart(restart), hosts.masters(store), [])
+
+
+def check(state: State) -> Iterator[Finding]:
+    if state.down is not None:
+        said = f"switched on{by_whom(state.down, state.now)}; nothing is taken from any queue"
+        yield warn("maintenance mode", said, "qd up")
+    for master in state.masters:
+        yield from judged(master, state.restart, state.now)
+    if not state.masters:
         yield ok("masters", "none reports")
+    if rooted := [f"{named(master)} (pid {master.pid})" for master in state.masters if master.root]:
+        way = "give them a user of their own: user= for supervisord, User= for systemd, USER in a Dockerfile"
+        yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way)
 
 
 def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Finding]:
@@ -38,9 +62,5 @@ def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Find
         said = f"{where} runs code from before the `qd restart` of {duration(now - restart.at)} ago"
         found.append(
             warn(what, said, "a job that takes long may hold it up (`qd status`); else restart it by its supervisor")
-        )
-    if master.root:
-        found.append(
-            warn(what, f"{where} runs as root, and so do its jobs", "give it a user of its own: user=, User=, USER")
         )
     yield from found or [ok(what, f"{where}, {count(len(master.workers), 'worker')}, qd {master.version}")]

@@ -1,0 +1,63 @@
+"""Does each queue flow? Paused, waited for in vain, stuck: judged as `qd health` does. And how many jobs have failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from qd.cli import common
+from qd.cli.checks.finding import Finding, ok, warn
+from qd.cli.look import by_whom
+from qd.cli.output import count
+from qd.cli.reasons import of_queue
+from qd.cli.state import Line, State, for_php
+from qd.connectors.redis import keys
+from qd.errors import ServerRefused
+from qd.store import stamps
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+
+WAITS = ("unserved", "stuck")  # of health's reasons: the others are looked at elsewhere
+
+
+def check(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
+    """place: the connection's name. state: None where reports cannot be read, so that nobody can say who works."""
+    for name in queues:
+        try:
+            line = line_of(settings, place, name)
+        except ServerRefused:
+            continue  # waiting.py has said so
+        yield from held(line, common.store(settings, place).now())
+        if state is not None:
+            yield from waits(line, state)
+        yield from failed(line, common.store(settings, place).prefix)
+
+
+def line_of(settings: Settings, place: str, name: str) -> Line:
+    """By commands that a worker's user may call too."""
+    store = common.store(settings, place)
+    sizes = common.queue(settings, place).sizes(name)
+    raw = store.wire.call("GET", store.prefix + keys.paused(name))
+    paused = None if raw is None else stamps.read_pause(raw)
+    return Line(place, name, sizes, paused, 0, for_php(store, name))
+
+
+def held(line: Line, now: float) -> Iterator[Finding]:
+    if line.paused is not None:
+        said = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
+        yield warn(f"work on {line.name}", said, f"qd resume {line.name}")
+
+
+def waits(line: Line, state: State) -> Iterator[Finding]:
+    for reason in of_queue(line, state):
+        if reason.kind in WAITS:
+            said, _, way = reason.text.removeprefix(f"queue '{line.name}': ").partition("; ")
+            yield warn(f"work on {line.name}", said, way)
+
+
+def failed(line: Line, prefix: str) -> Iterator[Finding]:
+    """No warning: they are kept for a month, and nothing is wrong with that."""
+    if line.sizes.failed:
+        where = f"redis-cli HGETALL {prefix}{keys.failed(line.name)}"
+        yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; {where} (docs/jobs.md)")
