@@ -55,8 +55,10 @@ class Dead:
                 for queue in self.queues:
                     self._alive()
                     self._move(queue, slot)
-                self._told.pop(slot.number, None)
-                self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
+                generation = self._told.pop(slot.number)[
+                    "generation"
+                ]  # the slot may have been scribbled over meanwhile
+                self._late[slot.number] = (generation, time.monotonic() + LATE)
                 slot[W.STATE] = State.SETTLED
 
     def _look_again(self) -> None:
