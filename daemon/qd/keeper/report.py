@@ -17,6 +17,7 @@ from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, H, Slot, State, W, now
 
 RECENT = 60.0  # seconds for which a crash is told
+STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper that stood still
 
 
 class Report:
@@ -28,6 +29,7 @@ class Report:
         self._offset: float | None = None
         self._turns = self._looked()
         self._stuck: dict[str, float] = {}
+        self._told_at = self._awake_since = now()
 
     def saw(self, redis_now: float, waiting: Sequence[str]) -> None:
         """waiting: queues with ready jobs that nobody holds back, and of which nobody has one in hand at this moment."""
@@ -82,9 +84,12 @@ class Report:
         return next((word for header, word in words.items() if self.board.header(header)), "running")
 
     def _master_silent(self) -> float:
-        """Seconds since its last turn. It hangs when this grows, while the keeper here goes on."""
-        turned = self.board.header(H.MASTER_AT)
-        return round(max(0.0, (now() - turned) / 1e9), 1) if turned else 0.0
+        """Seconds since its last turn, while this keeper was about itself. 0: it takes its turns, or has not begun."""
+        at, turned = now(), self.board.header(H.MASTER_AT)
+        if at - self._told_at > STOOD_STILL * 1e9:  # all of it was stopped: nobody is blamed for that
+            self._awake_since = at
+        self._told_at = at
+        return round(max(0.0, (at - max(turned, self._awake_since)) / 1e9), 1) if turned else 0.0
 
     def _unix(self, moment: int) -> float:
         return round(moment / 1e9 + (self._offset or 0.0), 3)

@@ -1,0 +1,68 @@
+"""What a keeper's report says of its master."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from qd.keeper import report as module
+from qd.keeper.report import Report
+from qd.process.scoreboard import WORD, H, Scoreboard
+from tests.support.fakes import settings
+
+Silent = Callable[[int], float]
+
+
+@pytest.fixture
+def board() -> Scoreboard:
+    return Scoreboard()
+
+
+@pytest.fixture
+def silent(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> Silent:
+    """silent(s): `master_silent` of the report at the second s."""
+    at = 1000
+    monkeypatch.setattr(module, "now", lambda: at * 10**9)
+    hands = SimpleNamespace(board=board, token="T", master=os.getpid())
+    report = Report(settings(), cast(Any, hands))
+
+    def ask(second: int) -> float:
+        nonlocal at
+        at = second
+        found: float = json.loads(report.text(0.0))["master_silent"]
+        return found
+
+    return ask
+
+
+def turned(board: Scoreboard, second: int) -> None:
+    board.set_header(H.MASTER_AT, second * 10**9)
+
+
+def test_a_master_that_takes_no_turn_grows_silent(board: Scoreboard, silent: Silent) -> None:
+    turned(board, 1000)
+    assert [silent(second) for second in range(1001, 1014)] == list(range(1, 14))
+    turned(board, 1013)
+    assert silent(1014) == 1
+
+
+def test_after_a_stop_of_all_the_master_is_not_blamed(board: Scoreboard, silent: Silent) -> None:
+    turned(board, 1000)
+    assert silent(1001) == 1
+    assert [silent(1060), silent(1061)] == [0, 1]
+    turned(board, 1061)
+    assert silent(1062) == 1
+
+
+def test_what_a_job_has_scribbled_there_is_not_believed(board: Scoreboard, silent: Silent) -> None:
+    board.set_header(H.MASTER_AT, WORD)
+    assert silent(1001) == 0
+    board.set_header(H.MASTER_AT, 0)
+    assert silent(1002) == 0
+    board.set_header(H.MASTER_AT, 1)
+    assert silent(1003) <= 3
