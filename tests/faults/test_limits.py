@@ -142,7 +142,7 @@ WASTEFUL = (
     + """
 kept = []
 
-@app.job("forks", timeout=5)
+@app.job("forks", timeout=12)
 def forks(n: int) -> None:
     mark("S", n)
     for _ in range(500):
@@ -184,11 +184,11 @@ def test_what_jobs_waste_is_taken_back(project: MakeProject, redis: Client, figu
         ledger.push(job="files")
         (forks,) = ledger.push(job="forks")
         ledger.push(job="leak")
-        ledger.wait_end(forks, 20)
+        ledger.wait_end(forks, 40)
         began = time.monotonic()
         (n,) = ledger.push()
         took.append(ledger.wait_end(n).at - began)
-        work.wait_line("job.failed .*job=forks", 15, count=number + 1)
+        work.wait_line("job.failed .*job=forks", 30, count=number + 1)
         eventually(lambda: len(work.session()) < 10, 5, what="none of the 500 processes left")
     assert work.matches(r"worker.left .*exit 12 \(memory\)")
     eventually(lambda: len(work.children("waiting on")) == 3, what="three workers")

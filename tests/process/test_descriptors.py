@@ -1,9 +1,11 @@
-"""Jobs that close descriptors of their worker: each is done once, and the next one finds a worker that is whole."""
+"""Jobs that close descriptors of their worker, or leave it none: each is answered once, and the next one finds a worker
+that is whole."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support.marks import FAILED
 from tests.support.project import MakeProject, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
@@ -14,6 +16,8 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 CLOSING = (
     JOBS
     + """
+import resource
+
 kept = []
 
 @app.job("closes")
@@ -26,6 +30,15 @@ def closes(then: str = "") -> None:
         current_job().checkpoint({"at": 1})
     elif then == "raises":
         raise ValueError("and it fails")
+
+@app.job("hoards")
+def hoards() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    try:
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        raise ValueError("no descriptor is left") from None
 
 @app.job("loop")
 async def loop() -> None:
@@ -53,3 +66,17 @@ def test_a_job_that_closes_every_descriptor_is_answered_once(project: MakeProjec
     assert len(work.matches("worker.unfit")) == 1
     assert not work.matches("worker.died"), "it left by itself"
     assert not work.matches("lease_lost")
+
+
+@FAILED
+def test_a_job_that_takes_every_descriptor_is_answered_once(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=CLOSING)
+    witness = Witness(shop)
+    work = ready(shop, "--max-jobs", "1")
+    push(redis, "hoards")
+    work.wait_line("job.failed .*job=hoards")
+    push(redis, "quick")
+    witness.wait("quick")
+    work.stop()
+    assert [record["error"] for record, _ in failed(redis)] == ["ValueError"]
+    assert not work.matches("worker.died")

@@ -33,6 +33,7 @@ MOVE = 100  # due jobs a turn moves at most
 ROOM = 1 << 20  # bytes that a payload may have over max_payload when it is taken: its counts, and what the job saved
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
+ANSWERS = ("turn", "ack", "release", "bury", "checkpoint")
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
@@ -58,6 +59,9 @@ class RedisQueue:
         self.longest = max_payload + ROOM if max_payload else 0
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
+        if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
+            for each in ANSWERS:
+                script(each)
 
     def _keys(self, *names: str) -> list[str]:
         return [self.settings.prefix + name for name in names]
