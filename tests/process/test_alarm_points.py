@@ -25,6 +25,7 @@ POINTS = (
 import asyncio, signal
 import qd
 from qd import Job, events
+from qd.process.scoreboard import W, Why
 
 HOME = str(Path(qd.__file__).parent) + os.sep
 
@@ -42,6 +43,8 @@ def fire(frame):
     Path("point").write_text(str(Point.at + 1))
     Point.at = 0
     where = f"{frame.f_code.co_filename[len(HOME):]}:{frame.f_lineno}"
+    slot = signal.getsignal(signal.SIGALRM).__self__._slot
+    slot[W.WHY] = Why.TIMEOUT | (slot[W.TURN] & 0xFFFFFFFF) << 8  # as a master tells it
     try:
         signal.raise_signal(signal.SIGALRM)
         note("quiet", os.getpid(), where)

@@ -3,7 +3,8 @@
     alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted or LeaseLost
 
 The timer is the worker's own; the master uses the same signal and says in the slot what it means. An alarm between user
-code and user code means nothing any more: the job is over. Async jobs are cancelled instead.
+code and user code means nothing any more: the job is over. Nor does one before the deadline that nobody gave a meaning: a
+thread of some job has sent it, or set the timer. Async jobs are cancelled instead.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Alarm:
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
         self._slot, self._inside, self._pid = slot, False, os.getpid()
+        self._deadline = 0  # as in the slot, where a job may write
         self._lost = False  # the job itself has found its lease gone
 
     def open(self) -> None:
@@ -47,8 +49,9 @@ class Alarm:
             self.open()
         self.ended_by, self._lost, shield.overdue = None, False, None
         result: object = MISSING
+        self._deadline = now() + int(seconds * 1e9) if seconds else 0
         if seconds:
-            self._slot[W.DEADLINE] = now() + int(seconds * 1e9)
+            self._slot[W.DEADLINE] = self._deadline
             signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             try:
@@ -88,8 +91,10 @@ class Alarm:
         lost, self._lost = self._lost, False
         if lost:
             why = Why.LEASE
-        elif why and turn != self._slot[W.TURN] & 0xFFFFFFFF:
-            return  # meant for the job before
+        elif turn != self._slot[W.TURN] & 0xFFFFFFFF:
+            why = 0  # meant for the job before
+        if not why and self._early():
+            return
         kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
         if not self._inside:
             return
@@ -98,6 +103,13 @@ class Alarm:
             shield.overdue = self._raise
         else:
             self._raise()
+
+    def _early(self) -> bool:
+        """No job's time is over. Whoever rang may have taken the timer: it is set again."""
+        left = self._deadline - now()
+        if self._inside and self._deadline and left > 0:
+            signal.setitimer(signal.ITIMER_REAL, left / 1e9)
+        return not self._deadline or left > 0
 
     def _raise(self) -> None:
         if not self._inside or self.ended_by is None:
