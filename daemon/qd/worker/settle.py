@@ -82,8 +82,8 @@ class Settler:
             note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
             said = json.loads(note) if note else {}
             facts = said.get("death")
-            return Death(str(said.get("told", "")), facts if isinstance(facts, dict) else None)
-        except (ValueError, AttributeError, ConnectionLost, ServerRefused):
+            return Death(str(said.get("told", "")), flat(facts) if isinstance(facts, dict) else None)
+        except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
             return Death()
 
     def _job(self, job: Reserved) -> dict[str, object]:
@@ -97,6 +97,11 @@ class Settler:
             "attempt": payload.attempts,
             "crashes": payload.crashes or None,
         }
+
+
+def flat(facts: dict[str, object]) -> dict[str, object]:
+    """Without what is nested: no fact of ours is, and a note may be anybody's, nested too deep to be written again."""
+    return {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
 
 
 def _payload(job: Reserved) -> Payload | None:
