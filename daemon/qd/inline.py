@@ -134,7 +134,7 @@ class Inline(Worker):
 
     def _hear_keeper(self) -> None:
         self.beside.watch()
-        if any(message.get("kind") == "restart" for message, _ in self.ear.read()):
+        if any(message.get("kind") == "restart" for message, *_ in self.ear.read()):
             self._leave("qd restart")
 
     def _wait(self) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 
 from qd.master.oom import OomKills
 from qd.process import child, vitals
@@ -41,6 +42,7 @@ class Worker:
     killed_at: float = 0.0
     beat: int = 0  # its sign of life, as it was last seen
     quiet_since: int = 0  # when it was first seen so
+    word: str = field(default_factory=lambda: secrets.token_hex(8))  # known to who makes it, and to no job before
 
     @property
     def busy(self) -> bool:
@@ -142,6 +144,7 @@ class Children:
         self.workers: dict[int, Worker] = {}  # by slot
         self.dead: dict[int, Unsettled] = {}  # by slot, until it is taken again
         self._generations: Counter[int] = Counter()  # by slot; what stands in shared memory may be a job's scribbling
+        self.given_up = deque[str](maxlen=SLOTS)  # the words of workers that were never seen
         self.oom = OomKills()
 
     def __len__(self) -> int:
@@ -190,6 +193,7 @@ class Children:
         """Workers whose template died between the order and the birth. Their slots are free again."""
         lost = [w for w in self.workers.values() if not w.pid and at - w.asked_at > SPAWN_PATIENCE]
         for worker in lost:
+            self.given_up.append(worker.word)
             self.forget(worker)
         return lost
 
@@ -251,8 +255,11 @@ class Children:
         """The last Python stack that the worker's fault handler wrote; empty when there is none."""
         if worker.stack_fd is None or not worker.stack_taken:
             return ""
-        size = os.fstat(worker.stack_fd).st_size
-        return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
+        try:
+            size = os.fstat(worker.stack_fd).st_size
+            return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> None:
         """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now."""

@@ -1,40 +1,65 @@
-"""What the children tell their master, one act a kind of news. A job can write to this socket too: nothing is believed
-that does not fit what the master knows."""
+"""What the children tell their master, one act a kind of news. A job can write to this socket too: what is heard is believed
+of who can know it, and only where it fits what the master knows."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
+import time
 from typing import TYPE_CHECKING
 
+from qd.master.keeping import home_of, place_of
 from qd.process import child
 from qd.process.exits import Exit
 from qd.process.scoreboard import Why
-from qd.process.talk import Message
+from qd.process.talk import Heard
 
 if TYPE_CHECKING:
+    from qd.master.code import Code
     from qd.master.loop import Master
+
+TOLD = 10.0  # seconds between two lines about news that are refused
+
+
+class Forged(ValueError):
+    """Not from who could know it, or it does not fit."""
 
 
 class News:
     def __init__(self, master: Master) -> None:
         self.master = master
+        self._refused = 0
+        self._told_at = 0.0
 
     def hear(self) -> None:
-        for message, fd in self.master.ear.read():
-            act = getattr(self, f"_on_{message.get('kind')}", None)
-            if act is None:
-                continue
+        for heard in self.master.ear.read():
+            kept = False
             try:
-                act(message, fd)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                self.master.log.warning("master.news_refused", news=message.get("kind"), error=repr(error))
+                act = getattr(self, f"_on_{heard.message.get('kind')}", None)
+                kept = act is not None and bool(act(heard))
+            except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                self._refuse(heard, error)
+            finally:
+                if heard.fd is not None and not kept:
+                    os.close(heard.fd)
 
-    def _on_imported(self, message: Message, fd: int | None) -> None:
-        master = self.master
+    def _refuse(self, heard: Heard, error: Exception) -> None:
+        self._refused += 1
+        if time.monotonic() - self._told_at > TOLD:
+            kind = str(heard.message.get("kind"))[:40]
+            self.master.log.warning(
+                "master.news_refused", news=kind, error=repr(error), sender=heard.sender, count=self._refused
+            )
+            self._refused, self._told_at = 0, time.monotonic()
+
+    def _on_imported(self, heard: Heard) -> None:
+        master, message = self.master, heard.message
         code = master.codes.by_number(message["code"])
         if code is None or code.imported:
             return
+        self._of_code(heard, code)
+        place_of(message["settings"]), home_of(message["settings"])
         code.settings = message["settings"]
         if not (code.preload and message["preload"]):
             master.codes.without_template(code)
@@ -43,39 +68,61 @@ class News:
         if master.rolling.imported(code):
             master.announce(message)
 
-    def _on_born(self, message: Message, fd: int | None) -> None:
-        master = self.master
-        master.children.born(message["slot"], message["generation"], message["pid"])
+    def _of_code(self, heard: Heard, code: Code) -> None:
+        """From its template, or from a worker that has imported it by itself."""
+        worker = None if code.pid else self.master.children.by_pid(heard.sender or -1)
+        knows = code.pid or (worker.pid if worker is not None and worker.code == code.number else 0)
+        if heard.sender not in (None, knows):
+            raise Forged("not from who imports the app")
+
+    def _on_born(self, heard: Heard) -> None:
+        """Said by a process that nobody knows, and that is gone by now: what it was given says that it is no other."""
+        master, message, pid = self.master, heard.message, heard.message["pid"]
+        if not isinstance(pid, int) or not 1 < pid < 1 << 31:
+            raise Forged("no pid")
         worker = master.children.found(message["slot"], message["generation"])
-        if worker is None:  # given up before it was born
-            child.kill_group(message["pid"])
-            return
+        if worker is None and message["word"] in master.children.given_up:  # before it was born
+            master.children.given_up.remove(message["word"])
+            return child.kill_group(pid)
+        if worker is None or worker.pid or message["word"] != worker.word:
+            raise Forged("nobody was to be born there")
         master.spawning.born(worker)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:  # it has died and was reaped as nobody's: it stood behind too much other news
+            return master.children.forget(worker)
+        master.children.born(worker.slot.number, worker.generation, pid)
         if worker.draining or master.stopping is not None:
             worker.send(signal.SIGTERM)
 
-    def _on_unborn(self, message: Message, fd: int | None) -> None:
+    def _on_unborn(self, heard: Heard) -> None:
+        message = heard.message
         worker = self.master.children.found(message["slot"], message["generation"])
-        if worker is not None and not worker.pid:
+        if worker is not None and not worker.pid and worker.word == message["word"]:
             self.master.children.forget(worker)
-            self.master.spawning.refused(message["error"])
+            self.master.spawning.refused(str(message["error"]))
 
-    def _on_ready(self, message: Message, fd: int | None) -> None:
-        master = self.master
-        worker = master.children.found(message["slot"], message["generation"])
+    def _on_ready(self, heard: Heard) -> bool:
+        """Whether the descriptor is kept."""
+        master, fd = self.master, heard.fd
+        worker = master.children.found(heard.message["slot"], heard.message["generation"])
         if worker is None:
-            if fd is not None:
-                os.close(fd)
-            return
+            return False
+        if worker.ready or heard.sender not in (None, worker.pid):
+            raise Forged("not from a worker that boots")
+        if fd is not None and not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Forged("no file for stacks")
         worker.is_ready(fd)
         master.boots.ready()
         if worker.draining or master.stopping is not None:
             worker.send(signal.SIGTERM)
         else:  # it may have been told the other word before it could hear
             worker.send(signal.SIGUSR2 if master.paused else signal.SIGCONT)
+        return fd is not None
 
-    def _on_restart(self, message: Message, fd: int | None) -> None:
-        master = self.master
+    def _on_restart(self, heard: Heard) -> None:
+        master, message = self.master, heard.message
+        self._of_keeper(heard)
         newest = master.codes.coming or master.codes.serving
         if message.get("rolling") and newest is not None and newest.forked_ns > message.get("at", 0):
             return  # this code is newer than the stamp: a new keeper has read it again
@@ -84,13 +131,19 @@ class News:
         elif master.stopping is None:
             master.stop("qd restart", Exit.OK)
 
-    def _on_lost(self, message: Message, fd: int | None) -> None:
-        worker = self.master.children.found(message["slot"], message["generation"])
+    def _on_lost(self, heard: Heard) -> None:
+        self._of_keeper(heard)
+        worker = self.master.children.found(heard.message["slot"], heard.message["generation"])
         if worker is not None and worker.busy:
-            self.master.children.alarm(worker, Why.LEASE, message["turn"])
+            self.master.children.alarm(worker, Why.LEASE, heard.message["turn"])
 
-    def _on_changed(self, message: Message, fd: int | None) -> None:
+    def _of_keeper(self, heard: Heard) -> None:
+        if heard.sender not in (None, self.master.keeping.pid):
+            raise Forged("not from the keeper")
+
+    def _on_changed(self, heard: Heard) -> None:
         coming = self.master.codes.coming
         code = coming if coming is not None and coming.imported else self.master.codes.serving
-        if code is not None and code.number == message["code"]:
-            self.master.reload(f"changed: {message['file']}")
+        if code is not None and code.number == heard.message["code"]:
+            self._of_code(heard, code)
+            self.master.reload(f"changed: {heard.message['file']}")

@@ -71,7 +71,8 @@ class Spawning:
         worker = master.children.take(number, code.number, time.monotonic())
         seat = Seat(number, worker.generation, master.paused)
         if code.preload:
-            if code.orders is None or not code.orders.give(slot=number, generation=seat.generation, paused=seat.paused):
+            order = {"slot": number, "generation": seat.generation, "paused": seat.paused, "word": worker.word}
+            if code.orders is None or not code.orders.give(**order):
                 master.children.forget(worker)
             return
         try:

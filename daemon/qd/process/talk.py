@@ -1,7 +1,8 @@
 """How master and children talk beside signals: JSON, one message a datagram upwards, one a line downwards.
 
 Upwards (`Voice`, one socket for all children): news. Downwards (`Orders`, a stream a child): what to do; its end means
-leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it.
+leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it. A job can find the
+news socket too: the kernel tells who has sent a message, and no look takes more than MOST of them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ import contextlib
 import json
 import os
 import socket
+import struct
+from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 Message = dict[str, Any]
 LARGEST = 200_000  # bytes of one message; a longer one is not heard
+MOST = 500  # messages of one look: whoever sends without end does not keep the master from its work
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_NAMED = hasattr(socket, "SO_PASSCRED")  # Linux
+
+
+class Heard(NamedTuple):
+    """A message, the descriptor that came with it, and the pid of who sent it; None where the kernel does not tell."""
+
+    message: Message
+    fd: int | None
+    sender: int | None
 
 
 class Voice:
@@ -42,26 +56,41 @@ class Ear:
         for end in (self.sock, other):  # macOS would take 2,048 bytes
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LARGEST)
+        if _NAMED:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.voice = Voice(other)
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def read(self) -> Iterator[tuple[Message, int | None]]:
-        while True:
+    def read(self) -> Iterator[Heard]:
+        """At most MOST of them. Whoever takes one closes its descriptor."""
+        for _ in range(MOST):
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, LARGEST + 4096, 1)
+                data, ancillary, _, _ = self.sock.recvmsg(LARGEST + 4096, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4))
             except OSError:
                 return
+            fds, sender = taken_from(ancillary)
             try:
                 message = json.loads(data)
             except (ValueError, RecursionError):
                 message = None
+            fd = fds.pop(0) if fds and isinstance(message, dict) else None
+            for other in fds:
+                os.close(other)
             if isinstance(message, dict):
-                yield message, fds[0] if fds else None
-            else:  # a job can write here too
-                for fd in fds:
-                    os.close(fd)
+                yield Heard(message, fd, sender)
+
+
+def taken_from(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], int | None]:
+    """The descriptors beside a message, and the pid of its sender."""
+    fds, sender = array("i"), None
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        elif _NAMED and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+    return fds.tolist(), sender
 
 
 class Orders:

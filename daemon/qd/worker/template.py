@@ -139,24 +139,27 @@ def obey(hands: Hands, inbox: Inbox, app: Qd, watch: Watch | None) -> int:
     while not inbox.ended:
         if poll.poll(LOOK if watch else None):
             for order in inbox.read():
-                fork_worker(hands, inbox, app, Seat(order["slot"], order["generation"], order["paused"]))
+                seat = Seat(order["slot"], order["generation"], order["paused"])
+                fork_worker(hands, inbox, app, seat, order["word"])
         if watch is not None:
             tell_change(hands, watch)
     return 0
 
 
-def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat) -> None:
+def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat, word: str) -> None:
+    """word: goes with what is said of the birth; the master has told it to nobody else."""
+
     def body() -> int:
         inbox.sock.close()
         return boot.serve(app, app.settings, replace(hands, log=hands.log.of("worker")), seat)
 
     def born(pid: int) -> None:
-        hands.voice.tell("born", slot=seat.slot, generation=seat.generation, pid=pid)
+        hands.voice.tell("born", slot=seat.slot, generation=seat.generation, word=word, pid=pid)
 
     try:
         child.fork_for(hands.master, body, born)
     except OSError as error:  # the master says so, and asks again later
-        hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, error=str(error))
+        hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, word=word, error=str(error))
 
 
 def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) -> int:
