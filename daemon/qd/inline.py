@@ -84,14 +84,14 @@ class Beside:
             return keeper.run(self.hands, orders.child_end, self.settings)
 
         self._orders, self._started = orders, time.monotonic()
-        self._pid = child.fork(body)
+        self.pid = child.fork(body)
         orders.child_end.close()
 
     def watch(self) -> None:
         """Replace it when it has died: without one no job is taken."""
         if time.monotonic() - self._started < 1.0:
             return
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             self.hands.log.error("keeper.died", how=told(status))
             self._orders.close()
@@ -99,7 +99,7 @@ class Beside:
 
     def end(self) -> None:
         self._orders.dismiss()
-        os.waitpid(self._pid, 0)
+        os.waitpid(self.pid, 0)
 
 
 class Inline(Worker):
@@ -134,8 +134,11 @@ class Inline(Worker):
 
     def _hear_keeper(self) -> None:
         self.beside.watch()
-        if any(message.get("kind") == "restart" for message, *_ in self.ear.read()):
-            self._leave("qd restart")
+        for message, fd, sender in self.ear.read():
+            if fd is not None:
+                os.close(fd)
+            if message.get("kind") == "restart" and sender in (None, self.beside.pid):
+                self._leave("qd restart")
 
     def _wait(self) -> None:
         at_once, seconds = self.work.stop_when_empty, self.work.stop_when_empty_for

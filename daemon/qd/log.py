@@ -80,7 +80,9 @@ class Unblocked:
         try:
             if self._socket is not None:
                 return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) > 0
-            if not select.select([], [self._fd], [], 0)[1]:
+            poll = select.poll()  # not select: the descriptor may be beyond 1024
+            poll.register(self._fd, select.POLLOUT)
+            if not poll.poll(0):
                 return False
             return os.write(self._fd, line) > 0
         except (OSError, ValueError):

@@ -23,7 +23,7 @@ LIES = (
     + """
 import json, os, signal, socket, stat, subprocess
 
-def news():
+def lines():
     for fd in range(3, 64):
         try:
             is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
@@ -31,17 +31,28 @@ def news():
             continue
         found = socket.socket(fileno=os.dup(fd)) if is_socket else None
         if found is not None and (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_DGRAM):
-            return found
+            yield found
+
+def news():
+    return next(lines())
 
 def tell(fd=None, **message):
     data = json.dumps(message).encode()
-    socket.send_fds(news(), [data], [] if fd is None else [fd])
+    for line in lines():
+        socket.send_fds(line, [data], [] if fd is None else [fd])
 
 @app.job("lie")
 def lie(message: dict) -> None:
     for generation in range(1, 5):
         tell(**{"slot": 0, "generation": generation, **message})
     note("lie")
+
+@app.job("drop")
+def drop() -> None:
+    for turn in range(4):
+        tell(kind="lost", slot=0, generation=1, turn=turn)
+    time.sleep(1)
+    note("drop")
 
 @app.job("claim")
 def claim() -> None:
@@ -84,7 +95,6 @@ LIED = {
     "a pid beyond all": {**BORN, "pid": 1 << 70},
     "a slot that is none": {**BORN, "slot": [], "pid": (1 << 31) - 1},
     "a restart": {"kind": "restart"},
-    "a lease that is lost": {"kind": "lost", "turn": "x"},
     "a change of the code": {"kind": "changed", "code": 1, "file": "x"},
     "a worker without a process": {"kind": "unborn", "error": "x", "word": ""},
 }
@@ -109,6 +119,24 @@ def test_a_lie_changes_nothing(shop: Project, witness: Witness, redis: Client, l
     work.stop()
     assert not work.matches("Traceback|master.reloading|qd restart|worker.died")
     assert len(work.matches("master.news_refused")) <= 1
+
+
+def test_no_lease_is_lost_but_by_the_word_of_the_keeper(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "1")
+    push(redis, "drop", {})
+    witness.wait("drop")
+    work.wait_line("job.done")
+    work.stop()
+    assert not work.matches("ERROR")
+
+
+def test_a_worker_without_a_master_believes_its_keeper_only(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "0")
+    push(redis, "lie", {"message": {"kind": "restart"}})
+    push(redis, "quick", {})
+    witness.wait("quick")
+    work.stop()
+    assert not work.matches("qd restart")
 
 
 def test_no_import_is_believed_but_of_who_imports(project: MakeProject, redis: Client) -> None:

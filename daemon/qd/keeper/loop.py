@@ -88,9 +88,10 @@ class Keeper:
 
     def run(self, inbox: Inbox) -> int:
         deadline = 0.0
+        poll = select.poll()  # not select: what it inherits may have descriptors beyond 1024
+        poll.register(inbox.fileno(), select.POLLIN)
         while not inbox.ended:
-            wait = max(0.0, deadline - time.monotonic())
-            if select.select([inbox], [], [], wait)[0]:  # to the microsecond: a due moment is waited for here
+            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
                 self.dead.hear(inbox.read())
             self.board.set_header(H.KEEPER_ALIVE, now())
             deadline = self._turn()

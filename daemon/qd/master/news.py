@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qd.master.loop import Master
 
 TOLD = 10.0  # seconds between two lines about news that are refused
+# What acts run into when fields are missing, of other types, of other sizes, or when no such process is.
+UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
 class Forged(ValueError):
@@ -30,15 +32,15 @@ class News:
     def __init__(self, master: Master) -> None:
         self.master = master
         self._refused = 0
-        self._told_at = 0.0
+        self._told_at = -TOLD
 
     def hear(self) -> None:
         for heard in self.master.ear.read():
-            kept = False
+            kept, kind = False, heard.message.get("kind")
+            act = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
             try:
-                act = getattr(self, f"_on_{heard.message.get('kind')}", None)
                 kept = act is not None and bool(act(heard))
-            except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            except UNFIT as error:
                 self._refuse(heard, error)
             finally:
                 if heard.fd is not None and not kept:
@@ -47,9 +49,9 @@ class News:
     def _refuse(self, heard: Heard, error: Exception) -> None:
         self._refused += 1
         if time.monotonic() - self._told_at > TOLD:
-            kind = str(heard.message.get("kind"))[:40]
+            kind, count = heard.message["kind"], self._refused
             self.master.log.warning(
-                "master.news_refused", news=kind, error=repr(error), sender=heard.sender, count=self._refused
+                "master.news_refused", news=kind, error=repr(error), sender=heard.sender, count=count
             )
             self._refused, self._told_at = 0, time.monotonic()
 
@@ -59,7 +61,8 @@ class News:
         if code is None or code.imported:
             return
         self._of_code(heard, code)
-        place_of(message["settings"]), home_of(message["settings"])
+        for read in (place_of, home_of):  # the keeper is looked after by them: refused here, or never
+            read(message["settings"])
         code.settings = message["settings"]
         if not (code.preload and message["preload"]):
             master.codes.without_template(code)

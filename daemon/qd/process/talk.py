@@ -2,7 +2,7 @@
 
 Upwards (`Voice`, one socket for all children): news. Downwards (`Orders`, a stream a child): what to do; its end means
 leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it. A job can find the
-news socket too: the kernel tells who has sent a message, and no look takes more than MOST of them.
+news socket too: the kernel tells who has sent a message, and no look takes more than MOST of them or MUCH of it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from typing import Any, NamedTuple
 
 Message = dict[str, Any]
 LARGEST = 200_000  # bytes of one message; a longer one is not heard
-MOST = 500  # messages of one look: whoever sends without end does not keep the master from its work
+# Of one look: whoever sends without end does not keep the master from its work. More than the socket holds at any moment
+# (net.unix.max_dgram_qlen, 512 by default; its buffers), so that what stood there before a look is heard in it.
+MOST = 1000  # messages
+MUCH = 5 * LARGEST  # bytes
+NOBODY = -1  # a sender that the kernel has no pid for here: of another pid namespace
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _NAMED = hasattr(socket, "SO_PASSCRED")  # Linux
 
 
 class Heard(NamedTuple):
-    """A message, the descriptor that came with it, and the pid of who sent it; None where the kernel does not tell."""
+    """A message, the descriptor that came with it, and the pid of who sent it; None where no kernel tells (macOS)."""
 
     message: Message
     fd: int | None
@@ -64,12 +68,16 @@ class Ear:
         return self.sock.fileno()
 
     def read(self) -> Iterator[Heard]:
-        """At most MOST of them. Whoever takes one closes its descriptor."""
+        """At most MOST of them, at most MUCH. Whoever takes one closes its descriptor."""
+        size = 0
         for _ in range(MOST):
+            if size > MUCH:
+                return
             try:
                 data, ancillary, _, _ = self.sock.recvmsg(LARGEST + 4096, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4))
             except OSError:
                 return
+            size += len(data)
             fds, sender = taken_from(ancillary)
             try:
                 message = json.loads(data)
@@ -84,12 +92,12 @@ class Ear:
 
 def taken_from(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], int | None]:
     """The descriptors beside a message, and the pid of its sender."""
-    fds, sender = array("i"), None
+    fds, sender = array("i"), NOBODY if _NAMED else None
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         elif _NAMED and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+            sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0] or NOBODY
     return fds.tolist(), sender
 
 
