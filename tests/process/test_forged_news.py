@@ -172,6 +172,7 @@ def test_what_is_no_file_takes_no_stack(shop: Project, witness: Witness, redis: 
     work.wait_line("job.killed")
     push(redis, "quick", {})
     witness.wait("quick")
+    work.wait_line("job.failed")
     work.stop()
 
 
@@ -192,5 +193,6 @@ def test_news_without_end_keep_the_master_from_nothing(shop: Project, witness: W
     work.wait_line("job.killed.*reason=timeout", 10)
     push(redis, "quick", {})
     witness.wait("quick")
+    work.wait_line("job.failed")
     work.stop()
     assert len(work.matches("master.news_refused")) <= 3
