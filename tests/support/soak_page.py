@@ -68,7 +68,7 @@ def jobs(soak: Soak) -> str:
 def doubles(soak: Soak) -> str:
     found = sorted(soak.tally.doubles(), key=lambda double: double.at)
     rows = [(d.n, d.kind, f"{d.at - soak.began:.1f} s", d.reason or "**nobody knows**") for d in found]
-    return f"## What ran to its end twice\n\n{len(found)} jobs.\n\n" + table(
+    return f"## What ran to its end twice\n\n{len(found)} of all jobs.\n\n" + table(
         ["job", "kind", "first end", "why again"], rows
     )
 
@@ -94,8 +94,22 @@ def redis(soak: Soak) -> str:
     return "## What stood in Redis\n\n" + table(["key", "most, first half", "most, second half", "last"], rows)
 
 
+READING = """## How to read it
+
+- A `long` job that failed was killed three times: `max_crashes`. `poison` and `fails` are to fail.
+- Numbers of jobs count those too whose push Redis, being away, has answered with an error.
+- `job.lease_lost`: a killed Redis had not kept an ack, or a late answer changed nothing.
+- `lease.expired`: a job waited for its lease; what its dead worker had reserved reached Redis after its keeper had looked.
+- `master.reload_refused`: what imported the code anew was killed.
+- `worker.never_born`: its template was killed between the order and the birth; another worker was asked for.
+- `queues:default:deaths` keeps 1,000 notes at most, and none for longer than a day.
+- Growth is reckoned from processes that lived for some minutes; keepers and templates were killed sooner.
+"""
+
+
 def log(soak: Soak) -> str:
     odd = "".join(f"- {line}\n" for line in soak.odd)
-    return (
+    said = (
         "## What the logs said\n\n" + table(["event", "lines"], soak.events.most_common()) + (f"\n{odd}" if odd else "")
     )
+    return said + "\n" + READING
