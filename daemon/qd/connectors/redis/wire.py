@@ -41,6 +41,7 @@ PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH",
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
 NAMED = 60.0  # seconds that finding the address of a name may take
 LARGE = 1 << 20  # bytes of a reply that are worth a new reader
+RATE = 1 << 16  # bytes a second that a large reply may come at, at least
 LEAVING = 0.1  # seconds a server may take to hang up, too
 # Not to be used again after these: another server serves now and the name is resolved anew, or this one hangs up.
 LAST = ("READONLY", "MASTERDOWN", "Protocol error", "max number of clients reached")
@@ -60,7 +61,8 @@ def packed(args: Sequence[Arg]) -> bytes:
 class Wire:
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
 
-    timeout: seconds any reply may take; connect_timeout: seconds a connection may take. Both are always finite.
+    timeout: seconds until a reply begins, and then until it is whole, a large one a second for each RATE bytes more;
+    connect_timeout: seconds a connection may take. Both are always finite.
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
@@ -149,7 +151,7 @@ class Wire:
         return reply
 
     def _reply(self) -> Any:
-        reader, sock, came = self._reader, self._sock, 0
+        reader, sock, came, until = self._reader, self._sock, 0, 0.0
         try:
             reply = reader.gets()
             while reply is False:
@@ -159,6 +161,8 @@ class Wire:
                 reader.feed(data)
                 came += len(data)
                 reply = reader.gets()
+                if reply is False:
+                    until = self._in_time(until, came)
             if came > LARGE and not reader.has_data():
                 self._reader = hiredis.Reader()  # the old one would keep a copy until the next reply
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
@@ -167,6 +171,15 @@ class Wire:
         if self.about is not None:
             self.about(0.0)
         return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
+
+    def _in_time(self, until: float, came: int) -> float:
+        """A part of a reply came, of `came` bytes by now. Returns until when the rest is waited for, but for RATE; raises
+        TimeoutError: each part on time is no answer, where they never make a whole."""
+        at = time.monotonic()
+        until = until or at + (self._sock.gettimeout() or self.timeout if self._sock else self.timeout)
+        if at > until + came / RATE:
+            raise TimeoutError
+        return until
 
     def readable(self, seconds: float, wake: int) -> bool:
         """Wait for the first byte of a reply, at most `seconds`, ended at once by the descriptor `wake`."""
