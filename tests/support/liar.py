@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+TIME = b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n"  # what Redis answers to TIME, with which a connection begins
+
 
 class Liar:
     """`with Liar(answer) as liar: ... liar.url`. A client that hangs up ends its answer."""
@@ -54,10 +56,12 @@ def always(reply: bytes) -> Callable[[socket.socket], None]:
 
 
 def in_parts(head: bytes, part: bytes, count: int, pause: float, tail: bytes = b"") -> Callable[[socket.socket], None]:
-    """To anything: `head`, then `count` times `part`, `pause` seconds before each; `tail`."""
+    """Greets as Redis does; then, to anything: `head`, then `count` times `part`, `pause` seconds before each; `tail`."""
 
     def answer(client: socket.socket) -> None:
         gone = threading.Event()
+        client.recv(1 << 16)
+        client.sendall(TIME)
         client.recv(1 << 16)
         client.sendall(head)
         for _ in range(count):

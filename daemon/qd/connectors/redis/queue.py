@@ -69,10 +69,17 @@ class RedisQueue:
     # -- sending
 
     def push(self, queue: str, payload: bytes) -> None:
-        script("push").call(self.wire, self._keys(keys.ready(queue), keys.notify(queue)), payload)
+        self._add("push", (keys.ready(queue), keys.notify(queue)), [payload])
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
-        script("later").call(self.wire, self._keys(keys.delayed(queue), keys.notify(queue)), delay, payload)
+        self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
+
+    def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
+        """Only the number of jobs that were added is a yes."""
+        added = script(name).call(self.wire, self._keys(*names), *args)
+        if added != len(args) // (2 if name == "later" else 1):
+            self.wire.close()
+            raise ConnectionLost(self.wire.no_redis)
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
@@ -85,12 +92,10 @@ class RedisQueue:
                 now.setdefault(queue, []).append(payload)
         for queue, payloads in now.items():
             for at in range(0, len(payloads), CHUNK):
-                names = self._keys(keys.ready(queue), keys.notify(queue))
-                script("push").call(self.wire, names, *payloads[at : at + CHUNK])
+                self._add("push", (keys.ready(queue), keys.notify(queue)), payloads[at : at + CHUNK])
         for queue, pairs in then.items():
             for at in range(0, len(pairs), 2 * CHUNK):
-                names = self._keys(keys.delayed(queue), keys.notify(queue))
-                script("later").call(self.wire, names, *pairs[at : at + 2 * CHUNK])
+                self._add("later", (keys.delayed(queue), keys.notify(queue)), pairs[at : at + 2 * CHUNK])
 
     # -- working
 

@@ -96,9 +96,11 @@ class Wire:
         self._used = time.monotonic()
         greeting = self._greeting()
         try:
-            for command, reply in zip(greeting, self.call_many(greeting) if greeting else [], strict=True):
-                if isinstance(reply, Exception) and command[0] != "CLIENT":  # a name is a comfort, an ACL may refuse it
+            for command, reply in zip(greeting, self.call_many(greeting), strict=True):
+                if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
                     raise reply
+            if not isinstance(reply, Exception) and not (isinstance(reply, list) and len(reply) == 2):
+                raise Unreachable(self.no_redis)
         except BaseException:
             self.close()
             raise
@@ -111,7 +113,12 @@ class Wire:
             commands.append(("SELECT", target.db))
         if self.name:
             commands.append(("CLIENT", "SETNAME", self.name))
+        commands.append(("TIME",))  # who answers this well is a Redis
         return commands
+
+    @property
+    def no_redis(self) -> str:
+        return f"the server at {self.target.place} answers what no Redis answers: does the url name another program's port?"
 
     def call(self, *args: Arg) -> Any:
         """One command, one reply."""
@@ -259,6 +266,11 @@ class Wire:
             sock.close()
         else:
             sock.detach()
+
+
+def may_be_refused(command: Arg, error: Exception) -> bool:
+    """A name is a comfort, an ACL may refuse it; and what TIME is refused for, the first call is told."""
+    return command == "CLIENT" or (command == "TIME" and not isinstance(error, ServerBusy))
 
 
 def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:

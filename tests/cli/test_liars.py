@@ -1,0 +1,58 @@
+"""Something else than Redis listens at the url, and answers: every command says so in one line, exit 69."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.redis.queue import RedisQueue
+from qd.errors import ConnectionLost
+from tests.support.liar import TIME, Liar, always
+from tests.support.project import MakeProject
+from tests.support.witness import JOBS
+
+NONSENSE = {"nil": b"$-1\r\n", "empty": b"*0\r\n", "ok": b"+OK\r\n", "zero": b":0\r\n"}
+LOOKS = (
+    ["health"],
+    ["status"],
+    ["dispatch", "quick"],
+    ["restart"],
+    ["pause", "default"],
+    ["down"],
+)
+
+
+@pytest.mark.parametrize("reply", NONSENSE)
+def test_what_answers_as_no_redis_does_is_told_in_one_line(project: MakeProject, reply: str) -> None:
+    with Liar(always(NONSENSE[reply])) as liar:
+        shop = project(jobs=JOBS, url=liar.url)
+        for command in LOOKS:
+            done = shop.qd(*command)
+            said = done.stdout + done.stderr
+            assert (done.returncode, "answers what no Redis answers" in said) == (69, True), f"{command}: {said}"
+            assert "Traceback" not in said
+            assert len(done.stderr.splitlines()) <= 1, done.stderr
+        done = shop.qd("doctor", "--json")
+        assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr
+        assert "answers what no Redis answers" in json.dumps(json.loads(done.stdout))
+
+
+def test_a_push_that_is_not_answered_with_its_number_was_none() -> None:
+    def greets(client: socket.socket) -> None:
+        """As Redis does, and to everything else +OK."""
+        while data := client.recv(1 << 16):
+            client.sendall(TIME if b"TIME" in data else b"+OK\r\n")
+
+    with Liar(greets) as liar:
+        queue = RedisQueue(ConnectionSettings(name="redis", url=liar.url), token="Tok3nTok3n", slot=1)
+        for send in (
+            lambda: queue.push("a", b"{}"),
+            lambda: queue.later("a", b"{}", 1.0),
+            lambda: queue.push_many([("a", b"{}", None), ("a", b"{}", None)]),
+            lambda: queue.push_many([("a", b"{}", 1.0)]),
+        ):
+            with pytest.raises(ConnectionLost, match="answers what no Redis answers"):
+                send()
