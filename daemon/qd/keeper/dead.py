@@ -101,9 +101,11 @@ class Dead:
         mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
         verdict = slot[W.VERDICT] if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
         text, delay = member, 0.0
-        in_hooks = bool(mark) and slot[W.FAILS] == Fails.HOOKS and slot[W.TURN] == split_mark(mark).turn
+        hooks = slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE)
+        in_hooks = bool(mark) and hooks and slot[W.TURN] == split_mark(mark).turn
         if in_hooks:
-            text = answered(member, mark, ended="h")
+            unbegun = max(0, int(split_mark(mark).n) - 1) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
+            text = answered(member, mark, attempts=unbegun, ended="h")
         elif verdict == Verdict.HAND_BACK:
             text = answered(member, mark, attempts=max(0, int(split_mark(mark).n) - 1))
         elif verdict == Verdict.TIMEOUT:

@@ -59,6 +59,7 @@ class Fails(IntEnum):
     NOT = 0
     KILLED = 1  # it fails when it is killed for its timeout: this was its last attempt
     HOOKS = 2  # it has failed already: failed() and listeners are running
+    HOOKS_BEFORE = 3  # the same, in an attempt that did not begin: the one before was killed
 
 
 @unique

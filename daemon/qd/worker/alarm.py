@@ -70,10 +70,10 @@ class Alarm:
                 self._slot[W.DEADLINE] = 0
         return result  # type: ignore[return-value]
 
-    def hooks_run(self) -> None:
+    def hooks_run(self, fails: Fails = Fails.HOOKS) -> None:
         """The job has failed: should its failed() or a listener end this process, it is buried without them."""
         if os.getpid() == self._pid:
-            self._slot[W.FAILS] = Fails.HOOKS
+            self._slot[W.FAILS] = fails
 
     def lease_lost(self) -> None:
         """The job in hand is somebody else's by now: end it as any alarm does. From any thread of it."""

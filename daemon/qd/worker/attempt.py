@@ -42,6 +42,7 @@ from qd.limits import Fail, Limits, Release, after_error, before, hold_delay, li
 from qd.options import WorkOptions
 from qd.payload import Payload, read
 from qd.process import child
+from qd.process.scoreboard import Fails
 from qd.signing import Signing
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
@@ -265,7 +266,7 @@ class Attempts:
                 else:
                     self._emit(events.JobExceptionOccurred, job, error)
 
-        self.alarm.hooks_run()
+        self.alarm.hooks_run(Fails.HOOKS_BEFORE if timed_out else Fails.HOOKS)
         self._hooks(limits.timeout, hooks)
         return Failed(error, payload.attempts, death)
 
