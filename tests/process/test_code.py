@@ -285,7 +285,9 @@ def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, wi
     shop.jobs(BAD["does not import"])
     work.signal(signal.SIGHUP)
     work.wait_line("master.reload_refused")
-    work.children("waiting on")[0].kill()
+    killed = work.children("waiting on")[0]
+    killed.kill()
+    work.wait_line(f"worker.died .*pid={killed.pid} ")
     eventually(lambda: len(work.children("waiting on")) == 2, what="another worker")
     push(redis, "slow", {"seconds": 0.1})
     witness.wait("end")

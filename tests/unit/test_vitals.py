@@ -113,7 +113,7 @@ def test_own_memory_is_the_childs_own_after_a_fork() -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        block = bytearray(b"x") * 30_000_000
+        block = bytearray(b"x") * 64_000_000  # more than malloc ever takes from what a test before has given back
         os.write(write, str(vitals.own_anon_bytes() if block else 0).encode())
         os._exit(0)
     os.close(write)
