@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import subprocess
+import time
 
 import psutil
 import pytest
