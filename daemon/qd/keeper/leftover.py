@@ -22,7 +22,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
     """SIGKILL what the job in hand of `owner` ("<token>/<slot>") has started since it began (monotonic ns), and nothing of
-    jobs that ended before, but for what started in the same clock tick (10 ms). Returns how many. alive: called again and again meanwhile."""
+    jobs that ended before, but for what started in the same clock tick (10 ms). Returns how many. alive: called again and
+    again meanwhile."""
     wanted, since = owner.encode(), ticks_of(began)
     return end(lambda: running(lambda found: found == wanted, alive, since))
 
