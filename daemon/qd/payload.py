@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from qd.errors import ArgumentError, Malformed
+from qd.ties import Ties
 
 OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
 NO_DATA = b'""'  # what Laravel sends when a job has no data
@@ -52,6 +53,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     createdAt: float | None = None
     sig: str | None = None  # see signing.py
     attempts: Count = 0
+    qd: Ties | None = None  # what the end of this job does to others
     # qd's own, beside attempts; see unit.py
     crashes: Count = 0
     exceptions: Count = 0

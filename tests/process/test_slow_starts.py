@@ -77,7 +77,12 @@ def test_without_processes_to_be_had_those_that_are_there_serve(
             work = shop.work("-w", "2", *([] if preload else ["--no-preload"]))
         work.wait_line("master.ready")
         between = int(preload)  # a process between template and worker, which can be had: the worker itself cannot
-        pids.limit("pids.max", "pids.max", len(pids.pids) + between)
+        stay = 4 + int(
+            preload
+        )  # master, keeper, two workers; a template. Who forked the last worker may still be ending
+        eventually(lambda: len(work.children("waiting on")) == 2 and len(work.children("keeper")) == 1, what="titles")
+        eventually(lambda: len(pids.pids) == stay, what="only those that stay")
+        pids.limit("pids.max", "pids.max", stay + between)
         for _ in range(6):
             work.signal(signal.SIGTTIN)
         work.wait_line("worker.fork_failed .*workers=2 retry_in=1.000")

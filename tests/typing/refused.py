@@ -47,7 +47,7 @@ welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
 app.job("mail.other", delay=5)  # E: call-overload
 app.job("mail.other", timeout="30s")  # E: call-overload
-app.job("mail.other", middleware=[])  # E: call-overload
+app.job("mail.other", middleware=["lock"])  # E: list-item
 
 # results
 sent: Handle[str] = welcome.dispatch("a@b.c")  # E: assignment

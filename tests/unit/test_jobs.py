@@ -176,8 +176,9 @@ def test_an_empty_name_is_refused(app: FakeQd):
     [
         ({"trys": 5}, "'trys'.*did you mean 'tries'"),
         ({"delay": 5}, "unknown option 'delay'"),
-        ({"middleware": []}, "unknown option 'middleware'"),
-        ({"unique": "a"}, "unknown option 'unique'"),
+        ({"middleware": ["lock"]}, "'lock' is no middleware"),
+        ({"unique": ""}, "unique"),
+        ({"unique_until": "end"}, "neither 'start' nor 'done'"),
         ({"tries": -1}, "tries"),
         ({"timeout": "soon"}, "timeout"),
         ({"backoff": [1, -5]}, "backoff"),

@@ -90,7 +90,7 @@ def test_job_options_are_converted_and_what_is_not_said_stays_none():
     ("given", "says"),
     [
         ({"trys": 5}, "unknown option 'trys' of a job \\(did you mean 'tries'"),
-        ({"unique": "x"}, "unknown option 'unique' of a job"),
+        ({"uniq": "x"}, "unknown option 'uniq' of a job"),
         ({"tries": -1}, "option tries of a job: -1"),
         ({"timeout": "soon"}, "option timeout of a job"),
         ({"queue": ""}, "option queue of a job: '' is not a name"),

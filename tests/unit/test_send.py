@@ -220,7 +220,7 @@ def test_raw_is_no_matter_of_using(app: FakeQd):
         app.job("mail.welcome")(welcome).using(raw=True)
 
 
-@pytest.mark.parametrize("options", [{"dealy": 5}, {"key": "a"}, {"tries": "x"}])
+@pytest.mark.parametrize("options", [{"dealy": 5}, {"keys": "a"}, {"tries": "x"}])
 def test_options_of_using_are_checked(app: FakeQd, options):
     with pytest.raises(DeclarationError, match=next(iter(options))):
         app.job("mail.welcome")(welcome).using(**options)

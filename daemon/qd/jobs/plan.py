@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar
 
 from qd.errors import DeclarationError
 from qd.jobs.registry import Declared
 from qd.options import JobOptions
 
+if TYPE_CHECKING:
+    from qd.bus.running import RunningJob
+
 T_co = TypeVar("T_co", covariant=True)
 
 Span = float | timedelta  # seconds, or a timedelta
+
+
+class Middleware(Protocol):
+    """Stands around a job: does something, calls `call_next()` or does not, and returns what the job returns."""
+
+    def __call__(self, job: RunningJob, call_next: Callable[[], object], /) -> object: ...
 
 
 class Options(TypedDict, total=False):
@@ -27,6 +36,13 @@ class Options(TypedDict, total=False):
     retry_for: Span
     fail_on_timeout: bool
     tags: Sequence[str]
+    display_name: str
+    unique: str  # "order:{order_id}", filled from the arguments
+    unique_for: Span
+    unique_until: Literal["start", "done"]
+    middleware: Sequence[Middleware]
+    result_ttl: Span
+    delete_when_missing: bool
     raw: bool
 
 
@@ -34,6 +50,8 @@ class Sending(Options, total=False):
     """And how one is sent. delay: from now, or a moment (with its time zone)."""
 
     delay: Span | datetime
+    key: str
+    after_commit: bool
 
 
 class Plan:
@@ -42,21 +60,24 @@ class Plan:
     notes: the sender's, on what follows from declaration and options; shared by plans that differ in the delay only.
     """
 
-    __slots__ = ("declared", "delay", "notes", "options")
+    __slots__ = ("after_commit", "declared", "delay", "key", "notes", "options")
 
     def __init__(self, declared: Declared, options: JobOptions) -> None:
         self.declared = declared
         self.options = options
         self.delay: Span | datetime | None = None
+        self.key: str | None = None
+        self.after_commit: bool | None = None
         self.notes: list[Any] = []
 
     def using(self, given: Mapping[str, Any]) -> Plan:
         said = dict(given)
-        delay = said.pop("delay", self.delay)
+        delay, key = said.pop("delay", self.delay), said.pop("key", self.key)
+        after_commit = said.pop("after_commit", self.after_commit)
         if said.get("raw", self.declared.options.raw) != self.declared.options.raw:
             raise DeclarationError("raw is a matter of the declaration: say it in @app.job(raw=...), not in using()")
         plan = Plan(self.declared, JobOptions.read(said).over(self.options) if said else self.options)
-        plan.delay = delay
+        plan.delay, plan.key, plan.after_commit = delay, key, after_commit
         if not said:
             plan.notes = self.notes
         return plan

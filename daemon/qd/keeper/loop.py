@@ -137,6 +137,7 @@ class Keeper:
         stamped = stamp  # the clock by which restarts are stamped
         if not control:
             stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
+        self.board.set_header(H.DOWN, int(bool(down)))  # before the contact, which is what new workers wait for
         self.board.set_header(H.KEEPER_CONTACT, now())
         redis_now = float(stamp)
         if self._redis_now and redis_now - self._redis_now > self.gap:
@@ -148,7 +149,6 @@ class Keeper:
         self._forked_at(float(stamped))
         self.report.saw(redis_now, [queues[int(place) - 1] for place in str(waiting).split()])
         self._obey(read_restart(restart.encode()), float(stamped), first)
-        self.board.set_header(H.DOWN, int(bool(down)))
         self._tell_lost([item.decode() for item in reply[7:]])
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")

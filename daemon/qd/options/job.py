@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -28,6 +28,13 @@ class JobOptions:
     retry_for: float | None = _said("span")
     fail_on_timeout: bool | None = _said("switch")
     tags: tuple[str, ...] | None = _said("texts")
+    display_name: str | None = _said("name")
+    unique: str | None = _said("name")
+    unique_for: float | None = _said("span")
+    unique_until: str | None = _said("until")
+    middleware: tuple[Callable[..., object], ...] | None = _said("middleware")
+    result_ttl: float | None = _said("span")
+    delete_when_missing: bool | None = _said("switch")
     raw: bool | None = _said("switch")
 
     @classmethod

@@ -113,6 +113,20 @@ def _keys(value: object) -> tuple[str, ...]:
     return tuple(str(key) for key in found)
 
 
+def _until(value: object) -> str:
+    if value in ("start", "done"):
+        return str(value)
+    raise ValueError(f"{value!r} is neither 'start' nor 'done'")
+
+
+def _middleware(value: object) -> tuple[Callable[..., object], ...]:
+    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for each in found:
+        if not callable(each):
+            raise ValueError(f"{each!r} is no middleware (a callable that takes (job, call_next))")
+    return found
+
+
 KINDS: dict[str, Callable[[object], Any]] = {
     "count": _count,
     "span": units.span,
@@ -126,4 +140,6 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "keys": _keys,
     "names": _names,
     "texts": _texts,
+    "until": _until,
+    "middleware": _middleware,
 }

@@ -1,0 +1,57 @@
+"""What the end of a job does beside taking it away. A connector does all of it in the step that answers the job, or none
+of it: a worker that is killed in between has answered nothing.
+
+worker/ works them out from a payload's ties; Queue.ack, release and bury take them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Send another job: the next of a chain, a callback. delay: seconds."""
+
+    queue: str
+    payload: bytes
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free the lock `name`, if `owner` still has it."""
+
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last."""
+
+    id: str
+    job: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unkey:
+    """Forget the name `key` of the keyed job `id` in `queue`, if it is still that job's."""
+
+    queue: str
+    key: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep how the job `id` ended: its status and, as JSON, its result or error. ttl: seconds."""
+
+    id: str
+    status: str
+    value: bytes
+    ttl: float
+
+
+Effect = Push | Free | Count | Unkey | Keep

@@ -1,0 +1,38 @@
+"""What a job is tied to: the key "qd" of its payload, which bus/ writes and the worker reads when the job ends.
+
+    {"unique": "shop.charge:order:42", "chain": [["mail", 0, "{...}"]], "batch": "6f1c..."}
+
+Nothing of it is needed to run the job. Links are whole payloads as text, made (and signed) when the job was sent: a string
+is the one JSON value that every program between here and there leaves as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job that is sent later, on the connection of the one it is tied to. delay: seconds from then."""
+
+    queue: str
+    delay: float
+    payload: str
+
+
+class Ties(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
+    until: Literal["start", "done"] = "done"  # when that lock is freed
+    key: str | None = None  # the name under which it can be moved and cancelled while it waits
+    chain: tuple[Link, ...] = ()  # what follows when it has succeeded, the next first
+    catch: tuple[Link, ...] = ()  # what is sent when it, or what follows, has failed for good
+    batch: str | None = None  # the batch that counts it
+    after: str | None = None  # the batch that it is a callback of
+    result: float | None = None  # seconds for which its result is kept
+
+
+def written(ties: Ties) -> bytes:
+    """As it stands in a payload, with the comma before it; nothing at all for a job that is tied to nothing."""
+    text = msgspec.json.encode(ties)
+    return b"" if text == b"{}" else b',"qd":' + text
