@@ -60,9 +60,8 @@ class Spawning:
         if self.master.boots.fork.waits:
             return  # of the same round
         delay = self.master.boots.fork.step()
-        self.master.log.error(
-            "worker.fork_failed", error=error, workers=len(self.master.children.workers), retry_in=delay
-        )
+        there = sum(worker.pid > 0 for worker in self.master.children.workers.values())  # others are only asked for
+        self.master.log.error("worker.fork_failed", error=error, workers=there, retry_in=delay)
 
     def spawn(self, code: Code) -> None:
         master, number = self.master, self.master.children.free_slot()
