@@ -87,7 +87,7 @@ def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(project: 
         witness.wait("quick", 10, seconds=60)
         ((record, kept),) = failed(redis)
         assert kept == raw
-        assert "max_payload is" in record["reason"]
+        assert "times max_payload" in record["reason"]
         assert not witness.starting("large")
         assert grown(worker, before) < BESIDE
         work.stop()

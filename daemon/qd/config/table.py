@@ -29,8 +29,8 @@ QD = _rows(
         shown="the default connection",
     ),
     _key(
-        "max_payload", 16 << 20, "size", "refuse payloads that are larger, when they are sent and when they are taken, "
-        "0: any", "QD_MAX_PAYLOAD",
+        "max_payload", 1 << 20, "size", "refuse to send payloads that are larger, and to take those of others over sixteen "
+        "times that, 0: any", "QD_MAX_PAYLOAD",
     ),
     _key(
         "max_depth", 512, "count", "refuse payloads that are nested deeper, as PHP counts, 0: any", "QD_MAX_DEPTH",

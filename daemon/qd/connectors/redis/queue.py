@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1000  # payloads a script call carries at most
 MOVE = 100  # due jobs a turn moves at most
-ROOM = 1 << 20  # bytes that a payload may have over max_payload when it is taken: its counts, and what the job saved
+TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
 ANSWERS = ("turn", "ack", "release", "bury", "checkpoint")
@@ -56,7 +56,7 @@ class RedisQueue:
         self.owner = f"{token}/{slot}"
         self.base = f"{token}.{slot}."
         self.keep = keep  # records, seconds
-        self.longest = max_payload + ROOM if max_payload else 0
+        self.longest = TAKEN * max_payload
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
         if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with

@@ -69,7 +69,7 @@ local function reserve(i)
     end
     local text, mark, start, length, before, refused
     if most > 0 and #p > most and not foreign(p) then
-      refused = reject(i, p, head, string.format('%d bytes, and max_payload is %d', #p, most))
+      refused = reject(i, p, head, string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most))
     else
       text, mark, start, length, before = fresh_text(p, base)
       if not text then text, mark, start, length, before = other_text(p, base) end
