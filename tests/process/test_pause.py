@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 
@@ -156,6 +157,34 @@ def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witn
     shop.qd("up")
     witness.wait("end", 2)
     work.stop()
+
+
+# A keeper that is slow between its first contact and whatever it notes after it: workers may look in the meantime.
+SLOW_KEEPER = """
+import sys, time
+from qd.cli.main import main
+from qd.process.scoreboard import H, Scoreboard
+real = Scoreboard.set_header
+def slow(board, word, value):
+    real(board, word, value)
+    time.sleep(0.5 * (word is H.KEEPER_CONTACT))
+Scoreboard.set_header = slow
+main()
+"""
+
+
+def test_a_worker_that_looks_at_the_keeper_s_first_contact_knows_of_maintenance(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    shop.qd("down")
+    push(redis, "quick", {})
+    work = Procs([sys.executable, "-c", SLOW_KEEPER, "work", "-w", "2"], cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    eventually(lambda: len(work.children(" down")) == 2, 10)
+    assert not witness.lines
+    work.stop()
+    shop.qd("up")
+    redis.call("DEL", "queues:default", "queues:default:notify")
 
 
 def test_a_program_that_starts_in_maintenance_takes_nothing(shop: Project, witness: Witness, redis: Client) -> None:
