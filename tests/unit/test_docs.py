@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.samples import PAGES, ROOT, program
 from tests.support.server import Server
-
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(page.read_text())]
-
-
-def program(text: str) -> str:
-    """The samples, each on the line where it stands in the page; everything else is an empty line."""
-    lines, at = [""] * text.count("\n"), 0
-    for sample in SAMPLE.finditer(text):
-        at = text.count("\n", 0, sample.start(1))
-        code = sample[1].splitlines()
-        lines[at : at + len(code)] = code
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
