@@ -43,6 +43,7 @@ class Qd:
         self.connections = Connections(self._current_settings)
         self._settings: Settings | None = None
         self._send = Send(self._current_settings, self.connections, self.listeners)
+        self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
 
     @property

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from qd.errors import ArgumentError, Malformed
-from qd.ties import Ties
+from qd.ties import Ties, written
 
 OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
 NO_DATA = b'""'  # what Laravel sends when a job has no data
@@ -224,6 +224,15 @@ def make(
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id(seed))},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
+
+
+_BEHIND = len(',"id":""' + ',"attempts":0,"delay":null}')
+
+
+def tied(body: bytes, id: str, ties: Ties) -> bytes:
+    """The payload `body`, which `make` has made with this id, with what it is tied to in front of that."""
+    at = len(body) - len(id) - _BEHIND
+    return body[:at] + written(ties) + body[at:]
 
 
 def new_uuid(seed: bytes) -> str:

@@ -3,7 +3,8 @@
 jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker decodes with it. Pure.
 """
 
+from qd.arguments.pattern import Pattern
 from qd.arguments.signature import Signature, signature_of, signature_of_fields
 from qd.arguments.values import decode_value, encode_value
 
-__all__ = ["Signature", "decode_value", "encode_value", "signature_of", "signature_of_fields"]
+__all__ = ["Pattern", "Signature", "decode_value", "encode_value", "signature_of", "signature_of_fields"]

@@ -1,56 +1,38 @@
-"""The one way out: a plan and its data -> payload -> connector. Called by every dispatch, through app.py.
+"""The one way out: a plan and its data -> Parcel -> connector. Called by every dispatch, through app.py.
 
-What stays the same from call to call (connection, queue, the payload's options) is worked out once a plan: its Route.
+    parcel    made here and now: whatever is wrong with a job is told here
+    post      sent, in one round trip; or when the open transaction has been committed (after_commit=True)
+
+Single, bulk, named and raw jobs, chains and batches all go through these two.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qd.bounds import check
+from qd.bus.parcel import Parcel
+from qd.bus.route import Route, routed
+from qd.bus.route import due_in as due_in
+from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob, run_here
-from qd.bus.skeleton import SEED, Skeleton
+from qd.bus.skeleton import SEED
 from qd.connectors.base import Queue
 from qd.connectors.manager import Connections
-from qd.errors import DeclarationError
 from qd.events import JobQueued, Listeners
-from qd.jobs import Declared, Plan, Span
-from qd.options import JobOptions
+from qd.jobs import Plan
 from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield
-from qd.signing import Signing
-from qd.units import span
+from qd.ties import Ties
 
 if TYPE_CHECKING:
     from qd.config import Settings
 
-
-class Route(NamedTuple):
-    """Where jobs of a plan go, and what their payloads say. retry_for: seconds after they are due."""
-
-    settings: Settings
-    connection: str
-    queue: str
-    job: str
-    skeleton: Skeleton
-    retry_for: float | None
-    signing: Signing | None
-
-    def payload(self, data: bytes, seed: bytes, delay: float) -> tuple[str, bytes]:
-        """Its id, which current_job().id will be, and its bytes. Raises ArgumentError: they are too many."""
-        now, id, uuid = time.time(), new_id(seed), new_uuid(seed)
-        until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
-        body = self.skeleton.filled(data, uuid, id, int(now), until)
-        if self.signing is not None:
-            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
-        check(body, self.job, self.settings.max_payload, self.settings.max_depth)
-        return id, body
+Transaction = Callable[[Callable[[], object]], bool]  # "call this after the commit"; False: no transaction is open
 
 
 class Send:
@@ -60,46 +42,68 @@ class Send:
         self._settings = settings
         self._connections = connections
         self._listeners = listeners
+        self.transactions: list[Transaction] = []
 
     def send(self, plan: Plan, data: bytes) -> str:
         """Make it ready, or due after its delay. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
-        route = self.route(plan)
-        delay = 0.0 if plan.delay is None else due_in(plan.delay)
-        id, body = route.payload(data, os.urandom(SEED), delay)
-        self.push(route.connection, route.queue, body, delay, plan.declared.name, id)
-        return id
+        return self.post((self.route(plan).parcel(plan, data, os.urandom(SEED), None),))[0]
 
     def send_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         """All of them in one round trip for each connection. Returns their ids in order. Raises as `send`."""
-        ids, noise = [], os.urandom(SEED * len(calls))
-        sent: dict[str, list[tuple[str, bytes, float | None]]] = {}
-        told: list[JobQueued] | None = [] if self._listeners.has(JobQueued) else None
+        parcels, noise = [], os.urandom(SEED * len(calls))
         before: Plan | None = None
         for number, (plan, data) in enumerate(calls):
             if plan is not before:  # as a rule all of them are calls of one job
                 before, route = plan, self.route(plan)
-            delay = 0.0 if plan.delay is None else due_in(plan.delay)
-            id, body = route.payload(data, noise[number * SEED : (number + 1) * SEED], delay)
-            ids.append(id)
-            sent.setdefault(route.connection, []).append((route.queue, body, delay or None))
-            if told is not None:
-                told.append(JobQueued(route.connection, route.queue, plan.declared.name, id, body, delay or None))
-        with shield:
-            for connection, jobs in sent.items():
-                self._connections.get(connection).push_many(jobs)
-        for event in told or ():
-            self._listeners.emit(event)
-        return ids
+            parcels.append(route.parcel(plan, data, noise[number * SEED : (number + 1) * SEED], None))
+        return self.post(parcels)
 
-    def push(self, connection: str, queue: str, body: bytes, delay: float, name: str | None, id: str | None) -> None:
-        """Hand a payload to the connection. name and id are None where only the payload knows them."""
+    def parcel(self, plan: Plan, data: bytes, ties: Ties | None = None) -> Parcel:
+        """Make it and do not send it. ties: of a chain or batch, beside those of the job itself. Raises ArgumentError,
+        DeclarationError, ConfigError."""
+        return self.route(plan).parcel(plan, data, os.urandom(SEED), ties)
+
+    def post(self, parcels: Sequence[Parcel]) -> list[str]:
+        """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
+        that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused."""
+        waiting = [parcel for parcel in parcels if waits(parcel)]
+        if not waiting or not self.after_commit(partial(self._post, waiting)):
+            return self._post(parcels)
+        sent = iter(self._post([parcel for parcel in parcels if not waits(parcel)]))
+        return [parcel.id if waits(parcel) else next(sent) for parcel in parcels]
+
+    def after_commit(self, act: Callable[[], object]) -> bool:
+        """Let `act` be called when the transaction that is open now has been committed. False: none is open."""
+        return any(offer(act) for offer in self.transactions)
+
+    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
         with shield:  # a job's alarm must not tear a call apart
-            if delay:
-                self._connections.get(connection).later(queue, body, delay)
+            if len(parcels) == 1:
+                self._push(parcels[0])
             else:
-                self._connections.get(connection).push(queue, body)
+                self._push_many(parcels)
         if self._listeners.has(JobQueued):
-            self._listeners.emit(JobQueued(connection, queue, name, id, body, delay or None))
+            for sent in parcels:
+                self._listeners.emit(
+                    JobQueued(
+                        sent.connection, sent.queue, sent.name or None, sent.id or None, sent.body, sent.delay or None
+                    )
+                )
+        return [parcel.id for parcel in parcels]
+
+    def _push(self, parcel: Parcel) -> None:
+        connection = self._connections.get(parcel.connection)
+        if parcel.delay:
+            connection.later(parcel.queue, parcel.body, parcel.delay)
+        else:
+            connection.push(parcel.queue, parcel.body)
+
+    def _push_many(self, parcels: Sequence[Parcel]) -> None:
+        sent: dict[str, list[tuple[str, bytes, float | None]]] = {}
+        for parcel in parcels:
+            sent.setdefault(parcel.connection, []).append((parcel.queue, parcel.body, parcel.delay or None))
+        for connection, jobs in sent.items():
+            self._connections.get(connection).push_many(jobs)
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
@@ -109,14 +113,14 @@ class Send:
         if signing is not None:
             body = signing.signed(body, uuid, id, job, data or NO_DATA)
         check(body, job, settings.max_payload, settings.max_depth)
-        self.push(settings.connection(connection).name, queue, body, delay, job, id)
-        return id
+        place = settings.connection(connection).name
+        return self.post((Parcel(place, queue, body, delay, job, id, uuid, data),))[0]
 
     def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
         """Send these bytes, signed or not, as they are. Raises ArgumentError: they are too many or nested too deep."""
         settings = self._settings()
         check(payload, None, settings.max_payload, settings.max_depth)
-        self.push(settings.connection(connection).name, queue, payload, delay, None, None)
+        self.post((Parcel(settings.connection(connection).name, queue, payload, delay),))
 
     def connection(self, name: str | None) -> str:
         """The name of a configured connection, None: of the default one. Raises ConfigError."""
@@ -140,42 +144,6 @@ class Send:
         return plan.notes[0]  # type: ignore[no-any-return]
 
 
-def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route:
-    """What the declaration and .using(...) say, as the payload says it."""
-    connection = settings.connection(options.connection)
-    fixed = partial(
-        make,
-        declared.name,
-        max_tries=options.tries,
-        max_exceptions=options.max_exceptions,
-        fail_on_timeout=bool(options.fail_on_timeout),
-        backoff=options.backoff,
-        timeout=travelling(options.timeout, declared),
-        extra={"tags": options.tags} if options.tags else None,
-    )
-    skeleton = Skeleton(fixed, options.retry_for is not None)
-    queue, signing = options.queue or connection.queue, signing_of(settings)
-    return Route(settings, connection.name, queue, declared.name, skeleton, options.retry_for, signing)
-
-
-def signing_of(settings: Settings) -> Signing | None:
-    """None: no keys are configured."""
-    return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
-
-
-def travelling(timeout: float | None, declared: Declared) -> float | None:
-    """The timeout for the payload, which has whole seconds only: a declared fraction stays out of it, since the worker
-    reads the declaration too; another is rounded up."""
-    return None if timeout and timeout % 1 and timeout == declared.options.timeout else timeout
-
-
-def due_in(delay: Span | datetime) -> float:
-    """Seconds from now, 0 for a moment that has passed. Raises DeclarationError for what is neither."""
-    if isinstance(delay, datetime):
-        if delay.tzinfo is None:
-            raise DeclarationError(f"delay {delay} has no time zone: write datetime.now(timezone.utc) + ...")
-        return max(0.0, delay.timestamp() - time.time())
-    try:
-        return span(delay)
-    except ValueError as error:
-        raise DeclarationError(f"option delay of a job: {error}") from None
+def waits(parcel: Parcel) -> bool:
+    """Whether it is to be sent after the commit."""
+    return bool(parcel.plan is not None and parcel.plan.after_commit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from qd.payload import new_id, new_uuid
 
@@ -23,8 +24,13 @@ class Skeleton:
         self._used = False
         self._pieces: list[bytes] = []
 
-    def filled(self, data: bytes, uuid: str, id: str, created_at: int, retry_until: int | None) -> bytes:
-        """A payload. retry_until is given exactly where `expires`."""
+    def filled(
+        self, data: bytes, uuid: str, id: str, created_at: int, retry_until: int | None, display: str | None = None
+    ) -> bytes:
+        """A payload. retry_until is given exactly where `expires`. display: a name for people of its own."""
+        if display is not None:
+            own: dict[str, Any] = {"uuid": uuid, "id": id, "created_at": created_at, "retry_until": retry_until}
+            return self._make(data=data, display=display, **own)
         if not self._used:  # most plans of .using(...) send once
             self._used = True
             return self._make(data=data, uuid=uuid, id=id, created_at=created_at, retry_until=retry_until)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar
 
+from qd.arguments import Pattern
 from qd.errors import DeclarationError
 from qd.jobs.registry import Declared
 from qd.options import JobOptions
@@ -63,6 +64,8 @@ class Plan:
     __slots__ = ("after_commit", "declared", "delay", "key", "notes", "options")
 
     def __init__(self, declared: Declared, options: JobOptions) -> None:
+        if options.unique is not None or options.display_name is not None:
+            patterns(declared, options)  # a name in them that is wrong is told at the declaration
         self.declared = declared
         self.options = options
         self.delay: Span | datetime | None = None
@@ -81,6 +84,13 @@ class Plan:
         if not said:
             plan.notes = self.notes
         return plan
+
+
+def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, Pattern | None]:
+    """display_name and unique, to be filled from the arguments. Raises DeclarationError."""
+    said = (("display_name", options.display_name), ("unique", options.unique))
+    display, unique = [None if text is None else Pattern(name, text, declared.signature) for name, text in said]
+    return display, unique
 
 
 class Sender(Protocol):

@@ -1,0 +1,195 @@
+"""What a job is made into before it is sent: ties, names for people, and what waits for a commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qd import Call, DeclarationError, Job, Qd
+from qd.bus.parcel import Parcel
+from qd.config import SigningSettings
+from qd.payload import read
+from qd.signing import Signing
+from qd.ties import Link, Ties
+from tests.support.fakes import FakeQd
+
+TIES = Ties(batch="b1", chain=(Link("mail", 5.0, '{"job":"next/é"}'),))
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+def made(app: FakeQd, call: Call[None], ties: Ties | None = None) -> Parcel:
+    _, plan, data = call._to_send()
+    return app._send.parcel(plan, data, ties)
+
+
+def charge(order_id: int, note: str = "none") -> None: ...
+
+
+def test_a_parcel_is_made_and_not_sent(app: FakeQd):
+    job = app.job("shop.charge", queue="shop")(charge)
+    parcel = made(app, job.using(delay=5).bind(42))
+    assert not app.sent
+    assert (parcel.connection, parcel.queue, parcel.delay, parcel.name) == ("redis", "shop", 5.0, "shop.charge")
+    assert json.loads(parcel.body)["id"] == parcel.id
+    assert json.loads(parcel.body)["uuid"] == parcel.uuid
+    assert app._send.post([parcel]) == [parcel.id]
+    assert (app.sent[0].payload, app.sent[0].delay) == (parcel.body, 5.0)
+
+
+def test_a_parcel_as_a_link_is_the_same_payload(app: FakeQd):
+    parcel = made(app, app.job("shop.charge")(charge).bind(42, note="é"))
+    assert parcel.link == Link("default", 0.0, parcel.body.decode())
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_ties_stand_in_front_of_the_id(app: FakeQd, signed: bool):
+    if signed:
+        app.settings = replace(app.settings, signing=SigningSettings(keys=("k1:secret",)))
+    job = app.job("shop.charge", tags=["a"])(charge)
+    for _ in range(3):  # the first payload of a plan is made otherwise than the next
+        parcel = made(app, job.bind(42), TIES)
+        payload = read(parcel.body)
+        assert payload.qd == TIES
+        assert (payload.id, payload.uuid, payload.attempts) == (parcel.id, parcel.uuid, 0)
+        assert [*json.loads(parcel.body)][-5:] == ["tags", "qd", "id", "attempts", "delay"]
+        if signed:
+            Signing(["k1:secret"]).check(payload)
+
+
+def test_a_plain_job_has_no_ties(app: FakeQd):
+    app.job("shop.charge")(charge).dispatch(42)
+    assert "qd" not in app.last
+
+
+def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
+    job = app.job("shop.charge", unique="order:{order_id}", unique_until="start", result_ttl=60)(charge)
+    ties = made(app, job.bind(42), TIES).ties
+    assert ties == Ties(unique="shop.charge:order:42", until="start", result=60.0, batch=TIES.batch, chain=TIES.chain)
+
+
+def test_a_key_is_of_its_job(app: FakeQd):
+    job = app.job("shop.charge")(charge)
+    ties = made(app, job.using(key="order:42", delay=5).bind(42)).ties
+    assert ties == Ties(key="shop.charge:order:42")
+
+
+# -- names for people
+
+
+def test_display_name_is_what_people_are_shown(app: FakeQd):
+    app.job("shop.charge", display_name="Charge a card")(charge).dispatch(42)
+    assert (app.last["displayName"], app.last["job"]) == ("Charge a card", "shop.charge")
+
+
+def test_display_name_may_hold_the_arguments(app: FakeQd):
+    job = app.job("shop.charge", display_name="Charge {order_id} ({note}) {{}}")(charge)
+    for order, note in ((42, "é"), (43, "/x"), (44, "y")):
+        job.dispatch(order, note=note)
+        assert app.last["displayName"] == f"Charge {order} ({note}) {{}}"
+        assert app.last["data"] == {"order_id": order, "note": note}
+    job.dispatch(42)
+    assert app.last["displayName"] == "Charge 42 (none) {}"
+
+
+def test_names_of_a_class_job_are_its_fields(app: FakeQd):
+    @app.job("shop.pay", display_name="Pay {order_id} in {currency}")
+    class Pay(Job[None]):
+        order_id: int
+        currency: str = "EUR"
+
+        def handle(self) -> None: ...
+
+    Pay(order_id=7).dispatch()
+    assert app.last["displayName"] == "Pay 7 in EUR"
+
+
+@pytest.mark.parametrize("option", ["unique", "display_name"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("order:{order}", r"no parameter 'order' \(did you mean 'order_id'\?\)"),
+        ("order:{order_id!r}", "more than a name"),
+        ("order:{order_id:03}", "more than a name"),
+        ("order:{order_id.x}", "more than a name"),
+        ("order:{}", "more than a name"),
+        ("order:{order_id", "expected '}'"),
+    ],
+)
+def test_a_wrong_name_is_told_at_the_declaration(app: FakeQd, option: str, text: str, reason: str):
+    said: Any = {option: text}
+    with pytest.raises(DeclarationError, match=rf"option {option} of charge\(\).*{reason}"):
+        app.job("shop.charge", **said)(charge)
+    job = app.job("shop.other")(charge)
+    with pytest.raises(DeclarationError, match=option):
+        job.using(**said)
+
+
+# -- after the commit
+
+
+class Transaction:
+    """As Django's and SQLAlchemy's tell their commit; `open` says whether one is."""
+
+    def __init__(self, app: Qd) -> None:
+        self.open = True
+        self.acts: list[Callable[[], object]] = []
+        app.transactions.append(self._offered)
+
+    def _offered(self, act: Callable[[], object]) -> bool:
+        if self.open:
+            self.acts.append(act)
+        return self.open
+
+    def commit(self) -> None:
+        acts, self.acts = self.acts, []
+        for act in acts:
+            act()
+
+
+def test_after_commit_waits_for_the_commit(app: FakeQd):
+    transaction = Transaction(app)
+    handle = app.job("shop.charge")(charge).using(after_commit=True).dispatch(42)
+    assert not app.sent
+    transaction.commit()
+    assert [sent.read["id"] for sent in app.sent] == [handle.id]
+
+
+def test_a_rollback_sends_nothing(app: FakeQd):
+    transaction = Transaction(app)
+    job = app.job("shop.charge")(charge).using(after_commit=True)
+    app.dispatch(job.bind(1), job.bind(2))
+    transaction.acts.clear()
+    transaction.commit()
+    assert not app.sent
+
+
+def test_bulk_waits_in_one_piece_and_sends_the_others_at_once(app: FakeQd):
+    transaction, job = Transaction(app), app.job("shop.charge")(charge)
+    waiting = job.using(after_commit=True)
+    handles = app.dispatch(waiting.bind(1), job.bind(2), waiting.bind(3))
+    assert [sent.read["id"] for sent in app.sent] == [handles[1].id]
+    transaction.commit()
+    assert [sent.read["data"]["order_id"] for sent in app.sent] == [2, 1, 3]
+    assert [sent.trip for sent in app.sent] == [1, 2, 2]
+
+
+def test_without_a_transaction_it_is_sent_at_once(app: FakeQd):
+    transaction = Transaction(app)
+    transaction.open = False
+    app.job("shop.charge")(charge).using(after_commit=True).dispatch(42)
+    assert len(app.sent) == 1
+
+
+def test_what_is_wrong_raises_at_the_dispatch_and_not_at_the_commit(app: FakeQd):
+    transaction, job = Transaction(app), app.job("shop.charge")(charge).using(after_commit=True)
+    with pytest.raises(DeclarationError, match=r"option delay of job 'shop\.charge'"):
+        job.using(delay=-1).dispatch(42)
+    assert not transaction.acts
