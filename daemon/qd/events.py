@@ -1,14 +1,15 @@
 """What happens to jobs and workers, as frozen facts, and the listeners that `@app.on(JobFailed)` adds.
 
-The names are Laravel's (Queue/Events), with JobCrashed, JobHandedBack and LeaseLost added. The worker and the bus emit;
-an event is made only where somebody listens (`has`).
+The names are Laravel's (Queue/Events of 8 and 13), with JobCrashed, JobHandedBack and LeaseLost added. The worker and the
+bus emit; an event is made only where somebody listens (`has`). An app's own events derive from Event and go through
+app.emit.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import msgspec
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from qd.bus.running import RunningJob
 
 
+@dataclass_transform(frozen_default=True)
 class Event(msgspec.Struct, frozen=True):
-    """The root: a listener of Event hears all of them."""
+    """The root: a listener of Event hears all of them. Its fields are its arguments, in their order."""
 
 
-class JobQueued(Event, frozen=True):
-    """A producer has sent a job. delay: seconds, None for at once; a job sent by push_raw has no id and no name."""
+# -- where jobs are sent. delay: seconds, None for at once; a job sent by push_raw has no id and no name
+
+
+class JobQueueing(Event, frozen=True):
+    """A producer is about to send a job."""
 
     connection: str
     queue: str
@@ -33,11 +38,68 @@ class JobQueued(Event, frozen=True):
     delay: float | None
 
 
+class JobQueued(Event, frozen=True):
+    """A producer has sent a job."""
+
+    connection: str
+    queue: str
+    name: str | None
+    id: str | None
+    payload: bytes
+    delay: float | None
+
+
+class UniqueJobSkipped(Event, frozen=True):
+    """Nothing was sent: a job under the same unique name is waiting or running."""
+
+    connection: str
+    queue: str
+    name: str
+    unique: str
+
+
+class JobDebounced(Event, frozen=True):
+    """A keyed job was dispatched again while it waited: it was moved, not doubled. id: of the one that will run."""
+
+    connection: str
+    queue: str
+    name: str
+    key: str
+    id: str
+    delay: float
+
+
+class JobRetryRequested(Event, frozen=True):
+    """A failed job goes back to its queue. payload: as it was kept."""
+
+    connection: str
+    queue: str
+    name: str | None
+    id: str
+    payload: bytes
+
+
+# -- where jobs run, in the order in which they are told
+
+
 class Looping(Event, frozen=True):
     """A worker is about to look for a job; a listener that returns False makes this turn an idle one."""
 
     connection: str
     queues: tuple[str, ...]
+
+
+class JobPopping(Event, frozen=True):
+    """A worker asks its queues for a job."""
+
+    connection: str
+    queues: tuple[str, ...]
+
+
+class JobPopped(Event, frozen=True):
+    """A worker has taken a job."""
+
+    job: RunningJob
 
 
 class JobProcessing(Event, frozen=True):
@@ -53,14 +115,21 @@ class JobProcessed(Event, frozen=True):
 
 
 class JobExceptionOccurred(Event, frozen=True):
-    """An attempt ended with an error; whether it is tried again is told by JobReleased or JobFailed."""
+    """An attempt ended with an error; what comes of it is told by JobReleasedAfterException or JobFailed."""
 
     job: RunningJob
     error: BaseException
 
 
 class JobReleased(Event, frozen=True):
-    """The job goes back to its queue, for `delay` seconds."""
+    """The job, or a middleware, has put it back into its queue, for `delay` seconds."""
+
+    job: RunningJob
+    delay: float
+
+
+class JobReleasedAfterException(Event, frozen=True):
+    """The job goes back into its queue after an error or a timeout, for `delay` seconds."""
 
     job: RunningJob
     delay: float
@@ -98,15 +167,40 @@ class LeaseLost(Event, frozen=True):
     job: RunningJob
 
 
+class JobAttempted(Event, frozen=True):
+    """The attempt is over, however it ended; always the last of its events. error: None when it ended well."""
+
+    job: RunningJob
+    error: BaseException | None
+
+
+class WorkerIdle(Event, frozen=True):
+    """A worker has found no job, and waits for one."""
+
+    connection: str
+    queues: tuple[str, ...]
+
+
 class WorkerStarting(Event, frozen=True):
     """A worker process is ready to take jobs."""
 
+    connection: str = ""
+    queues: tuple[str, ...] = ()
+
+
+class WorkerInterrupted(Event, frozen=True):
+    """The worker was asked to stop: told once, as soon as it has no job in hand."""
+
 
 class WorkerStopping(Event, frozen=True):
-    """A worker process leaves, with this reason and exit code."""
+    """A worker process leaves, with this reason and exit code. memory: bytes in use."""
 
     reason: str
     code: int
+    connection: str = ""
+    queues: tuple[str, ...] = ()
+    jobs: int = 0
+    memory: int = 0
 
 
 class WorkerPausing(Event, frozen=True):
@@ -128,10 +222,8 @@ class Listeners:
         self._found: dict[type[Event], tuple[Listener, ...]] = {}
 
     def add(self, event: type[Event], listener: Listener) -> None:
-        if not (isinstance(event, type) and issubclass(event, Event)):
-            raise DeclarationError(f"{event!r} is not an event (one of those in qd.events, such as JobFailed)")
-        if inspect.iscoroutinefunction(listener):
-            raise DeclarationError(f"the listener {listener.__qualname__} is async and would never run: make it a def")
+        check_event(event)
+        check_listener(listener, event)
         self._added.append((event, listener))
         self._found.clear()
 
@@ -157,6 +249,31 @@ class Listeners:
             except Exception:
                 complain(listener, event)
         return agreed
+
+
+def check_event(event: object) -> None:
+    """Raises DeclarationError."""
+    if not (isinstance(event, type) and issubclass(event, Event)):
+        raise DeclarationError(
+            f"{event!r} is not an event (one of those in qd.events, or a class derived from qd.Event)"
+        )
+
+
+def check_listener(listener: Listener, event: type[Event]) -> None:
+    """Raises DeclarationError: it would never run, or could not be called with one event."""
+    name = getattr(listener, "__qualname__", None) or repr(listener)
+    if not callable(listener):
+        raise DeclarationError(
+            f"{listener!r} is no listener of {event.__name__}: write a function that takes the event"
+        )
+    if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
+        raise DeclarationError(f"the listener {name} is async and would never run: make it a def")
+    try:
+        inspect.signature(listener).bind(event)
+    except TypeError as error:
+        raise DeclarationError(f"the listener {name} cannot be called with one {event.__name__}: {error}") from None
+    except ValueError:
+        pass  # a builtin, which has no signature
 
 
 def complain(listener: Listener, event: Event) -> None:

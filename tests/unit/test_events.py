@@ -1,0 +1,60 @@
+"""Events: what a listener must look like, and the app's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from qd import DeclarationError, JobFailed, Looping
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+# -- the shape of a listener
+
+
+def takes_nothing() -> None: ...
+
+
+def takes_two(event: object, other: object) -> None: ...
+
+
+def takes_by_name_only(*, event: object) -> None: ...
+
+
+class AsyncCallable:
+    async def __call__(self, event: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("listener", "said"),
+    [
+        (takes_nothing, "listener takes_nothing cannot be called with one JobFailed: too many positional"),
+        (takes_two, "listener takes_two cannot be called with one JobFailed: missing a required argument"),
+        (takes_by_name_only, "listener takes_by_name_only cannot be called"),
+        (AsyncCallable(), "is async and would never run: make it a def"),
+        ("no function", "'no function' is no listener of JobFailed: write a function"),
+    ],
+)
+def test_a_listener_that_could_not_be_called_is_refused_where_it_is_added(app: FakeQd, listener: Any, said: str):
+    with pytest.raises(DeclarationError, match=said):
+        app.on(JobFailed)(listener)
+    assert not app.listeners.has(JobFailed)
+
+
+def takes_more_with_defaults(event: object, heard: list[object], more: int = 0) -> None:
+    heard.append(event)
+
+
+def test_anything_that_takes_one_event_is_a_listener(app: FakeQd):
+    heard: list[object] = []
+    app.on(Looping)(heard.append)
+    app.on(Looping)(partial(takes_more_with_defaults, heard=heard))
+    app.listeners.emit(Looping("redis", ("mail",)))
+    assert heard == [Looping("redis", ("mail",))] * 2
