@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from qd.connectors.effects import Effect
+
 
 class Reserved(NamedTuple):
     """A payload in hand: leased, marked, ours until it is answered."""
@@ -60,13 +62,17 @@ class Queue(Protocol):
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         """Return when a job may be ready, when `seconds` are over, or when the file descriptor `wake` is readable."""
 
-    def ack(self, done: Reserved) -> bool:
+    # The next three do `effects` in the same step, all of them, and none when the lease was lost.
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
         """Forget a finished job. False: its lease was lost, somebody else may have run it."""
 
-    def release(self, held: Reserved, text: bytes, delay: float, *, head: bool = False) -> bool:
+    def release(
+        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
+    ) -> bool:
         """Put it back as `text`: due in `delay` seconds, or at once at the tail (or head) of ready. False: lease lost."""
 
-    def bury(self, held: Reserved, record: bytes, raw: bytes) -> bool:
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:

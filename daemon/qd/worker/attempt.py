@@ -66,10 +66,12 @@ class Attempts:
         self._pid = os.getpid()
         self._returned = False  # the job's function has, its listeners may still run
         self._declared_limits: dict[str, Limits] = {}
+        self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
 
     def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], Death]) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
+        self.payload = None
         try:
             if too_deep(reserved.member, self._max_depth):
                 raise Malformed(f"nested deeper than max_depth = {self._max_depth}")
@@ -85,6 +87,7 @@ class Attempts:
                 self._signing.opened(payload)
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
+        self.payload = payload
         declared = self.app.registry.get(payload.job)
         if declared is None:
             return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))

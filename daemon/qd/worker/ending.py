@@ -1,16 +1,21 @@
 """The end of an attempt: its outcome is answered, told and counted. The loop hands it what came of the job.
 
-done -> acked with the next turn    back -> released    failed -> buried    lost -> told
+done -> acked with the next turn, at once where others are tied to it
+back -> released    failed -> buried    lost -> told
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qd import events
 from qd.connectors.base import Reserved
+from qd.connectors.effects import Effect
 from qd.process.scoreboard import Slot, State, W
 from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
+from qd.worker.effects import effects_of
 from qd.worker.outcome import DONE, Back, Failed, Lost, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
@@ -23,13 +28,14 @@ class Ending:
         self.settler, self.answering, self.attempts, self.slot = settler, answering, attempts, slot
 
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
-        job, settler = held.job, self.settler
+        job, settler, payload = held.job, self.settler, self.attempts.payload
+        effects = () if payload is None or payload.qd is None else effects_of(job.queue, payload, outcome)
         if outcome is DONE:
             self.answering.done = job
             if settler.log.informs:
                 settler.tell_done(job, took)
-            if held.unsure:
-                self._ack(held)
+            if held.unsure or effects:
+                self._ack(held, effects)
         elif isinstance(outcome, Back):
             self.slot[W.HANDED_BACK] += int(outcome.head)
             kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved))
@@ -37,7 +43,7 @@ class Ending:
             if kept is False:
                 self._lost(job)
         elif isinstance(outcome, Failed):
-            kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved))
+            kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
             settler.tell_failed(job, outcome)
             if kept is False:
                 self._lost(job)
@@ -62,9 +68,9 @@ class Ending:
     def _untouched(self, job: Reserved) -> bool:
         return self.settler.give_back(job, UNTOUCHED, None)
 
-    def _ack(self, held: Held) -> None:
+    def _ack(self, held: Held, effects: Sequence[Effect] = ()) -> None:
         self.answering.done = None
-        if self.answering.surely(held, self.settler.queue.ack) is False:
+        if self.answering.surely(held, lambda job: self.settler.queue.ack(job, effects)) is False:
             self._lost(held.job)
 
     def _lost(self, job: Reserved, *, heard: bool = False) -> None:

@@ -6,9 +6,11 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from qd.connectors.base import Queue, Reserved
+from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
 from qd.masks import masked
@@ -42,7 +44,7 @@ class Settler:
             fields |= {"error": short(back.error), "trace": full(back.error)}
         self.log.line(level, "job.released", fields)
 
-    def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None) -> bool:
+    def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
         payload = _payload(job)
         if payload is None or isinstance(failed.error, Malformed):
             raw, payload = original(job.member, job.start, job.length, job.before), None
@@ -62,7 +64,7 @@ class Settler:
         }
         if failed.death is not None and failed.death.facts is not None:
             record["death"] = failed.death.facts
-        return self.queue.bury(job, json.dumps(record).encode(), raw)
+        return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
 
     def tell_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"

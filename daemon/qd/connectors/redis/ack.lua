@@ -1,5 +1,13 @@
 -- Forget a finished job.
--- KEYS reserved, owners   ARGV owner, payload
--- Returns 1, or 0 when the lease was lost before.
-if redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[1]) end
-return redis.call('ZREM', KEYS[1], ARGV[2])
+-- KEYS reserved, owners, those of effects   ARGV owner, payload, effects (see effects.lua)
+-- Returns 1, or 0 when the lease was lost before: then no effect comes to pass.
+redis.call('HDEL', KEYS[2], '') -- the first write takes something away: see turn.lua
+local mine = redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2]
+local held = redis.call('ZSCORE', KEYS[1], ARGV[2])
+if held then
+  effects(TRY, 3, 3)
+  effects(DO, 3, 3)
+  redis.call('ZREM', KEYS[1], ARGV[2])
+end
+if mine then redis.call('HDEL', KEYS[2], ARGV[1]) end
+return held and 1 or 0

@@ -10,7 +10,10 @@
 | queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
 | queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; same bound                         |
+| queues:NAME:keyed       | hash   | name of a keyed job -> its entry; a field each until the job ends or is cancelled   |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
+| qd:unique:NAME          | string | the uuid of the job that holds this lock; freed when the job ends, and by its TTL   |
+| qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
@@ -57,3 +60,15 @@ def failed_at(queue: str) -> str:
 
 def deaths(queue: str) -> str:
     return f"queues:{queue}:deaths"
+
+
+def keyed(queue: str) -> str:
+    return f"queues:{queue}:keyed"
+
+
+def unique(name: str) -> str:
+    return f"qd:unique:{name}"
+
+
+def kept(id: str) -> str:
+    return f"qd:job:{id}"

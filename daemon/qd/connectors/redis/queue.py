@@ -19,7 +19,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Reserved, Sizes, Turn
+from qd.connectors.effects import Effect
 from qd.connectors.redis import keys
+from qd.connectors.redis.effects import spoken
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
 from qd.errors import ConnectionLost
@@ -137,26 +139,39 @@ class RedisQueue:
         if token and ready_of([wake], 0):
             self.wire.call("RPUSH", token[0], "1")
 
-    def ack(self, done: Reserved) -> bool:
-        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue))
-        return bool(script("ack").call(self.wire, names, self.owner, done.member))
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        more, said = spoken(effects)
+        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
+        return bool(script("ack").call(self.wire, names, self.owner, done.member, *said))
 
-    def release(self, held: Reserved, text: bytes, delay: float, *, head: bool = False) -> bool:
-        return self.give_back(held.queue, self.owner, held.member, text, delay, head=head)
+    def release(
+        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
+    ) -> bool:
+        return self.give_back(held.queue, self.owner, held.member, text, delay, head=head, effects=effects)
 
     def give_back(
-        self, queue: str, owner: str, member: bytes, text: bytes, delay: float, *, head: bool = False
+        self,
+        queue: str,
+        owner: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        *,
+        head: bool = False,
+        effects: Sequence[Effect] = (),
     ) -> bool:
         """The keeper's release: of a job that `owner`, now dead, held."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
-        names = self._keys(*[kind(queue) for kind in kinds])
-        return bool(script("release").call(self.wire, names, owner, member, text, delay, int(head)))
+        more, said = spoken(effects)
+        names = self._keys(*[kind(queue) for kind in kinds], *more)
+        return bool(script("release").call(self.wire, names, owner, member, text, delay, int(head), *said))
 
-    def bury(self, held: Reserved, record: bytes, raw: bytes) -> bool:
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
-        names = self._keys(*[kind(held.queue) for kind in kinds])
+        more, said = spoken(effects)
+        names = self._keys(*[kind(held.queue) for kind in kinds], *more)
         most, seconds = self.keep
-        args = (self.owner, held.member, held.mark, record, raw, most, seconds)
+        args = (self.owner, held.member, held.mark, record, raw, most, seconds, *said)
         return bool(script("bury").call(self.wire, names, *args))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:

@@ -1,0 +1,34 @@
+"""Effects as effects.lua reads them: their keys behind those of the script that answers, and a word each with its values
+behind its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qd.connectors.effects import Count, Effect, Free, Keep, Push, Unkey
+from qd.connectors.redis import keys
+from qd.connectors.redis.wire import Arg
+
+
+def spoken(effects: Sequence[Effect]) -> tuple[list[str], list[Arg]]:
+    """Names of keys (without the prefix) and arguments."""
+    names, args = list[str](), list[Arg]()
+    for effect in effects:
+        these, words = _one(effect)
+        names += these
+        args += words
+    return names, args
+
+
+def _one(effect: Effect) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+    match effect:
+        case Push(queue, payload, delay):
+            return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
+        case Free(name, owner):
+            return (keys.unique(name),), ("free", owner)
+        case Unkey(queue, key, id):
+            return (keys.keyed(queue),), ("unkey", key, id)
+        case Keep(id, status, value, ttl):
+            return (keys.kept(id),), ("keep", id, status, value, ttl)
+        case Count():
+            raise NotImplementedError("batches are not here yet")

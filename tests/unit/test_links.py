@@ -1,0 +1,76 @@
+"""qd.links: a link's payload when its turn has come, and what outcomes do to others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from qd.connectors.effects import Free, Push, Unkey
+from qd.errors import JobFailure
+from qd.links import linked
+from qd.payload import make, read
+from qd.ties import Link, Ties, written
+from qd.worker.effects import effects_of
+from qd.worker.outcome import DONE, Back, Failed, Lost
+
+TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain":[]},"retryUntil":9,"data":1}'
+
+
+def link(number: int = 1, ties: Ties | None = None, **more: Any) -> Link:
+    raw = make("t", TRAP.encode(), uuid=f"u{number}", id=f"i{number}", created_at=1_795_000_000, **more)
+    if ties is not None:
+        raw = raw.replace(b',"id":"i', written(ties) + b',"id":"i')
+    return Link("q", 0.0, raw.decode())
+
+
+def test_what_follows_is_written_into_the_next():
+    rest, catch = (link(2), link(3)), (link(4),)
+    raw = linked(link(), 1_795_000_000, rest, catch)
+    payload = read(raw)
+    assert payload.qd == Ties(chain=rest, catch=catch)
+    assert (bytes(payload.data), payload.uuid, payload.id) == (TRAP.encode(), "u1", "i1")
+    assert raw.replace(written(payload.qd), b"") == link().payload.encode()
+    assert json.loads(raw)["qd"]["chain"][0][2] == link(2).payload
+
+
+def test_what_it_was_tied_to_itself_stays():
+    own = Ties(unique="n", key="k", batch="b", result=5.0)
+    payload = read(linked(link(ties=own), 1_795_000_000, (link(2),)))
+    assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
+
+
+def test_the_last_one_stays_as_it_was_made():
+    assert linked(link(ties=Ties(unique="n")), 1_795_000_000) == link(ties=Ties(unique="n")).payload.encode()
+
+
+@pytest.mark.parametrize("extra", [None, {"hook": {"createdAt": 1, "id": 2, "qd": {}}}])
+def test_its_moments_count_from_when_it_is_sent(extra):
+    made = link(retry_until=1_795_000_060, extra=extra)
+    raw = linked(made, 1_795_001_000)
+    assert (read(raw).createdAt, read(raw).retryUntil) == (1_795_001_000, 1_795_001_060)
+    before, after = json.loads(made.payload), json.loads(raw)
+    assert after | {"createdAt": 0, "retryUntil": 0} == before | {"createdAt": 0, "retryUntil": 0}
+
+
+CHAIN, CATCH = (link(2), link(3)), (link(4),)
+TIED = read(make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(
+    Ties(unique="n", key="k", chain=CHAIN, catch=CATCH)) + b',"id":'))  # fmt: skip
+
+
+def names(*effects: object) -> list[object]:
+    return [read(effect.payload).id if isinstance(effect, Push) else effect for effect in effects]
+
+
+def test_a_success_goes_on_and_a_failure_is_caught():
+    own = [Free("n", "u"), Unkey("q", "k", "i")]
+    assert names(*effects_of("q", TIED, DONE)) == [*own, "i2"]
+    assert names(*effects_of("q", TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
+    assert effects_of("q", TIED, Back(0.0, "again")) == ()
+    assert effects_of("q", TIED, Lost(JobFailure("gone"))) == ()
+
+
+def test_a_job_that_is_tied_to_nothing_does_nothing_to_others():
+    assert effects_of("q", read(make("t", b"{}", created_at=1)), DONE) == ()
