@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -22,6 +23,7 @@ from qd.jobs import Call, Declare, Handle, Plan, Registry
 
 if TYPE_CHECKING:
     from qd.config import Settings
+    from qd.testing import Fake
 
 E = TypeVar("E", bound=Event)
 
@@ -113,3 +115,10 @@ class Qd:
             return listener
 
         return add
+
+    def fake(self) -> AbstractContextManager[Fake]:
+        """For tests: in the block nothing is sent, no configuration read and no server asked; what would have been
+        sent is written down."""
+        from qd.testing.fake import faked  # no program in production pays for it
+
+        return faked(self)

@@ -1,7 +1,7 @@
 """Files, environment, code and flags -> one Settings, each value with its origin. Everything that needs a setting asks
 here: `load` where it is found out, `from_json` where another process has found it out already."""
 
-from qd.config.load import load, strangers
+from qd.config.load import load, strangers, unread
 from qd.config.settings import (
     ConnectionSettings,
     FailedSettings,
@@ -22,4 +22,5 @@ __all__ = [
     "load",
     "strangers",
     "to_json",
+    "unread",
 ]

@@ -50,6 +50,11 @@ def load(
     return settings
 
 
+def unread(code: Mapping[str, object]) -> Settings:
+    """What is built in and what Qd(...) was given: no file is read, no variable looked at. For tests."""
+    return _Loading(None, {}, {"workers": 1}, _given(code)).settings()
+
+
 def _given(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None and value not in ((), [])}
 

@@ -1,0 +1,86 @@
+"""`app.fake()`: what would have been sent is written down instead, and read back as plain records.
+
+Everything before the connection is as in production: arguments are bound, encoded and checked, delays read, payloads made
+and measured. Only the way out is another one, and the settings are those that are built in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from qd.bus.parcel import Parcel
+from qd.errors import ArgumentError
+from qd.jobs import Job, JobFunction
+from qd.jobs.registry import Declared, Registry
+from qd.testing.records import Dispatched, Pushed, dispatched, pushed
+from qd.testing.stage import no_server, posting, unread
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+
+AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
+
+
+class Fake:
+    """What would have been sent since the block began, in order. Asking changes nothing. May be used from any thread."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._parcels: list[Parcel] = []
+
+    def dispatched(self, job: AnyJob) -> list[Dispatched]:
+        """The calls of this job. Raises ArgumentError for what is no job of this app."""
+        declared = self._declared(job)
+        return [dispatched(each) for each in self._seen() if each.plan is not None and each.plan.declared is declared]
+
+    def all(self) -> list[Dispatched]:
+        """The calls of every job."""
+        return [dispatched(each) for each in self._seen() if each.plan is not None]
+
+    def pushed(self, queue: str) -> list[Pushed]:
+        """What app.queue(queue).push and push_raw were given."""
+        return [pushed(each) for each in self._seen() if each.plan is None and each.queue == queue]
+
+    def clear(self) -> None:
+        """Forget what was sent until now."""
+        with self._lock:
+            self._parcels.clear()
+
+    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+        with self._lock:
+            self._parcels += parcels
+        return [parcel.id for parcel in parcels]
+
+    def _seen(self) -> list[Parcel]:
+        with self._lock:
+            return self._parcels.copy()
+
+    def _declared(self, job: AnyJob) -> Declared:
+        found = declared_of(job)
+        if found is None or self._registry.get(found.name) is not found:
+            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made of the function or class")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<fake: {len(self._seen())} jobs>"
+
+
+def declared_of(job: object) -> Declared | None:
+    if isinstance(job, JobFunction):
+        return job._plan.declared
+    if isinstance(job, type) and issubclass(job, Job) and job._declared_as is not None:
+        return job._declared_as[1].declared
+    return None
+
+
+@contextmanager
+def faked(app: Qd) -> Iterator[Fake]:
+    """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
+    and the outer one hears nothing meanwhile."""
+    fake = Fake(app.registry)
+    with unread(app), no_server(app), posting(app, fake._post):
+        yield fake

@@ -1,0 +1,67 @@
+"""What a test reads: plain records made of what would have been sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+
+from qd.arguments import decode_value
+from qd.bus.parcel import Parcel
+from qd.jobs import Plan, Sending
+from qd.jobs.registry import Declared, DeclaredRaw
+from qd.options import JOB_KINDS
+from qd.units import span
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A job that was dispatched. arguments: by name, as the worker would get them; defaults do not travel.
+
+    options: what the declaration and using() say; durations in seconds, a moment as it was given. id: the handle's.
+    """
+
+    arguments: dict[str, Any]
+    options: Sending
+    name: str
+    id: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What app.queue(...) was given. push_raw: job is "", and data the bytes. delay: seconds, 0 for at once."""
+
+    queue: str
+    job: str
+    data: Any
+    delay: float
+
+
+def dispatched(parcel: Parcel) -> Dispatched:
+    assert parcel.plan is not None
+    declared = parcel.plan.declared
+    return Dispatched(arguments(declared, parcel.data), options(parcel.plan), declared.name, parcel.id)
+
+
+def pushed(parcel: Parcel) -> Pushed:
+    data = msgspec.json.decode(parcel.data or b'""') if parcel.name else parcel.body
+    return Pushed(parcel.queue, parcel.name, data, parcel.delay)
+
+
+def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
+    if isinstance(declared, DeclaredRaw):
+        return {declared.signature.parameters[0].name: decode_value(data)}
+    return declared.signature.decode(data)
+
+
+def options(plan: Plan) -> Sending:
+    said = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
+    if plan.delay is not None:
+        said["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
+    if plan.key is not None:
+        said["key"] = plan.key
+    if plan.after_commit is not None:
+        said["after_commit"] = plan.after_commit
+    return cast(Sending, said)

@@ -1,0 +1,207 @@
+"""app.fake(): nothing is sent, and what would have been is read back as plain records."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd
+from qd.errors import ConfigError, QdError
+from qd.testing import Dispatched, Fake, Pushed
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch) -> Qd:
+    """An app that cannot be configured: reading a file, a variable or a server would raise."""
+    (tmp_path / "qd.toml").write_text("this is no TOML")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QD_REDIS_URL", "redis://nowhere.invalid:1")
+    return Qd()
+
+
+def declared(app: Qd) -> tuple[Any, Any]:
+    @app.job("mail.welcome", queue="mail", tries=3)
+    def welcome(to: str, when: datetime | None = None) -> None:
+        raise AssertionError("it ran")
+
+    @app.job("pay.charge")
+    class Charge(Job[None]):
+        order_id: int
+        currency: str = "EUR"
+
+        def handle(self) -> None:
+            raise AssertionError("it ran")
+
+    return welcome, Charge
+
+
+def test_without_a_fake_this_app_cannot_send(app: Qd):
+    welcome, _ = declared(app)
+    with pytest.raises(ConfigError):
+        welcome.dispatch("a@b.c")
+
+
+def test_what_is_dispatched_is_a_list_of_plain_records(app: Qd):
+    welcome, charge = declared(app)
+    with app.fake() as fake:
+        first = welcome.dispatch("a@b.c")
+        second = welcome.using(delay=timedelta(minutes=5), queue="high").dispatch(to="b@b.c")
+        charge(order_id=7).dispatch()
+    assert fake.dispatched(welcome) == [
+        Dispatched({"to": "a@b.c"}, {"queue": "mail", "tries": 3}, "mail.welcome", first.id),
+        Dispatched({"to": "b@b.c"}, {"queue": "high", "tries": 3, "delay": 300.0}, "mail.welcome", second.id),
+    ]
+    assert [sent.arguments for sent in fake.dispatched(charge)] == [{"order_id": 7}]
+    assert [sent.id for sent in fake.dispatched(welcome)] == [first.id, second.id]
+    assert len({sent.id for sent in fake.all()}) == 3
+
+
+def test_arguments_are_those_that_the_worker_would_get(app: Qd):
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    welcome, _ = declared(app)
+    with app.fake() as fake:
+        welcome.dispatch("a@b.c", when=moment)
+    (sent,) = fake.dispatched(welcome)
+    assert sent.arguments == {"to": "a@b.c", "when": moment}
+
+
+def test_a_raw_job_shows_its_one_argument(app: Qd):
+    @app.job("hook", raw=True)
+    def hook(body: Any) -> None: ...
+
+    with app.fake() as fake:
+        hook.dispatch([1, {"a": None}])
+    assert fake.dispatched(hook)[0].arguments == {"body": [1, {"a": None}]}
+
+
+def test_a_wrong_value_raises_as_in_production_and_nothing_is_noted(app: Qd):
+    welcome, _ = declared(app)
+    with app.fake() as fake:
+        with pytest.raises(ArgumentError, match="'to'"):
+            welcome.dispatch(7)
+        with pytest.raises(DeclarationError, match="time zone"):
+            welcome.using(delay=datetime(2030, 1, 1)).dispatch("a@b.c")
+        with pytest.raises(ArgumentError, match="max_payload"):
+            welcome.dispatch("x" * (1 << 20))
+    assert fake.all() == []
+
+
+def test_bulk_async_and_threads_are_noted_too(app: Qd):
+    welcome, charge = declared(app)
+    with app.fake() as fake:
+        handles = app.dispatch(welcome.bind("1"), charge(order_id=2))
+        asyncio.run(welcome.adispatch("3"))
+        thread = threading.Thread(target=welcome.dispatch, args=("4",))
+        thread.start()
+        thread.join()
+    assert [sent.name for sent in fake.all()] == ["mail.welcome", "pay.charge", "mail.welcome", "mail.welcome"]
+    assert [sent.id for sent in fake.all()][:2] == [handle.id for handle in handles]
+
+
+def test_what_a_queue_by_name_is_given_is_noted_apart(app: Qd):
+    with app.fake() as fake:
+        app.queue("mail").push(r"App\Jobs\Report@fire", {"month": 7}, delay=3)
+        app.queue("mail").push("Legacy")
+        app.queue("mail", connection="other").push_raw(b"{}")
+    assert fake.pushed("mail") == [
+        Pushed("mail", r"App\Jobs\Report@fire", {"month": 7}, 3.0),
+        Pushed("mail", "Legacy", "", 0.0),
+        Pushed("mail", "", b"{}", 0.0),
+    ]
+    assert fake.pushed("default") == []
+    assert fake.all() == []
+
+
+def test_what_needs_an_answer_of_the_server_raises(app: Qd):
+    with app.fake(), pytest.raises(QdError, match="asks no server"):
+        app.queue("mail").size()
+
+
+def test_nobody_hears_that_a_job_was_queued(app: Qd):
+    welcome, _ = declared(app)
+    heard: list[JobQueued] = []
+    app.on(JobQueued)(heard.append)
+    with app.fake():
+        welcome.dispatch("a@b.c")
+    assert heard == []
+
+
+def test_an_inner_fake_takes_over_and_the_outer_one_comes_back(app: Qd):
+    welcome, _ = declared(app)
+    with app.fake() as outer:
+        welcome.dispatch("1")
+        with app.fake() as inner:
+            welcome.dispatch("2")
+        welcome.dispatch("3")
+    assert [sent.arguments["to"] for sent in outer.dispatched(welcome)] == ["1", "3"]
+    assert [sent.arguments["to"] for sent in inner.dispatched(welcome)] == ["2"]
+    with pytest.raises(ConfigError):
+        welcome.dispatch("4")
+
+
+def test_after_an_error_in_the_block_the_app_is_as_before(app: Qd):
+    welcome, _ = declared(app)
+    with pytest.raises(ZeroDivisionError), app.fake():
+        raise ZeroDivisionError
+    with pytest.raises(ConfigError):
+        welcome.dispatch("4")
+
+
+def test_a_fake_forgets_when_it_is_told_to(app: Qd):
+    welcome, _ = declared(app)
+    with app.fake() as fake:
+        welcome.dispatch("1")
+        fake.clear()
+        welcome.dispatch("2")
+    assert [sent.arguments for sent in fake.dispatched(welcome)] == [{"to": "2"}]
+
+
+@pytest.mark.parametrize("stranger", ["function", "other app", "undeclared class", "name"])
+def test_a_question_about_what_is_no_job_of_this_app_raises(app: Qd, stranger: str):
+    """It would be an empty list for ever, and a test that asserts `== []` would never fail."""
+
+    class Undeclared(Job[None]): ...
+
+    others = {
+        "function": lambda: None,
+        "other app": declared(Qd())[0],
+        "undeclared class": Undeclared,
+        "name": "mail.welcome",
+    }
+    declared(app)
+    with app.fake() as fake, pytest.raises(ArgumentError, match="is no job of this app"):
+        fake.dispatched(others[stranger])
+
+
+def test_a_connection_that_only_production_knows_can_be_named(app: Qd):
+    welcome, _ = declared(app)
+    with app.fake() as fake:
+        welcome.using(connection="sqs").dispatch("a@b.c")
+    assert fake.dispatched(welcome)[0].options.get("connection") == "sqs"
+
+
+def test_fake_is_what_the_block_is_given(app: Qd):
+    with app.fake() as fake:
+        assert isinstance(fake, Fake)
+        assert repr(fake) == "<fake: 0 jobs>"
+
+
+def test_a_job_that_waits_for_a_commit_is_noted_after_it_and_not_after_a_rollback(app: Qd):
+    welcome, _ = declared(app)
+    after: list[Callable[[], object]] = []
+
+    def open_one(act: Callable[[], object]) -> bool:
+        after.append(act)
+        return True
+
+    app.transactions.append(open_one)
+    with app.fake() as fake:
+        welcome.using(after_commit=True).dispatch("a@b.c")
+        assert fake.all() == []
+        after[0]()
+    assert [sent.arguments for sent in fake.all()] == [{"to": "a@b.c"}]
