@@ -514,7 +514,7 @@ def test_failed_jobs_are_counted(shop: Project, redis: Client) -> None:
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     line = doctor(shop).line("failed default")
     assert (line.sign, doctor(shop).bad()) == ("ok", [])
-    assert line.value == "2 failed jobs kept; redis-cli HGETALL queues:default:failed (docs/jobs.md)"
+    assert line.value == "2 failed jobs kept; qd failed list -q default"
 
 
 # -- masters

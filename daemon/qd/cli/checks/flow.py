@@ -31,7 +31,7 @@ def check(settings: Settings, place: str, queues: Sequence[str], state: State | 
         yield from held(line, common.store(settings, place).now())
         if state is not None:
             yield from waits(line, state)
-        yield from failed(line, common.store(settings, place).prefix)
+        yield from failed(line)
 
 
 def line_of(settings: Settings, place: str, name: str) -> Line:
@@ -56,8 +56,7 @@ def waits(line: Line, state: State) -> Iterator[Finding]:
             yield warn(f"work on {line.name}", said, way)
 
 
-def failed(line: Line, prefix: str) -> Iterator[Finding]:
+def failed(line: Line) -> Iterator[Finding]:
     """No warning: they are kept for a month, and nothing is wrong with that."""
     if line.sizes.failed:
-        where = f"redis-cli HGETALL {prefix}{keys.failed(line.name)}"
-        yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; {where} (docs/jobs.md)")
+        yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {line.name}")

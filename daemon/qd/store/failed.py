@@ -1,0 +1,215 @@
+"""The failed jobs of a connection: what failed, when, where and why, read a page at a time and never as a whole.
+
+cli/failed.py asks here. A record is one line of JSON, a newline, and the payload's own bytes (connectors/redis/keys.py);
+its score in the index is the moment by the server's clock. Bytes that nobody of ours has written are a record, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from heapq import merge
+from typing import Any
+
+import msgspec
+
+from qd import payload
+from qd.connectors.redis import keys
+from qd.errors import Malformed
+from qd.store import hosts
+from qd.store.redis import RedisStore
+
+PAGE = 500  # records whose names are read at once
+LIGHT = 4 << 20  # bytes of records that are in memory at once, as far as one record is not larger
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed job. failed_at: unix seconds by the server's clock; payload: its bytes as they are kept."""
+
+    id: str
+    queue: str
+    failed_at: float
+    uuid: str | None = None
+    job: str | None = None
+    error: str = ""
+    reason: str = ""
+    attempts: int = 0
+    crashes: int = 0
+    trace: str | None = None
+    death: dict[str, Any] | None = None
+    copied: bool = False  # whether a row of failed_jobs was written for it
+    payload: bytes = b""
+
+    def text(self) -> str | None:
+        """The payload as text; None: its bytes are none."""
+        try:
+            return self.payload.decode()
+        except UnicodeDecodeError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records. job and error may have wildcards; text stands in reason, traceback or payload, in any case of its
+    letters; since and until: unix seconds, both included."""
+
+    job: str | None = None
+    error: str | None = None
+    text: str | None = None
+    since: float | None = None
+    until: float | None = None
+
+    def fits(self, record: Record) -> bool:
+        """As far as the record itself says; when it failed is asked of the index."""
+        return (
+            (self.job is None or fnmatchcase(record.job or "", self.job))
+            and (self.error is None or fnmatchcase(record.error, self.error))
+            and (self.text is None or self._says(record, self.text.casefold()))
+        )
+
+    def _says(self, record: Record, text: str) -> bool:
+        places = (record.reason, record.trace or "", record.payload.decode("utf-8", "replace"))
+        return any(text in place.casefold() for place in places)
+
+
+EVERY = Wanted()
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The first line of a record; what is missing or of another type there is told as nothing."""
+
+    uuid: str | None = None
+    job: str | None = None
+    error: str = ""
+    reason: str = ""
+    attempts: int = 0
+    crashes: int = 0
+    trace: str | None = None
+    death: dict[str, Any] | None = None
+    copied: bool = False
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def record_of(queue: str, id: str, failed_at: float, raw: bytes) -> Record:
+    """The record kept as `raw`. A line that cannot be read is told so, in place of a reason."""
+    line, _, body = raw.partition(b"\n")
+    try:
+        said = _decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        said = _Line(reason="(its record cannot be read)")
+    facts = msgspec.structs.asdict(said)
+    return Record(id=id, queue=queue, failed_at=failed_at, payload=body, **facts)
+
+
+class FailedStore:
+    """The failed stores of the queues on one connection. Every call may raise ConnectionLost or ServerRefused."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store, self.wire = store, store.wire
+
+    def _key(self, name: str) -> str:
+        return self.store.prefix + name
+
+    def queues(self, also: Iterable[str] = ()) -> list[str]:
+        """Those in which something has failed, of those found on the server and of `also`."""
+        names = sorted({*hosts.queues_found(self.store), *also})
+        kinds = self.wire.call_many([("TYPE", self._key(keys.failed_at(name))) for name in names]) if names else []
+        return [name for name, kind in zip(names, kinds, strict=True) if kind in (b"zset", "zset")]
+
+    # -- reading
+
+    def records(self, queues: Sequence[str], wanted: Wanted = EVERY, *, newest: bool = True) -> Iterator[Record]:
+        """Those that are wanted, of all these queues, by the moment they failed."""
+        streams = [self.of_queue(queue, wanted, newest=newest) for queue in queues]
+        return merge(*streams, key=lambda record: record.failed_at, reverse=newest)
+
+    def of_queue(self, queue: str, wanted: Wanted = EVERY, *, newest: bool = True) -> Iterator[Record]:
+        for page in self.pages(queue, wanted.since, wanted.until, newest=newest):
+            yield from filter(wanted.fits, self.read(queue, page))
+
+    def pages(
+        self, queue: str, since: float | None = None, until: float | None = None, *, newest: bool = True
+    ) -> Iterator[list[tuple[str, float]]]:
+        """Ids and moments, a page at a time. What is taken away or added meanwhile disturbs nothing: the next page begins
+        at the moment of the last one, and those of that moment are told once."""
+        low = b"0" if since is None else repr(since).encode()
+        high = b"+inf" if until is None else repr(until).encode()
+        command, edge, seen, size = "ZREVRANGEBYSCORE" if newest else "ZRANGEBYSCORE", b"", set[bytes](), PAGE
+        while True:
+            bounds = (edge or high, low) if newest else (edge or low, high)
+            name = self._key(keys.failed_at(queue))
+            flat = self.wire.call(command, name, *bounds, "WITHSCORES", "LIMIT", 0, size)
+            pairs = list(zip(flat[::2], flat[1::2], strict=True))
+            new = [(id, score) for id, score in pairs if id not in seen]
+            if not new:
+                if len(pairs) < size:
+                    return
+                size *= 2  # so many have failed at one moment
+                continue
+            yield [(id.decode("utf-8", "surrogateescape"), float(score)) for id, score in new]
+            if new[-1][1] != edge:
+                edge, seen, size = new[-1][1], set(), PAGE
+            seen.update(id for id, score in new if score == edge)
+
+    def read(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[Record]:
+        """The records of these ids; those that are gone are left out."""
+        for chunk in self._light(queue, page):
+            raws = self.wire.call("HMGET", self._key(keys.failed(queue)), *[_raw(id) for id, _ in chunk])
+            for (id, at), raw in zip(chunk, raws, strict=True):
+                if raw is not None:
+                    yield record_of(queue, id, at, raw)
+
+    def _light(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[list[tuple[str, float]]]:
+        """The page in parts that are no load for the memory."""
+        name = self._key(keys.failed(queue))
+        sizes = self.wire.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page])
+        part, total = list[tuple[str, float]](), 0
+        for pair, size in zip(page, sizes, strict=True):
+            if isinstance(size, Exception):
+                raise size
+            if part and total + size > LIGHT:
+                yield part
+                part, total = [], 0
+            part.append(pair)
+            total += size
+        if part:
+            yield part
+
+    def find(self, queues: Sequence[str], words: Sequence[str]) -> dict[str, list[Record]]:
+        """For each word the records it may mean: the one of this id; else those whose id begins so, or whose job has this
+        uuid or id. Only for words that are no whole id all records are read."""
+        found = {word: self._of_id(queues, word) for word in words}
+        left = [word for word in words if not found[word]]
+        if left:
+            for record in self.records(queues):
+                for word in left:
+                    if means(record, word):
+                        found[word].append(record)
+        return found
+
+    def _of_id(self, queues: Sequence[str], id: str) -> list[Record]:
+        commands = [("ZSCORE", self._key(keys.failed_at(queue)), _raw(id)) for queue in queues]
+        scores = self.wire.call_many(commands) if commands else []
+        there = [(queue, score) for queue, score in zip(queues, scores, strict=True) if isinstance(score, bytes)]
+        return [record for queue, score in there for record in self.read(queue, [(id, float(score))])]
+
+
+def _raw(id: str) -> bytes:
+    return id.encode("utf-8", "surrogateescape")
+
+
+def means(record: Record, word: str) -> bool:
+    if record.id.startswith(word) or record.uuid == word:
+        return True
+    return word.encode() in record.payload and word == id_of(record)
+
+
+def id_of(record: Record) -> str | None:
+    """The id that its payload has, which the log tells of."""
+    try:
+        return payload.read(record.payload).id
+    except Malformed:
+        return None

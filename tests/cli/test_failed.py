@@ -1,0 +1,154 @@
+"""qd failed list and show."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+
+import pytest
+
+from qd.store import failed as kept
+from tests.cli.conftest import Run, document, done
+from tests.support.burying import bury
+from tests.support.resp import Client
+
+NOW = time.time()
+
+
+def ids(qd: Run, *words: str) -> list[str]:
+    return [record["id"] for record in document(qd("failed", "list", "--json", *words))]
+
+
+def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> None:
+    for n, queue in enumerate(("mail", "reports", "mail")):
+        bury(redis, f"T.0.{n}.1", queue=queue, at=NOW - 100 + n)
+    assert ids(qd) == ["T.0.2.1", "T.0.1.1", "T.0.0.1"]
+    assert ids(qd, "--limit", "2") == ["T.0.2.1", "T.0.1.1"]
+    table = done(qd("failed", "list")).splitlines()
+    assert table[0].split() == ["id", "queue", "job", "error", "reason", "attempts", "failed"]
+    assert [line.split()[0] for line in table[1:]] == ["T.0.2.1", "T.0.1.1", "T.0.0.1"]
+
+
+def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) -> None:
+    raw = bury(redis, "T.0.1.3", at=1_700_000_000.25, crashes=1)
+    bury(redis, "T.0.2.m0", at=1_700_000_001.5, raw=b"\xff{", uuid=None, job=None, error="Malformed", attempts=0)
+    odd, whole = document(qd("failed", "list", "--json"))
+    assert whole == {
+        "id": "T.0.1.3", "uuid": "uuid-T.0.1.3", "queue": "mail", "job": "mail.welcome", "error": "ValueError",
+        "reason": "no such user", "attempts": 3, "crashes": 1, "failed_at": 1_700_000_000.25, "payload": raw.decode(),
+    }  # fmt: skip
+    assert b64decode(odd["payload_base64"]) == b"\xff{"
+    assert (odd["uuid"], odd["job"], odd["failed_at"], "payload" in odd) == (None, None, 1_700_000_001.5, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["-q", "reports"], "c"), (["-q", "mail", "-q", "reports"], "dcba"), (["--queue", "nobody"], ""),
+        (["--job", "mail.welcome"], "ba"), (["--job", "mail.*"], "dba"), (["--job", "mail"], ""),
+        (["--error", "KeyError"], "d"), (["--error", "*Error"], "dcba"), (["--error", "Key"], ""),
+        (["--text", "SUCH user"], "cba"), (["--text", "in their_code"], "d"), (["--text", '"to": "a"'], "a"),
+        (["--since", "25m"], "dc"), (["--until", "25m"], "ba"), (["--older-than", "25m"], "ba"),
+        (["--since", "35m", "--until", "15m"], "cb"), (["--since", "2000-01-01", "--job", "mail.*"], "dba"),
+        (["--until", "2000-01-01T10:00+01:00"], ""), (["--older-than", "15m", "--text", "such"], "cba"),
+    ],
+)  # fmt: skip
+def test_filters_leave_those_that_fit_all_of_them(qd: Run, redis: Client, words: list[str], found: str) -> None:
+    now = time.time()
+    bury(redis, "a", at=now - 2400)
+    bury(redis, "b", at=now - 1800)
+    bury(redis, "c", at=now - 1200, queue="reports", job="report")
+    bury(redis, "d", at=now - 600, job="mail.later", error="KeyError", reason="x", trace="File in their_code")
+    assert "".join(ids(qd, *words)) == found
+
+
+def test_nothing_is_said_to_be_nothing(qd: Run, redis: Client) -> None:
+    assert done(qd("failed", "list", "--json")) == "[]\n"
+    empty = qd("failed", "list")
+    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "nothing has failed\n")
+    assert qd("failed", "list", "--job", "x").stderr == "no failed job fits\n"
+
+
+def test_a_table_ends_after_a_hundred_and_says_so(qd: Run, redis: Client) -> None:
+    for n in range(102):
+        bury(redis, f"r{n}", at=NOW - n)
+    cut = qd("failed", "list")
+    assert (len(cut.stdout.splitlines()), cut.stderr) == (101, "the newest 100 of more; --limit 0 shows all\n")
+    assert len(done(qd("failed", "list", "--limit", "0")).splitlines()) == 103
+    assert len(ids(qd)) == 102
+
+
+def test_pages_tell_each_record_once_however_many_failed_at_one_moment(
+    qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "PAGE", 4)
+    monkeypatch.setattr(kept, "LIGHT", 2000)
+    for n in range(3):
+        bury(redis, f"new{n}", at=NOW - n)
+    for n in range(30):
+        bury(redis, f"same{n}", at=NOW - 10)
+    for n in range(3):
+        bury(redis, f"old{n}", at=NOW - 20 - n)
+    found = ids(qd)
+    assert len(found) == len(set(found)) == 36
+    assert (found[:3], found[-3:]) == (["new0", "new1", "new2"], ["old0", "old1", "old2"])
+
+
+def test_what_is_no_record_of_ours_is_listed_as_it_is(qd: Run, redis: Client) -> None:
+    for name, value in (("x", b""), ("y", b"{}"), ("z", b'{"attempts":"many"}\nraw'), ("w", b"[" * 5000 + b"\n\xff")):
+        redis.call("HSET", "queues:mail:failed", name, value)
+        redis.call("ZADD", "queues:mail:failed_at", NOW, name)
+    redis.call("ZADD", "queues:mail:failed_at", NOW, "gone")
+    redis.call("SET", "queues:odd:failed_at", "no index")
+    assert sorted(ids(qd)) == ["w", "x", "y", "z"]
+    assert "(its record cannot be read)" in done(qd("failed", "list"))
+
+
+@pytest.mark.parametrize("word", ["T.0.17.3", "T.0.1", "uuid-T.0.17.3", "job-T.0.17.3"])
+def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
+    death = {"verdict": "timeout", "signal": "SIGKILL", "exit": None, "peak": 412_000_000, "took": 61.5, "oom": False}
+    death["stack"] = "File jobs.py, line 7 in stuck\x1b[2J"
+    bury(redis, "T.0.17.3", trace="Traceback\n  here", death=death, crashes=2)
+    bury(redis, "T.0.2.3")
+    text = done(qd("failed", "show", word))
+    for part in (
+        "T.0.17.3",
+        "uuid-T.0.17.3",
+        "mail",
+        "SIGKILL",
+        "412M",
+        "1m 1s",
+        "timeout",
+        "  here",
+        "line 7 in stuck",
+    ):
+        assert part in text
+    assert '"to": "T.0.17.3"' in text
+    assert "\x1b" not in text
+    said = document(qd("failed", "show", word, "--json"))
+    assert (said["id"], said["trace"], said["death"]["peak"]) == ("T.0.17.3", "Traceback\n  here", 412_000_000)
+    assert json.loads(said["payload"])["job"] == "mail.welcome"
+
+
+def test_show_of_an_unknown_id_says_no(qd: Run, redis: Client) -> None:
+    bury(redis, "T.0.1.1")
+    missing = qd("failed", "show", "T.9")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert missing.stderr == "qd: no failed job 'T.9' (`qd failed list` shows them)\n"
+    assert qd("failed", "show", "T.0.1.1", "-q", "other").exit_code == 1
+
+
+def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Client) -> None:
+    bury(redis, "T.0.1.1")
+    bury(redis, "T.0.2.1")
+    several = qd("failed", "show", "T.0")
+    assert several.exit_code == 2
+    assert "means 2 failed jobs" in several.output
+    assert "T.0.2.1" in several.output
+    assert "T.0.1.1" in done(qd("failed", "show", "T.0.1.1"))
+
+
+@pytest.mark.parametrize("word", ["yesterday", "", "-1h", "2026-13-01"])
+def test_a_moment_that_is_none_is_a_usage_error(qd: Run, redis: Client, word: str) -> None:
+    assert qd("failed", "list", "--since", word).exit_code == 2
