@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.arguments import Carrier, Given, provided
     from qd.bus.named import Queue
     from qd.bus.running import RunningJob, current_job
-    from qd.errors import ArgumentError, DeclarationError, JobInterrupted, JobTimeout, NotInJob, QdError
+    from qd.errors import ArgumentError, DeclarationError, JobInterrupted, JobTimeout, ModelGone, NotInJob, QdError
     from qd.events import (
         Event,
         JobAttempted,
@@ -48,9 +49,18 @@ __version__ = "0.1.0"
 # LeaseLost is missing on purpose: an event and an error bear that name, so it is asked for in qd.events or qd.errors.
 _ROOMS = {
     "qd.app": ("Qd",),
+    "qd.arguments": ("Carrier", "Given", "provided"),
     "qd.bus.named": ("Queue",),
     "qd.bus.running": ("RunningJob", "current_job"),
-    "qd.errors": ("ArgumentError", "DeclarationError", "JobInterrupted", "JobTimeout", "NotInJob", "QdError"),
+    "qd.errors": (
+        "ArgumentError",
+        "DeclarationError",
+        "JobInterrupted",
+        "JobTimeout",
+        "ModelGone",
+        "NotInJob",
+        "QdError",
+    ),
     "qd.events": (
         "Event",
         "JobAttempted",
@@ -85,9 +95,11 @@ _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "ArgumentError",
     "Call",
+    "Carrier",
     "DeclarationError",
     "Declare",
     "Event",
+    "Given",
     "Handle",
     "Job",
     "JobAttempted",
@@ -110,6 +122,7 @@ __all__ = [
     "JobTimedOut",
     "JobTimeout",
     "Looping",
+    "ModelGone",
     "NeverSent",
     "NotInJob",
     "Options",
@@ -128,6 +141,7 @@ __all__ = [
     "WorkerStopping",
     "__version__",
     "current_job",
+    "provided",
 ]
 
 

@@ -9,11 +9,12 @@ qd work                                     app.load(), then app.registry and ap
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from qd.arguments import Carrier
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qd.testing import Fake
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 
 
 class Qd:
@@ -100,6 +102,18 @@ class Qd:
     def queue(self, name: str, connection: str | None = None) -> Queue:
         """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""
         return Queue(self._send, name, connection)
+
+    def provide(self, kind: type[T], make: Callable[[], T | Iterator[T] | AbstractContextManager[T]]) -> None:
+        """Fill the parameters of this type on the worker, with what `make` makes; they do not travel.
+
+        make: a plain function, or a generator or one that gives a context manager, which is closed when the job has
+        ended, and sees the error of one that raised. Once a job that asks for it, here and in run().
+        """
+        self.registry.known.provide(kind, make)
+
+    def carry(self, carrier: Carrier) -> None:
+        """Send the objects of a family of types as model and key, and load them on the worker (see Carrier)."""
+        self.registry.known.carry(carrier)
 
     @overload  # only Looping asks for an answer; the overlap is meant
     def on(  # type: ignore[overload-overlap]

@@ -39,6 +39,14 @@ class WrongType(QdError):
     """A value in the payload does not convert to the declared type of its parameter."""
 
 
+class NoProvider(WrongType):
+    """A parameter is to be filled in on the worker, and the app provides nothing of its type."""
+
+
+class ModelGone(QdError):
+    """An argument that travelled as model and key is no longer in the database."""
+
+
 class Malformed(QdError, ValueError):
     """The payload is not one: not JSON, cut, of wrong types. Its bytes go to the failed store as they are."""
 

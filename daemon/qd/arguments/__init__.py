@@ -3,8 +3,24 @@
 jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker decodes with it. Pure.
 """
 
+from qd.arguments.carriers import Carrier, Given, Key
+from qd.arguments.known import Known
 from qd.arguments.pattern import Pattern
+from qd.arguments.providers import PROVIDED, provided
 from qd.arguments.signature import Signature, signature_of, signature_of_fields
 from qd.arguments.values import decode_value, encode_value
 
-__all__ = ["Pattern", "Signature", "decode_value", "encode_value", "signature_of", "signature_of_fields"]
+__all__ = [
+    "PROVIDED",
+    "Carrier",
+    "Given",
+    "Key",
+    "Known",
+    "Pattern",
+    "Signature",
+    "decode_value",
+    "encode_value",
+    "provided",
+    "signature_of",
+    "signature_of_fields",
+]

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments.known import Extras, Known, bare
 from qd.arguments.parameters import Parameter, fields_of, parameters_of, title_of, type_of
+from qd.arguments.providers import PROVIDED
 from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.units import did_you_mean
@@ -18,23 +20,68 @@ class Signature:
 
     `encode` and `decode` raise DeclarationError when a type cannot be found, or is none that JSON can carry; `resolve`
     does so at once, for those who want to know at the start.
+
+    extras: what of the parameters does not travel as it is; None, as a rule: nothing. parameters: those that travel.
     """
 
-    __slots__ = ("_decoder", "_hints", "_names", "_required", "parameters", "rest", "title")
+    __slots__ = (
+        "_declared",
+        "_decoder",
+        "_hints",
+        "_known",
+        "_names",
+        "_required",
+        "_settled",
+        "extras",
+        "parameters",
+        "rest",
+        "title",
+    )
 
-    def __init__(self, title: str, parameters: Sequence[Parameter], rest: Parameter | None = None) -> None:
+    def __init__(
+        self, title: str, parameters: Sequence[Parameter], rest: Parameter | None = None, known: Known | None = None
+    ) -> None:
         self.title = title
-        self.parameters = tuple(parameters)
         self.rest = rest  # **kwargs
-        self._names = {parameter.name: i for i, parameter in enumerate(self.parameters)}
-        self._required = [parameter.name for parameter in self.parameters if parameter.required]
+        self._declared = tuple(parameters)
+        self._known = known if known is not None else Known()
+        self._known.read_by(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """The app provides, or carries, other types by now: what was found out about types counts no more."""
+        self.extras: Extras | None = None
         self._hints: dict[str, Any] | None = None
         self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._settled = not self._known and all(parameter.default is not PROVIDED for parameter in self._declared)
+        self._travelling(self._declared)
+
+    def _travelling(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        self._names = {parameter.name: i for i, parameter in enumerate(self.parameters)}
+        self._required = [parameter.name for parameter in self.parameters if parameter.required]
+
+    def _settle(self) -> None:
+        """Find out which parameters are filled in on the worker, and which are loaded. Raises DeclarationError."""
+        self._settled = True
+        known, filled, carried = self._known, {}, {}
+        for parameter in self._declared:
+            if parameter.default is PROVIDED or known:
+                hint = self._type_of(parameter)
+                if parameter.default is PROVIDED or known.provides(bare(hint)):
+                    filled[parameter.name] = bare(hint)
+                elif (found := known.carrying(hint)) is not None:
+                    carried[parameter.name] = found
+        if filled or carried:
+            self.extras = Extras(self.title, known, filled, carried)
+            self._travelling([parameter for parameter in self._declared if parameter.name not in filled])
 
     # -- at the caller
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Arguments by name, defaults left out. Raises ArgumentError naming the parameter."""
+        if not self._settled:
+            self._settle()
         places = [parameter.name for parameter in self.parameters if parameter.positional]
         if len(args) > len(places):
             raise ArgumentError(f"{self.title} takes {len(places)} arguments by place, {len(args)} were given")
@@ -42,6 +89,8 @@ class Signature:
         for name, value in kwargs.items():
             if name in bound:
                 raise ArgumentError(f"{self.title} got the argument '{name}' twice")
+            if self.extras is not None and name in self.extras.filled:
+                raise ArgumentError(f"{self.title}: argument '{name}' is provided on the worker, and cannot be sent")
             if name not in self._names and self.rest is None:
                 raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._names)}")
             bound[name] = value
@@ -52,6 +101,8 @@ class Signature:
     def encode(self, arguments: Mapping[str, object]) -> bytes:
         """A JSON object, one entry an argument. Raises ArgumentError for what does not arrive as the declared type."""
         try:
+            if self.extras is not None:
+                arguments = {name: self.extras.packed(name, value) for name, value in arguments.items()}
             for value in arguments.values():
                 look(value)
             data = encode(arguments)
@@ -72,6 +123,7 @@ class Signature:
         """The first argument that cannot be sent, and why."""
         for name, value in arguments.items():
             try:
+                value = value if self.extras is None else self.extras.packed(name, value)
                 look(value)
                 msgspec.json.decode(encode(value), type=self._hint(name))
             except FAILURES as error:
@@ -86,6 +138,20 @@ class Signature:
         Raises UnknownParameters (a name is not known here, or a needed one missing: a deploy may be under way) and
         WrongType, naming the parameter.
         """
+        if not self._settled:
+            self._settle_late()
+        fields = self._decoded(data)
+        if self.extras is not None:
+            self.extras.check(fields)
+        return fields
+
+    def _settle_late(self) -> None:
+        try:
+            self._settle()
+        except DeclarationError as error:
+            raise WrongType(str(error)) from None
+
+    def _decoded(self, data: bytes) -> dict[str, object]:
         if self.rest is None and data not in NO_DATA:
             try:
                 found = self._fast().decode(data)
@@ -138,6 +204,8 @@ class Signature:
 
     def resolve(self) -> None:
         """Look up the types now. Raises DeclarationError naming the parameter."""
+        if not self._settled:
+            self._settle()
         self._fast()
 
     def _fast(self) -> msgspec.json.Decoder[Any]:
@@ -164,15 +232,26 @@ class Signature:
         return self._hints[name]
 
     def _looked_up(self, parameter: Parameter) -> Any:
+        """Its type, as it travels."""
+        carried = self.extras.carried.get(parameter.name) if self.extras is not None else None
+        hint = self._type_of(parameter) if carried is None else carried.wire
         try:
-            hint = type_of(parameter)
             msgspec.json.Decoder(hint)  # raises TypeError for what it cannot tell apart in JSON
         except Exception as error:
-            raise DeclarationError(
-                f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {why(error)}"
-                + (" (import it outside `if TYPE_CHECKING:`)" if isinstance(error, NameError) else "")
-            ) from None
+            raise self._unusable(parameter, error) from None
         return hint
+
+    def _type_of(self, parameter: Parameter) -> Any:
+        try:
+            return type_of(parameter)
+        except Exception as error:
+            raise self._unusable(parameter, error) from None
+
+    def _unusable(self, parameter: Parameter, error: Exception) -> DeclarationError:
+        return DeclarationError(
+            f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {why(error)}"
+            + (" (import it outside `if TYPE_CHECKING:`)" if isinstance(error, NameError) else "")
+        )
 
 
 def _listed(word: str, names: Iterable[str]) -> str:
@@ -185,11 +264,11 @@ def _short(name: str) -> str:
     return repr(name[:80])
 
 
-def signature_of(function: Callable[..., object]) -> Signature:
+def signature_of(function: Callable[..., object], known: Known | None = None) -> Signature:
     """The signature of a function job. Raises DeclarationError for parameters that cannot be given by name."""
-    return Signature(title_of(function), *parameters_of(function))
+    return Signature(title_of(function), *parameters_of(function), known)
 
 
-def signature_of_fields(cls: type) -> Signature:
+def signature_of_fields(cls: type, known: Known | None = None) -> Signature:
     """The signature of a class job, which is a dataclass."""
-    return Signature(title_of(cls), fields_of(cls))
+    return Signature(title_of(cls), fields_of(cls), None, known)

@@ -52,7 +52,7 @@ class Declare:
     def _declared_function(self, target: Any, where: str) -> JobFunction[..., Any, Any]:
         check_function(target)
         options = JobOptions.read(self._options)
-        signature = signature_of(target)
+        signature = signature_of(target, self._registry.known)
         if options.raw:
             check_raw(target, signature)
         kind = DeclaredRaw if options.raw else Declared
@@ -66,7 +66,9 @@ class Declare:
         if options.raw:
             refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
         hears = target.failed is not Job.failed
-        declared = DeclaredClass(self._name_of(target), target, signature_of_fields(target), options, where, hears)
+        declared = DeclaredClass(
+            self._name_of(target), target, signature_of_fields(target, self._registry.known), options, where, hears
+        )
         self._registry.add(declared)
         target._declared_as = (self._sender, Plan(declared, options))
         return target

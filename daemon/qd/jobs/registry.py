@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from qd.arguments import Signature, decode_value, encode_value
+from qd.arguments import Known, Signature, decode_value, encode_value
 from qd.errors import DeclarationError, UnknownParameters, WrongType
 from qd.options import JobOptions
 
@@ -34,7 +34,8 @@ class Declared:
 
     def prepare(self, data: bytes) -> Callable[[], object]:
         """Convert now, call later; an async job's call returns a coroutine. Raises UnknownParameters or WrongType."""
-        return partial(self.target, **self.signature.decode(data))
+        fields, extras = self.signature.decode(data), self.signature.extras
+        return partial(self.target, **fields) if extras is None else partial(extras.call, self.target, fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
         """Tell the job that it has failed for good. A function has nothing to be told."""
@@ -51,7 +52,9 @@ class DeclaredClass(Declared):
         self._hears_of_failure = hears
 
     def prepare(self, data: bytes) -> Callable[[], object]:
-        return partial(handled, self.target, self.signature.decode(data))
+        fields, extras = self.signature.decode(data), self.signature.extras
+        handled = partial(handle, self.target)
+        return partial(handled, **fields) if extras is None else partial(extras.call, handled, fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
         """Call failed(error) of a fresh instance, when the class defines it. Raises what that raises.
@@ -61,13 +64,16 @@ class DeclaredClass(Declared):
         if not self._hears_of_failure:
             return
         try:
-            fields = self.signature.decode(data)
+            fields, extras = self.signature.decode(data), self.signature.extras
         except (UnknownParameters, WrongType):
             return
-        self.target(**fields).failed(error)
+        if extras is None:
+            self.target(**fields).failed(error)
+        else:
+            extras.call(lambda **whole: self.target(**whole).failed(error), fields)
 
 
-def handled(job: Callable[..., Any], fields: Mapping[str, Any]) -> object:
+def handle(job: Callable[..., Any], /, **fields: Any) -> object:
     return job(**fields).handle()
 
 
@@ -86,6 +92,7 @@ class Registry:
     """Every declared job of an app."""
 
     def __init__(self) -> None:
+        self.known = Known()  # types that do not travel as they are
         self._declared: dict[str, Declared] = {}
 
     def add(self, declared: Declared) -> None:

@@ -1,0 +1,135 @@
+"""Arguments that do not travel themselves: rows of a database go as model and key, and are loaded on the worker.
+
+    Order(id=42, ...)  ->  {"model": "shop.Order", "key": 42}  ->  Order(id=42, ...), as it is by then
+
+A Carrier knows one family of types (the models of Django, the mapped classes of SQLAlchemy); contrib/ has them, app.carry
+adds one. Signature asks for what its hints hold of them: a model, a union, a list, a tuple or a dict of models.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from qd.errors import ModelGone, WrongType
+
+T = TypeVar("T")
+Key = int | str | list[int | str]
+_HOLD = (list, tuple, dict, Sequence, Mapping)  # what may hold them
+
+
+class Given(Protocol):
+    """Gives what the app provides for a type, the same one to all parameters of a call: given(Session)."""
+
+    def __call__(self, kind: type[T], /) -> T: ...
+
+
+class Carrier(Protocol):
+    """How the objects of a family of types travel."""
+
+    def recognises(self, kind: type) -> bool:
+        """Whether objects of this type are of the family."""
+
+    def name(self, kind: type) -> str:
+        """What the type is called in a payload: "shop.Order"."""
+
+    def pack(self, thing: Any) -> Any:
+        """The key of an object, as int, text, UUID, or a list of them; None: it has none yet, and cannot be sent."""
+
+    def load(self, kind: type, key: Key, given: Given) -> object | None:
+        """The object, looked up now; None: it is gone. key: as JSON gave it back, a UUID as text."""
+
+
+class Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object on its way."""
+
+    model: str
+    key: Key
+
+
+class Carrying:
+    """What of one parameter is carried. wire: its type on the way. kinds: by their names."""
+
+    def __init__(self, carriers: Sequence[Carrier]) -> None:
+        self._carriers = carriers
+        self._kinds: dict[str, tuple[Carrier, type]] = {}
+        self.wire: Any = None
+
+    def packed(self, value: Any) -> Any:
+        """With keys in place of objects. Raises ValueError for one that has none."""
+        if isinstance(value, list | tuple):
+            return [self.packed(part) for part in value]
+        if isinstance(value, dict):
+            return {name: self.packed(part) for name, part in value.items()}
+        for base in type(value).__mro__:  # what it is itself goes before what it derives from
+            for name, (carrier, kind) in self._kinds.items():
+                if kind is base:
+                    return self._keyed(name, carrier.pack(value))
+        return value
+
+    def _keyed(self, name: str, key: object) -> object:
+        if key is None:
+            raise ValueError(f"this {name} has no key yet (save it before it is sent)")
+        return {"model": name, "key": key}
+
+    def check(self, value: Any) -> None:
+        """Raises WrongType: it is an object of another model."""
+
+        def known(carried: Carried) -> None:
+            if carried.model not in self._kinds:
+                raise WrongType(f"a {carried.model} was sent, a {' or a '.join(self._kinds)} is wanted")
+
+        walk(value, known)
+
+    def loaded(self, value: Any, given: Given) -> Any:
+        """With objects in place of keys. Raises ModelGone, and whatever loading raises."""
+
+        def load(carried: Carried) -> object:
+            carrier, kind = self._kinds[carried.model]
+            if (found := carrier.load(kind, carried.key, given)) is None:
+                raise ModelGone(f"{carried.model} {carried.key} is gone")
+            return found
+
+        return walk(value, load)
+
+    def replaced(self, hint: Any) -> Any:
+        """The hint with Carried for the types of a family."""
+        if isinstance(hint, type) and get_origin(hint) is None:
+            carrier = next((carrier for carrier in self._carriers if carrier.recognises(hint)), None)
+            if carrier is None:
+                return hint
+            self._kinds[carrier.name(hint)] = (carrier, hint)
+            return Carried
+        origin, parts = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            inner = self.replaced(parts[0])
+            return hint if inner is parts[0] else inner
+        if origin not in (Union, types.UnionType, *_HOLD):
+            return hint
+        inside = tuple([part if part is Ellipsis else self.replaced(part) for part in parts])
+        if inside == parts:
+            return hint
+        return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
+
+
+def walk(value: Any, of: Callable[[Carried], object]) -> Any:
+    """`value` with `of(...)` in place of each Carried in it."""
+    if isinstance(value, Carried):
+        return of(value)
+    if isinstance(value, list | tuple):
+        return type(value)([walk(part, of) for part in value])
+    if isinstance(value, dict):
+        return {name: walk(part, of) for name, part in value.items()}
+    return value
+
+
+def carrying(hint: Any, carriers: Sequence[Carrier]) -> Carrying | None:
+    """None: nothing in the hint is carried."""
+    found = Carrying(carriers)
+    found.wire = found.replaced(hint)
+    return None if found.wire is hint else found

@@ -1,0 +1,119 @@
+"""What an app knows of types beyond JSON: its providers and its carriers, and what of a job's parameters they concern.
+
+A job that neither concerns has no Extras, and pays for nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Protocol, get_args, get_origin
+
+from qd.arguments.carriers import Carrier, Carrying, carrying
+from qd.arguments.providers import Opening, Provider, named
+from qd.errors import ModelGone, NoProvider, WrongType
+
+
+class Forgets(Protocol):
+    def forget(self) -> None: ...
+
+
+class Known:
+    """The providers and carriers of an app. Signatures that were read before one is added are read again."""
+
+    def __init__(self) -> None:
+        self.providers: dict[Any, Provider] = {}
+        self.carriers: list[Carrier] = []
+        self._readers: list[Forgets] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.providers or self.carriers)
+
+    def read_by(self, reader: Forgets) -> None:
+        self._readers.append(reader)
+
+    def provide(self, kind: Any, make: Callable[[], Any]) -> None:
+        self.providers[kind] = Provider(kind, make)
+        self._changed()
+
+    def carry(self, carrier: Carrier) -> None:
+        self.carriers.append(carrier)
+        self._changed()
+
+    def _changed(self) -> None:
+        for reader in self._readers:
+            reader.forget()
+
+    def provides(self, hint: Any) -> bool:
+        try:
+            return hint in self.providers
+        except TypeError:  # unhashable
+            return False
+
+    def carrying(self, hint: Any) -> Carrying | None:
+        return carrying(hint, self.carriers) if self.carriers else None
+
+
+def bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+class Extras:
+    """Of one job's parameters: those that are filled in, with their types, and those of which parts are loaded."""
+
+    def __init__(self, title: str, known: Known, filled: Mapping[str, Any], carried: Mapping[str, Carrying]) -> None:
+        self._title = title
+        self._known = known
+        self.filled = filled
+        self.carried = carried
+
+    def packed(self, name: str, value: object) -> object:
+        """As it travels. Raises ValueError."""
+        return self.carried[name].packed(value) if name in self.carried else value
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Before the call. Raises WrongType, NoProvider."""
+        for name, kind in self.filled.items():
+            if not self._known.provides(kind):
+                raise NoProvider(
+                    f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
+                    "module that the worker imports"
+                )
+        for name, carried in self.carried.items():
+            try:
+                carried.check(fields.get(name))
+            except WrongType as error:
+                raise WrongType(f"{self._title}: argument '{name}' is of the wrong type: {error}") from None
+
+    def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
+        """Fill in and load what is missing, call, close. What is async is closed when it has run."""
+        opening = Opening(self._known.providers)
+        try:
+            result = target(**self._completed(fields, opening))
+        except BaseException as error:
+            opening.close(error)
+            raise
+        if inspect.iscoroutine(result):
+            return closed_after(result, opening)
+        opening.close(None)
+        return result
+
+    def _completed(self, fields: Mapping[str, object], opening: Opening) -> dict[str, object]:
+        whole = {name: opening.given(kind) for name, kind in self.filled.items()}
+        for name, value in fields.items():
+            carried = self.carried.get(name)
+            try:
+                whole[name] = value if carried is None else carried.loaded(value, opening.given)
+            except ModelGone as error:
+                raise ModelGone(f"{self._title}: argument '{name}': {error}") from None
+        return whole
+
+
+async def closed_after(coroutine: Any, opening: Opening) -> object:
+    try:
+        result: object = await coroutine
+    except BaseException as error:
+        opening.close(error)
+        raise
+    opening.close(None)
+    return result

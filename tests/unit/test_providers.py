@@ -1,0 +1,468 @@
+"""Parameters that are filled in on the worker, and arguments that travel as model and key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+import pytest
+
+from qd import ArgumentError, DeclarationError, Given, Job, ModelGone, provided
+from qd.errors import NoProvider, Settled, UnknownParameters, WrongType
+from tests.support.fakes import FakeQd
+
+
+class Session:
+    """Not a context manager of its own."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+
+class Client(Session):
+    def __enter__(self) -> Client:
+        raise AssertionError("whoever made it closes it")
+
+    def __exit__(self, *ended: object) -> None: ...
+
+
+class Making:
+    """A provider that writes down what happens to its sessions."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.made = 0
+
+    def session(self) -> Iterator[Session]:
+        self.made += 1
+        self.said.append("open")
+        try:
+            yield Session()
+        except BaseException as error:
+            self.said.append(f"error {error}")
+            raise
+        finally:
+            self.said.append("close")
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+@pytest.fixture
+def making(app: FakeQd) -> Making:
+    made = Making()
+    app.provide(Session, made.session)
+    return made
+
+
+# -- what travels
+
+
+def test_a_provided_parameter_does_not_travel_and_is_filled_in_here_and_now(app: FakeQd, making: Making):
+    @app.job("count")
+    def count(order_id: int, session: Session = provided()) -> tuple[int, type]:
+        making.said.append("run")
+        return order_id, type(session)
+
+    count.dispatch(7)
+    assert app.sent[0].read["data"] == {"order_id": 7}
+    assert making.said == []
+    assert count.run(7) == (7, Session)
+    assert making.said == ["open", "run", "close"]
+
+
+def test_one_without_a_default_is_filled_in_wherever_it_stands(app: FakeQd, making: Making):
+    @app.job("count")
+    def count(session: Annotated[Session, "of orders"], order_id: int) -> tuple[int, type]:
+        return order_id, type(session)
+
+    call: Any = count
+    call.dispatch(7)
+    assert app.sent[0].read["data"] == {"order_id": 7}
+    assert call.run(order_id=7) == (7, Session)
+
+
+def test_a_field_of_a_class_job_is_filled_in_for_handle_and_for_failed(app: FakeQd, making: Making):
+    seen: list[object] = []
+
+    @app.job("charge")
+    class Charge(Job[None]):
+        order_id: int
+        session: Session = provided()
+
+        def handle(self) -> None:
+            seen.append(self.session)
+            raise ValueError("no money")
+
+        def failed(self, error: BaseException) -> None:
+            seen.append(self.session)
+
+    Charge(order_id=7).dispatch()
+    assert app.sent[0].read["data"] == {"order_id": 7}
+    with pytest.raises(ValueError, match="no money"):
+        Charge(order_id=7).run()
+    assert [type(session) for session in seen] == [Session, Session]
+    assert making.said == ["open", "error no money", "close", "open", "close"]
+
+
+def test_a_type_that_is_provided_after_the_job_was_used_counts_from_then_on(app: FakeQd):
+    @app.job("count")
+    def count(session: Session | None = None) -> bool:
+        return session is not None
+
+    assert count.run() is False
+    app.provide(Session | None, Session)  # type: ignore[arg-type]
+    assert count.run() is True
+
+
+def test_a_value_for_a_provided_parameter_is_refused(app: FakeQd, making: Making):
+    @app.job("count")
+    def count(order_id: int, session: Session = provided()) -> None: ...
+
+    @app.job("charge")
+    class Charge(Job[None]):
+        session: Session = provided()
+
+        def handle(self) -> None: ...
+
+    for give in (
+        lambda: count.dispatch(7, session=Session()),
+        lambda: count.bind(7, session=Session()),
+        lambda: Charge(session=Session()).dispatch(),
+    ):
+        with pytest.raises(
+            ArgumentError, match=r"\(\): argument 'session' is provided on the worker, and cannot be se"
+        ):
+            give()
+    with pytest.raises(ArgumentError, match=r"takes 1 arguments by place, 2 were given"):
+        count.dispatch(7, Session())
+    assert app.sent == []
+
+
+def test_a_payload_that_names_it_waits_for_a_version_that_knows_it(app: FakeQd, making: Making):
+    @app.job("count")
+    def count(order_id: int, session: Session = provided()) -> None: ...
+
+    with pytest.raises(UnknownParameters, match="has no parameter 'session'"):
+        app.call("count", b'{"order_id":7,"session":1}')
+
+
+def test_where_nothing_provides_it_dispatch_goes_on_and_the_run_says_so(app: FakeQd):
+    @app.job("count")
+    def count(session: Session = provided()) -> None: ...
+
+    count.dispatch()
+    with pytest.raises(
+        NoProvider, match=r"count\(\): nothing provides its parameter 'session': call app.provide\(Sess"
+    ):
+        count.run()
+
+
+# -- what is made
+
+
+def test_a_plain_value_is_used_as_it_is(app: FakeQd):
+    client = Client()
+    app.provide(Client, lambda: client)
+
+    @app.job("count")
+    def count(client: Client = provided()) -> Client:
+        return client
+
+    assert count.run() is client
+
+
+def test_a_context_manager_of_it_is_entered(app: FakeQd, making: Making):
+    app.provide(Session, contextmanager(making.session))
+
+    @app.job("count")
+    def count(session: Session = provided()) -> type:
+        return type(session)
+
+    assert count.run() is Session
+    assert making.said == ["open", "close"]
+
+
+def test_one_value_a_call_however_many_parameters_ask(app: FakeQd, making: Making):
+    @app.job("count")
+    def count(one: Session = provided(), other: Session = provided()) -> bool:
+        return one is other
+
+    assert count.run()
+    assert count.run()
+    assert making.made == 2
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_the_error_of_the_job_is_seen_and_cannot_be_swallowed(app: FakeQd, swallow: bool):
+    seen: list[BaseException] = []
+
+    def session() -> Iterator[Session]:
+        try:
+            yield Session()
+        except ValueError as error:
+            seen.append(error)
+            if not swallow:
+                raise
+
+    app.provide(Session, session)
+
+    @app.job("count")
+    def count(session: Session = provided()) -> None:
+        raise ValueError("of the job")
+
+    with pytest.raises(ValueError, match="of the job") as raised:
+        count.run()
+    assert seen == [raised.value]
+
+
+def test_release_and_fail_are_errors_to_a_provider(app: FakeQd, making: Making):
+    from qd import current_job
+
+    @app.job("count")
+    def count(session: Session = provided()) -> None:
+        current_job().fail("by hand")
+
+    with suppress(Exception, Settled):
+        count.run()
+    assert making.said == ["open", "error failed: by hand", "close"]
+
+
+def test_what_raises_while_it_closes_fails_a_job_that_had_ended_well(app: FakeQd):
+    def session() -> Iterator[Session]:
+        yield Session()
+        raise OSError("commit failed")
+
+    app.provide(Session, session)
+
+    @app.job("count")
+    def count(fails: bool, session: Session = provided()) -> None:
+        if fails:
+            raise ValueError("of the job")
+
+    with pytest.raises(OSError, match="commit failed"):
+        count.run(False)
+
+
+def test_what_raises_while_it_closes_after_an_error_is_a_note_on_that_error(app: FakeQd):
+    def session() -> Iterator[Session]:
+        try:
+            yield Session()
+        finally:
+            raise OSError("rollback failed")
+
+    app.provide(Session, session)
+
+    @app.job("count")
+    def count(session: Session = provided()) -> None:
+        raise ValueError("of the job")
+
+    with pytest.raises(ValueError, match="of the job") as raised:
+        count.run()
+    assert raised.value.__notes__ == ["then closing what was provided raised OSError: rollback failed"]
+
+
+def test_an_async_job_is_closed_when_it_has_run(app: FakeQd, making: Making):
+    @app.job("count")
+    async def count(fails: bool, session: Session = provided()) -> None:
+        await asyncio.sleep(0)
+        making.said.append("run")
+        if fails:
+            raise ValueError("no")
+
+    count.run(False)
+    assert making.said == ["open", "run", "close"]
+    with pytest.raises(ValueError):
+        count.run(True)
+    assert making.said[3:] == ["open", "run", "error no", "close"]
+
+
+async def asynchronous() -> Session:
+    return Session()
+
+
+def wants_more(url: str) -> Session:
+    return Session()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (asynchronous, "the provider of Session, asynchronous, is async: make it a def"),
+        (wants_more, "the provider of Session, wants_more, cannot be called without arguments: missing a req.* 'url'"),
+        (7, "the provider of Session is 7, which cannot be called"),
+    ],
+)
+def test_a_provider_of_the_wrong_shape_is_refused(app: FakeQd, make: Any, said: str):
+    with pytest.raises(DeclarationError, match=said):
+        app.provide(Session, make)
+
+
+# -- models
+
+
+class Order:
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+
+class Line(Order): ...
+
+
+class Invoice(Order): ...
+
+
+class Shelf:
+    """A carrier of this shop's models: what it holds can be loaded."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[type, str], Order] = {}
+        self.asked: list[object] = []
+        self.asks = False
+
+    def put(self, thing: Order) -> Order:
+        self.rows[type(thing), str(thing.key)] = thing
+        return thing
+
+    def recognises(self, kind: type) -> bool:
+        return issubclass(kind, Order)
+
+    def name(self, kind: type) -> str:
+        return f"shop.{kind.__name__}"
+
+    def pack(self, thing: Any) -> Any:
+        return thing.key
+
+    def load(self, kind: type, key: Any, given: Given) -> object | None:
+        if self.asks:
+            self.asked.append(given(Session))
+        return self.rows.get((kind, str(key)))
+
+
+@pytest.fixture
+def shelf(app: FakeQd) -> Shelf:
+    found = Shelf()
+    app.carry(found)
+    return found
+
+
+@pytest.mark.parametrize("key", [42, "a-b", ["de", 7]])
+def test_a_model_travels_as_model_and_key_and_is_loaded(app: FakeQd, shelf: Shelf, key: Any):
+    order = shelf.put(Order(key))
+
+    @app.job("ship")
+    def ship(order: Order, fast: bool = False) -> Order:
+        return order
+
+    ship.dispatch(order, fast=True)
+    assert app.sent[0].read["data"] == {"order": {"model": "shop.Order", "key": key}, "fast": True}
+    assert ship.run(Order(key)) is order
+
+
+def test_none_lists_dicts_and_unions_of_models_travel_too(app: FakeQd, shelf: Shelf):
+    first, second, invoice = shelf.put(Order(1)), shelf.put(Order(2)), shelf.put(Invoice(1))
+
+    @app.job("ship")
+    def ship(
+        one: Order | None, several: list[Order], named: dict[str, Order], either: Order | Invoice | int = 3
+    ) -> list[object]:
+        return [one, several, named, either]
+
+    assert ship.run(None, [first, second], {"a": first}) == [None, [first, second], {"a": first}, 3]
+    assert ship.run(first, [], {}, invoice) == [first, [], {}, invoice]
+    assert ship.run(first, [], {}, 9) == [first, [], {}, 9]
+
+
+def test_a_model_in_a_class_job(app: FakeQd, shelf: Shelf):
+    order = shelf.put(Order(42))
+
+    @app.job("charge")
+    class Charge(Job[Order]):
+        order: Order
+
+        def handle(self) -> Order:
+            return self.order
+
+    Charge(order=order).dispatch()
+    assert app.sent[0].read["data"] == {"order": {"model": "shop.Order", "key": 42}}
+    assert Charge(order=order).run() is order
+
+
+def test_a_row_that_is_gone_is_told_with_the_job_and_the_argument(app: FakeQd, shelf: Shelf):
+    @app.job("ship")
+    def ship(order: Order) -> None: ...
+
+    with pytest.raises(ModelGone, match=r"ship\(\): argument 'order': shop.Order 42 is gone"):
+        ship.run(Order(42))
+
+
+def test_what_has_no_key_yet_is_refused_where_it_is_sent(app: FakeQd, shelf: Shelf):
+    @app.job("ship")
+    def ship(order: Order, several: list[Order] | None = None) -> None: ...
+
+    with pytest.raises(
+        ArgumentError, match=r"ship\(\): argument 'order' cannot be sent: this shop.Order has no key yet"
+    ):
+        ship.dispatch(Order(None))
+    with pytest.raises(ArgumentError, match=r"argument 'several' cannot be sent: this shop.Order has no key yet"):
+        ship.dispatch(Order(1), [Order(None)])
+    assert app.sent == []
+
+
+def test_a_key_that_json_cannot_say_is_refused(app: FakeQd, shelf: Shelf):
+    @app.job("ship")
+    def ship(order: Order) -> None: ...
+
+    with pytest.raises(ArgumentError, match=r"ship\(\): argument 'order' cannot be sent: expected int"):
+        ship.dispatch(Order(1.5))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"order":7}', r"argument 'order' is of the wrong type"),
+        (b'{"order":{"model":"shop.Invoice","key":1}}', "a shop.Invoice was sent, a shop.Order is wanted"),
+        (b'{"order":{"model":"shop.Order","key":null}}', r"argument 'order' is of the wrong type"),
+    ],
+)
+def test_what_is_no_such_model_is_of_the_wrong_type(app: FakeQd, shelf: Shelf, data: bytes, said: str):
+    @app.job("ship")
+    def ship(order: Order) -> None: ...
+
+    with pytest.raises(WrongType, match=said):
+        app.call("ship", data)
+
+
+def test_loading_and_the_job_are_given_the_same_session(app: FakeQd, shelf: Shelf, making: Making):
+    shelf.asks = True
+    order = shelf.put(Order(42))
+
+    @app.job("ship")
+    def ship(order: Order, session: Session = provided()) -> Session:
+        return session
+
+    assert [ship.run(order)] == shelf.asked
+    assert making.said == ["open", "close"]
+
+
+def test_an_object_of_a_subclass_travels_as_what_is_asked_for(app: FakeQd, shelf: Shelf):
+    order = shelf.put(Order(42))
+
+    @app.job("ship")
+    def ship(order: Order) -> Order:
+        return order
+
+    assert ship.run(Line(42)) is order
+
+
+def test_jobs_that_ask_for_none_of_it_have_no_extras(app: FakeQd, shelf: Shelf, making: Making):
+    @app.job("plain")
+    def plain(to: str) -> None: ...
+
+    plain.run("you")
+    declared: Any = app.registry.get("plain")
+    assert declared.signature.extras is None
