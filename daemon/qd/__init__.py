@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# LeaseLost is missing on purpose: an event and an error bear that name, so it is asked for in qd.events or qd.errors.
+# LeaseLost and JobCancelled are missing on purpose: an event and an error bear that name, so they are asked for in qd.events
+# or qd.errors.
 _ROOMS = {
     "qd.app": ("Qd",),
     "qd.arguments": ("Carrier", "Given", "provided"),

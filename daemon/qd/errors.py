@@ -99,5 +99,9 @@ class JobInterrupted(EndJob):
     """The worker stops soon: save what you have, the job is handed back."""
 
 
+class JobCancelled(EndJob):
+    """Somebody cancelled the job: handle.cancel(), `qd cancel`. It ends here, and is not tried again."""
+
+
 class LeaseLost(EndJob):
     """The reservation is gone: somebody else may run this job now."""

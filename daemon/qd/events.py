@@ -161,6 +161,12 @@ class JobHandedBack(Event, frozen=True):
     job: RunningJob
 
 
+class JobCancelled(Event, frozen=True):
+    """Somebody has cancelled the job while it ran: it is dropped, and not tried again."""
+
+    job: RunningJob
+
+
 class LeaseLost(Event, frozen=True):
     """The reservation is gone: the job may have run elsewhere."""
 

@@ -21,7 +21,7 @@ _RESERVED = re.compile(rb"\w+\.\d{1,%d}\.\d{1,%d}\.\d{1,%d}" % (_DIGITS, _DIGITS
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
 LIFE = 1_000_000_000  # turns that one worker makes at most: the next one in its slot counts on from there
-ENDS = ("-", "x", "t", "h")  # what N becomes, see `answered`
+ENDS = ("-", "x", "t", "h", "c")  # what N becomes, see `answered`
 
 
 class Mark(NamedTuple):
@@ -82,7 +82,8 @@ def answered(
 ) -> bytes:
     """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
     "-"; "t" when it was killed for its timeout; "x" when the next reserve is to fail the job for that; "h" when the job has
-    failed and its hooks have killed their worker, so that the next reserve buries it without them.
+    failed and its hooks have killed their worker, so that the next reserve buries it without them; "c" when it was
+    cancelled, so that the next reserve drops it.
 
     No other byte changes. Raises ValueError when that unit does not stand in it.
     """

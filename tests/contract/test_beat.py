@@ -17,7 +17,7 @@ def expire(seen, held) -> None:
 
 def test_a_beat_with_nothing_to_do_leaves_no_key(queue, seen):
     done = beat(queue, "a", "b", slots=[1, 2])
-    assert done[1:] == ("", "", -1, False, 0, [], [])
+    assert done[1:] == ("", "", -1, False, 0, [], [], [])
     assert done.now == pytest.approx(seen.now(), abs=5)
 
 

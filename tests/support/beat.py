@@ -19,6 +19,7 @@ class Beat(NamedTuple):
     more: bool
     reclaimed: int
     waiting: list[str]
+    cancelled: list[str]
     lost: list[str]
 
 
@@ -35,11 +36,21 @@ def beat(
 ) -> Beat:
     """slots: the live workers of the master that `queue` belongs to."""
     kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
-    names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(name) for name in queues for kind in kinds)]
+    names = [keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL, *(kind(name) for name in queues for kind in kinds)]
     token = queue.owner.partition("/")[0]
     args: tuple[Arg, ...] = (token, report, lease, int(renew), 1e12 if reclaim else 0, move, tokens, *slots)
     reply = script("beat").call(queue.wire, [queue.settings.prefix + name for name in names], *args)
-    stamp, restart, down, due, more, reclaimed, waiting, *lost = reply
+    stamp, restart, down, due, more, reclaimed, waiting, cancelled, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]
     told = [item.decode() for item in lost]
-    return Beat(float(stamp), restart.decode(), down.decode(), due, bool(more), reclaimed, waits, told)
+    return Beat(
+        float(stamp),
+        restart.decode(),
+        down.decode(),
+        due,
+        bool(more),
+        reclaimed,
+        waits,
+        cancelled.decode().split(),
+        told,
+    )

@@ -110,13 +110,20 @@ class Dead:
             text = answered(member, mark, attempts=max(0, int(split_mark(mark).n) - 1))
         elif verdict == Verdict.TIMEOUT:
             text, delay = self._timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000
-        if verdict != Verdict.HAND_BACK and mark:
+        elif verdict == Verdict.CANCELLED:
+            text = answered(member, mark, ended="c")
+        if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
         head = verdict == Verdict.HAND_BACK and not in_hooks
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
-        why = {Verdict.HAND_BACK: "handed back", Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}
+        why = {
+            Verdict.HAND_BACK: "handed back",
+            Verdict.TIMEOUT: "timeout",
+            Verdict.MEMORY: "memory",
+            Verdict.CANCELLED: "cancelled",
+        }
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(
             event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None

@@ -30,7 +30,7 @@ from qd.keeper.laravel import LaravelKeys
 from qd.keeper.report import Report
 from qd.log import Log, Unblocked
 from qd.process.hands import Hands
-from qd.process.scoreboard import ALIVE, H, Scoreboard, W, now
+from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
 from qd.process.talk import Inbox
 from qd.store import hosts
 from qd.store.hosts import Master
@@ -131,8 +131,8 @@ class Keeper:
         report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
         reply = self._call(queues, report if control else "", self._renews(at))
         received = time.monotonic()
-        stamp, restart, down, due, more, reclaimed, waiting = (
-            x if isinstance(x, int) else text_of(x) for x in reply[:7]
+        stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
+            x if isinstance(x, int) else text_of(x) for x in reply[:8]
         )
         stamped = stamp  # the clock by which restarts are stamped
         if not control:
@@ -149,7 +149,8 @@ class Keeper:
         self._forked_at(float(stamped))
         self.report.saw(redis_now, [queues[int(place) - 1] for place in str(waiting).split()])
         self._obey(read_restart(restart.encode()), float(stamped), first)
-        self._tell_lost([item.decode() for item in reply[7:]])
+        self._tell_lost([item.decode() for item in reply[8:]])
+        self._tell_cancelled(str(cancelled).split())
         if reclaimed:
             self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
         return received + (SOON if first else self._until_next(redis_now, due, more))
@@ -157,7 +158,13 @@ class Keeper:
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
-        names = [keys.RESTART, keys.DOWN, keys.MASTERS, *(kind(queue) for queue in queues for kind in kinds)]
+        names = [
+            keys.RESTART,
+            keys.DOWN,
+            keys.MASTERS,
+            keys.CANCEL,
+            *(kind(queue) for queue in queues for kind in kinds),
+        ]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         args: tuple[Arg, ...] = (
             self.hands.token,
@@ -223,6 +230,14 @@ class Keeper:
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
+
+    def _tell_cancelled(self, cancelled: list[str]) -> None:
+        """Again at each beat, until the job is over: it may not have begun yet."""
+        for item in cancelled:
+            number, turn = (int(part) for part in item.split(":"))
+            if number < SLOTS:
+                generation = self.board.slot(number)[W.GENERATION]
+                self.hands.voice.tell("cancel", slot=number, generation=generation, turn=turn & 0xFFFFFFFF)
 
     # -- the reports of others
 

@@ -36,6 +36,8 @@ class Worker:
     ready: bool = False
     draining: bool = False
     interrupted: bool = False
+    cancelled: int | None = None  # the turn whose job was told to end, because somebody cancelled it
+    cancelled_at: int = 0
     stack_taken: bool = False
     verdict: Verdict | None = None  # set when the master has killed it
     ready_at: float = 0.0  # monotonic, 0 not yet
@@ -67,6 +69,13 @@ class Worker:
         """The moment at which its job's time is over, 0 none. A moment before this worker came to be is noise."""
         moment = self.slot[W.DEADLINE]
         return moment if moment > self.asked_at * 1e9 else 0
+
+    @property
+    def cancel_deadline(self) -> int:
+        """The moment at which the job in hand was cancelled, 0: it was not, or has heard it."""
+        turn = self.slot[W.TURN]
+        told = self.cancelled is not None and self.cancelled == turn & 0xFFFFFFFF and self.slot[W.OVER] != turn
+        return self.cancelled_at if told else 0
 
     def send(self, number: int) -> None:
         if self.pid:
@@ -261,13 +270,20 @@ class Children:
         except OSError:
             return ""
 
-    def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> None:
-        """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now."""
+    def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> bool:
+        """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now. False: that job
+        does not run, or not yet."""
         current = worker.slot[W.TURN] & 0xFFFFFFFF
         if turn is not None and turn != current:
-            return
+            return False
         worker.slot[W.WHY] = why | current << 8
         worker.send(signal.SIGALRM)
+        return True
+
+    def cancel(self, worker: Worker, turn: int) -> None:
+        """End the job of that turn, for good. It is told once; what has not heard it in time is killed (late.py)."""
+        if worker.busy and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
+            worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
         """Every worker waits and has looked in vain: the queues are empty as far as this program can tell."""

@@ -1,4 +1,5 @@
-"""What is over its time is ended: a job over its deadline or the hard memory ceiling, a worker that stopped answering.
+"""What is over its time is ended: a job over its deadline or the hard memory ceiling, one that was cancelled and goes on, a
+worker that stopped answering.
 
 stack taken -> 0.15 s -> SIGKILL with a verdict -> reaping.py
 """
@@ -39,11 +40,12 @@ class Late:
                 self._judge_silence(worker, self.silence.of(worker) - silence)
 
     def _judge_job(self, worker: Worker, memory_hard: int) -> None:
-        deadline = worker.deadline
-        over = (now() - deadline) / 1e9 if deadline else -1.0
-        if over > GRACE - STACK:
+        late, cancelled = since(worker.deadline), since(worker.cancel_deadline)
+        if max(late, cancelled) > GRACE - STACK:
             worker.take_stack()
-        if over > GRACE:
+        if cancelled > GRACE:
+            self.children.kill(worker, Verdict.CANCELLED)
+        elif late > GRACE:
             self.children.kill(worker, Verdict.TIMEOUT)
         elif memory_hard and (vitals.rss_of(worker.pid) or 0) > memory_hard:
             self.children.kill(worker, Verdict.MEMORY)
@@ -81,6 +83,12 @@ class Late:
     def _waits(self) -> Iterator[float]:
         at = now()
         for worker in self.children.workers.values():
-            if worker.busy and worker.deadline:
-                left = (worker.deadline - at) / 1e9
-                yield from (left + GRACE - STACK, left + GRACE)
+            for deadline in (worker.deadline, worker.cancel_deadline):
+                if worker.busy and deadline:
+                    left = (deadline - at) / 1e9
+                    yield from (left + GRACE - STACK, left + GRACE)
+
+
+def since(deadline: int) -> float:
+    """Seconds; below 0: it is ahead, or there is none."""
+    return (now() - deadline) / 1e9 if deadline else -1.0

@@ -2,7 +2,7 @@
 
     signal -> mailbox -> wait -> act          TERM stop, USR2 pause, CONT resume, HUP new code, TTIN / TTOU number, USR1 dump
     child ends -> CHLD -> reaping.py -> keeper told -> the slot is free again once the keeper has moved its jobs
-    news (Ear) -> news.py: imported, born, ready, restart asked for, lease lost
+    news (Ear) -> news.py: imported, born, ready, restart asked for, lease lost, job cancelled
     clock -> late.py: jobs over their deadline, silent workers; hung imports, silent keeper; ending.py: the stop deadline
     and at each look spawning.py keeps the number
 

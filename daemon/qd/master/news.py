@@ -140,6 +140,12 @@ class News:
         if worker is not None and worker.busy:
             self.master.children.alarm(worker, Why.LEASE, heard.message["turn"])
 
+    def _on_cancel(self, heard: Heard) -> None:
+        self._of_keeper(heard)
+        worker = self.master.children.found(heard.message["slot"], heard.message["generation"])
+        if worker is not None:
+            self.master.children.cancel(worker, heard.message["turn"])
+
     def _of_keeper(self, heard: Heard) -> None:
         if heard.sender not in (None, self.master.keeping.pid):
             raise Forged("not from the keeper")

@@ -15,9 +15,15 @@ EVENTS = {
     Verdict.HAND_BACK: ("warning", "worker.ended"),
     Verdict.TIMEOUT: ("error", "job.killed"),
     Verdict.MEMORY: ("error", "job.killed"),
+    Verdict.CANCELLED: ("warning", "job.killed"),
 }
 NO_STACK = "none (it was stopped, or had blocked every signal)"
-REASONS = {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory", Verdict.HAND_BACK: "stop deadline"}
+REASONS = {
+    Verdict.TIMEOUT: "timeout",
+    Verdict.MEMORY: "memory",
+    Verdict.HAND_BACK: "stop deadline",
+    Verdict.CANCELLED: "cancelled",
+}
 
 
 def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
@@ -32,7 +38,7 @@ def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
         "job": death.job or None,
         "queue": death.queue or None,
         "took": death.took or None,
-        "stack": NO_STACK if verdict is Verdict.TIMEOUT and not death.stack else None,
+        "stack": NO_STACK if verdict in (Verdict.TIMEOUT, Verdict.CANCELLED) and not death.stack else None,
         "trace": death.stack or None,
     }
     log.line(level, event, fields)

@@ -43,6 +43,7 @@ class Verdict(IntEnum):
     HAND_BACK = 2  # to the head of ready, the attempt given back
     TIMEOUT = 3  # delayed by the backoff that stood in the slot
     MEMORY = 4  # over --memory-hard: as a crash, told as such
+    CANCELLED = 5  # to the tail of ready; its mark makes the next reserve drop it
 
 
 class Why(IntEnum):
@@ -51,6 +52,7 @@ class Why(IntEnum):
     TIMEOUT = 1
     INTERRUPT = 2
     LEASE = 3
+    CANCEL = 4
 
 
 class Fails(IntEnum):
@@ -88,6 +90,7 @@ class W(IntEnum):
     SILENT = 16  # master: 1 while it gives no sign between two jobs, 2 when it does not end although it was killed
     OOM = 20  # master: 1 when the kernel ended it for want of memory
     TOOK_MS = 21  # master: how long the job in hand had run when it died
+    OVER = 23  # worker: the turn whose job an alarm has ended, so that its time counts no more
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 

@@ -1,6 +1,6 @@
 """SIGALRM, the one signal that may raise: what ends a job from outside its code, and only inside user code.
 
-    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted or LeaseLost
+    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted, JobCancelled or LeaseLost
 
 The timer is the worker's own; the master uses the same signal and says in the slot what it means. An alarm between user
 code and user code means nothing any more: the job is over. Nor does one before the deadline that nobody gave a meaning: a
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from qd.errors import EndJob, JobInterrupted, JobTimeout, LeaseLost
+from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
 from qd.process.scoreboard import Fails, Slot, W, Why, now
 from qd.process.shield import in_main_thread, shield
 
@@ -25,6 +25,7 @@ ENDS: dict[int, tuple[type[EndJob], str]] = {
     Why.TIMEOUT: (JobTimeout, "the job ran longer than its timeout"),
     Why.INTERRUPT: (JobInterrupted, "the worker stops"),
     Why.LEASE: (LeaseLost, "the reservation is gone"),
+    Why.CANCEL: (JobCancelled, "the job was cancelled"),
 }
 MISSING = object()
 
@@ -68,6 +69,8 @@ class Alarm:
             if seconds and os.getpid() == self._pid:  # not a copy that the job has forked: the slot is not its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._slot[W.DEADLINE] = 0
+            if self.ended_by is not None and os.getpid() == self._pid:
+                self._slot[W.OVER] = self._slot[W.TURN]
         return result  # type: ignore[return-value]
 
     def hooks_run(self, fails: Fails = Fails.HOOKS) -> None:

@@ -27,6 +27,7 @@ from qd.bus.send import signing_of
 from qd.connectors.base import Reserved
 from qd.errors import (
     EndJob,
+    JobCancelled,
     JobFailure,
     JobInterrupted,
     JobTimeout,
@@ -46,10 +47,10 @@ from qd.process.scoreboard import Fails
 from qd.signing import Signing
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
-from qd.worker.outcome import DONE, Back, Death, Failed, Lost, Outcome, exceeded, unknown_job
+from qd.worker.outcome import DONE, Back, Cancelled, Death, Failed, Lost, Outcome, exceeded, unknown_job
 
 # How a mark ends that a keeper wrote, see unit.answered.
-TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS = b'.t"', b'.x"', b'.h"'
+TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS, CANCELLED = b'.t"', b'.x"', b'.h"', b'.c"'
 HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
 
 
@@ -89,6 +90,8 @@ class Attempts:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
         declared = self.app.registry.get(payload.job)
+        if declared is None and reserved.before.endswith(CANCELLED):
+            return Cancelled(JobCancelled("the job was cancelled"))
         if declared is None:
             return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))
         limits = self._limits_of(payload, declared)
@@ -96,6 +99,8 @@ class Attempts:
         job = self._running(payload, reserved)
         running.enter(job)
         try:
+            if reserved.before.endswith(CANCELLED):
+                return self._cancelled(limits, job, JobCancelled("the job was cancelled"))
             if reserved.before.endswith((KILLED_FOR_GOOD, KILLED_IN_HOOKS)):
                 return self._killed(declared, payload, limits, job, reserved, death())
             if reserved.before.endswith(TIMED_OUT):
@@ -209,6 +214,8 @@ class Attempts:
         if isinstance(error, LeaseLost):
             self._hear(limits, events.LeaseLost, job)
             return Lost(error)
+        if isinstance(error, JobCancelled):
+            return self._cancelled(limits, job, error)
         if isinstance(error, JobInterrupted):
             self._hear(limits, events.JobHandedBack, job)
             return Back(0.0, "the worker stops", spends=False, head=True)
@@ -223,6 +230,10 @@ class Attempts:
             self._hear(limits, events.JobExceptionOccurred, job, error)
         self._hear(limits, events.JobReleased, job, verdict.delay)
         return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
+
+    def _cancelled(self, limits: Limits, job: RunningJob, error: BaseException) -> Cancelled:
+        self._hear(limits, events.JobCancelled, job)
+        return Cancelled(error)
 
     def _judged(
         self, declared: Declared, payload: Payload, limits: Limits, job: RunningJob, reason: str, death: Death

@@ -8,7 +8,7 @@ from qd.connectors.effects import Effect, Free, Push, Unkey
 from qd.links import linked
 from qd.payload import Payload
 from qd.ties import Ties
-from qd.worker.outcome import Back, Failed, Lost, Outcome
+from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 
 
 def effects_of(queue: str, payload: Payload, outcome: Outcome) -> tuple[Effect, ...]:
@@ -21,7 +21,7 @@ def effects_of(queue: str, payload: Payload, outcome: Outcome) -> tuple[Effect, 
         effects.append(Free(ties.unique, payload.uuid or ""))
     if ties.key is not None:
         effects.append(Unkey(queue, ties.key, payload.id or ""))
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, Failed | Cancelled):
         effects += [Push(link.queue, linked(link, now), link.delay) for link in ties.catch]
     else:
         effects += _next(ties, now)

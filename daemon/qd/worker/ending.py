@@ -1,7 +1,7 @@
 """The end of an attempt: its outcome is answered, told and counted. The loop hands it what came of the job.
 
 done -> acked with the next turn, at once where others are tied to it
-back -> released    failed -> buried    lost -> told
+back -> released    failed -> buried    cancelled -> acked at once    lost -> told
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
 from qd.worker.effects import effects_of
-from qd.worker.outcome import DONE, Back, Failed, Lost, Outcome
+from qd.worker.outcome import DONE, Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
 
@@ -45,6 +45,11 @@ class Ending:
         elif isinstance(outcome, Failed):
             kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
             settler.tell_failed(job, outcome)
+            if kept is False:
+                self._lost(job)
+        elif isinstance(outcome, Cancelled):
+            kept = self.answering.surely(held, lambda job: settler.queue.ack(job, effects))
+            settler.tell_cancelled(job)
             if kept is False:
                 self._lost(job)
         elif isinstance(outcome, Lost):

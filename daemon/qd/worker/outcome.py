@@ -52,7 +52,14 @@ class Lost:
     error: BaseException
 
 
-Outcome = Done | Back | Failed | Lost
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Somebody cancelled it: it is dropped, and to those that it is tied to it has failed."""
+
+    error: BaseException
+
+
+Outcome = Done | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 

@@ -70,6 +70,9 @@ class Settler:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
         self.log.error(event, **self._job(job), error=short(failed.error), trace=full(failed.error))
 
+    def tell_cancelled(self, job: Reserved) -> None:
+        self.log.warning("job.cancelled", **self._job(job))
+
     def tell_lost(self, job: Reserved) -> None:
         """Somebody else has it, or has done it: said, never taken for success."""
         self.log.error("job.lease_lost", **self._job(job))

@@ -1,10 +1,11 @@
 -- The keeper's beat: everything periodic, in one call.
--- KEYS  1 restart stamp, 2 down, 3 masters; then six a queue: ready, reserved, delayed, notify, owners, paused
+-- KEYS  1 restart stamp, 2 down, 3 masters, 4 cancelled jobs; then six a queue: ready, reserved, delayed, notify, owners, paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
 --       5 last moment of this clock at which it may reclaim, 0 for not at all
 --       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, queues that wait for somebody ("1 3": their places), "slot:turn" of lost leases ... }
+--           jobs reclaimed, queues that wait for somebody ("1 3": their places), cancelled jobs ("slot:turn slot:turn"),
+--           "slot:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -46,12 +47,28 @@ local function disown(owners, payload)
   end
 end
 
+-- Those that were cancelled while they ran go so marked that the next worker drops them.
+local function dropped(i, payloads)
+  local texts = {unpack(payloads)}
+  for _, mark in ipairs(redis.pcall('HKEYS', KEYS[4])) do
+    local needle, owner = '"rsv":"' .. mark .. '.', string.gsub(mark, '%.(%d+)%.%d+$', '/%1')
+    for k, payload in ipairs(payloads) do
+      local _, at = string.find(payload, needle, 1, true)
+      if at and redis.call('HGET', KEYS[i + 4], owner) == payload then
+        texts[k] = string.sub(payload, 1, at) .. 'c' .. string.sub(payload, string.find(payload, '"', at, true), -1)
+        redis.call('HDEL', KEYS[4], mark)
+      end
+    end
+  end
+  return texts
+end
+
 local function reclaim(i)
   if now > tonumber(ARGV[5]) then return end
   local expired = redis.call('ZRANGEBYSCORE', KEYS[i + 1], '-inf', stamp, 'LIMIT', 0, 100)
   if #expired == 0 then return end
   redis.call('ZREM', KEYS[i + 1], '')
-  to_ready(i, expired)
+  to_ready(i, dropped(i, expired))
   for _, payload in ipairs(expired) do
     redis.call('ZREM', KEYS[i + 1], payload)
     disown(KEYS[i + 4], payload)
@@ -75,7 +92,7 @@ end
 -- Work is there, nobody holds it back, and nobody has any of it in hand.
 local function waits(i, ready)
   if ready == 0 or redis.call('ZCARD', KEYS[i + 1]) > 0 or redis.call('EXISTS', KEYS[i + 5]) == 1 then return end
-  waiting[#waiting + 1] = (i + 2) / 6
+  waiting[#waiting + 1] = (i + 1) / 6
 end
 
 -- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over by who left a wait: one a ready job.
@@ -86,19 +103,37 @@ local function tokens(i)
   waits(i, ready)
 end
 
+-- The jobs that somebody has cancelled while this master's workers have them in hand. Those that are over are forgotten, and
+-- those that nobody has asked for in a day. A key that somebody has spoilt costs nothing but this.
+local function cancelled()
+  local asked, running = redis.pcall('HGETALL', KEYS[4]), {}
+  for k = 1, #asked, 2 do
+    local master, slot, turn = string.match(asked[k], '^(%w+)%.(%d%d?%d?)%.(%d+)$')
+    local held = master ~= token and tonumber(asked[k + 1]) and now - asked[k + 1] < 86400
+    for i = 5, master == token and #KEYS or 0, 6 do
+      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. slot)
+      if payload and string.find(payload, '"rsv":"' .. asked[k] .. '.', 1, true) then
+        held, running[#running + 1] = true, slot .. ':' .. turn
+      end
+    end
+    if not held then redis.call('HDEL', KEYS[4], asked[k]) end
+  end
+  return table.concat(running, ' ')
+end
+
 -- The leases of every queue before anything else, and each by itself: a queue whose keys somebody has spoilt is told, and
 -- costs no lease in another.
 local spoilt
-for i = 4, #KEYS, 6 do
+for i = 5, #KEYS, 6 do
   local well, why = pcall(renew, i)
   if not well then spoilt = spoilt or why end
 end
 if spoilt then return type(spoilt) == 'table' and spoilt or redis.error_reply(spoilt) end
-for i = 4, #KEYS, 6 do
+for i = 5, #KEYS, 6 do
   reclaim(i)
   migrate(i)
   tokens(i)
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
-return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, table.concat(waiting, ' '), unpack(lost)}
+return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, table.concat(waiting, ' '), cancelled(), unpack(lost)}

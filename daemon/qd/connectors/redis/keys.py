@@ -16,6 +16,7 @@
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
+| qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
 """
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 RESTART = "qd:restart"
 DOWN = "qd:down"
 MASTERS = "qd:masters"
+CANCEL = "qd:cancel"
 
 
 def ready(queue: str) -> str:

@@ -163,7 +163,7 @@ class RedisQueue:
         """The keeper's release: of a job that `owner`, now dead, held."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
         more, said = spoken(effects)
-        names = self._keys(*[kind(queue) for kind in kinds], *more)
+        names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
         return bool(script("release").call(self.wire, names, owner, member, text, delay, int(head), *said))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:

@@ -1,5 +1,5 @@
 -- Put a reserved job back: by its worker after an attempt, by a keeper after its worker has died.
--- KEYS ready, reserved, delayed, notify, owners, those of effects
+-- KEYS ready, reserved, delayed, notify, owners, cancelled jobs, those of effects
 -- ARGV owner, payload as reserved, payload as it goes back, delay in seconds, 1 for the head of ready, effects
 -- Returns 1, or 0 when the lease was lost: then nothing is added.
 -- What may be refused comes first (a key of a wrong type, a command that an ACL forbids): a script that stops after it has
@@ -11,7 +11,16 @@ if not redis.call('ZSCORE', KEYS[2], member) then
   if mine then redis.call('HDEL', KEYS[5], owner) end
   return 0
 end
-effects(TRY, 6, 6)
+-- Cancelled while it ran: it goes to the tail of ready, so marked that the next worker drops it.
+local cancelled
+for _, mark in ipairs(redis.pcall('HKEYS', KEYS[6])) do
+  local _, at = string.find(text, '"rsv":"' .. mark .. '.', 1, true)
+  if at and string.gsub(mark, '%.(%d+)%.%d+$', '/%1') == owner then
+    text, delay = string.sub(text, 1, at) .. 'c' .. string.sub(text, string.find(text, '"', at, true), -1), 0
+    cancelled = mark
+  end
+end
+effects(TRY, 7, 6)
 if delay > 0 then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -21,7 +30,8 @@ else
   redis.call('RPUSH', KEYS[4], '1')
   redis.call(ARGV[5] == '1' and 'LPUSH' or 'RPUSH', KEYS[1], text)
 end
-effects(DO, 6, 6)
+effects(DO, 7, 6)
 redis.call('ZREM', KEYS[2], member)
+if cancelled then redis.call('HDEL', KEYS[6], cancelled) end
 if mine then redis.call('HDEL', KEYS[5], owner) end
 return 1

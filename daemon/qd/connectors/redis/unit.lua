@@ -8,7 +8,7 @@
 -- Both return the new payload, its mark, where the reserve wrote (from 0), how long that is, and what stood there: put
 -- back, the pushed bytes are whole again. nil: no object, or attempts that are no count.
 
-local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxth-]+)"'
+local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
 
 -- Attempts 0 at the end, and never reserved before.
 local function fresh_text(p, base)

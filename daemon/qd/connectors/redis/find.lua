@@ -1,0 +1,32 @@
+-- Look for payloads that name a job by its id, a piece of the queue a call. Nothing is changed.
+-- KEYS  a list (looked at from its tail), a sorted set or a hash
+-- ARGV  its kind ("list", "zset", "hash")   where to go on, "0" at first   the id
+-- Returns { where to go on, "0" at the end, payload or record, its score or field, payload ... }
+-- A piece is a thousand payloads, or a megabyte of them. What a list loses or gains at its ends while it is looked through
+-- is not missed: places are counted from the tail, and the last few of a piece are looked at again with the next one.
+local MOST, MUCH, STEP, AGAIN = 1000, 1048576, 50, 16
+local kind, at, id = ARGV[1], ARGV[2], ARGV[3]
+local seen, size, found = 0, 0, {}
+
+local function look(text, beside)
+  seen, size = seen + 1, size + #text
+  if string.find(text, id, 1, true) then found[#found + 1], found[#found + 2] = text, beside end
+end
+
+if kind == 'list' then
+  local from = tonumber(at)
+  repeat
+    local some = redis.call('LRANGE', KEYS[1], -from - seen - STEP, -from - seen - 1)
+    for k = #some, 1, -1 do look(some[k], '') end
+    at = #some == STEP and string.format('%.0f', from + seen - AGAIN) or '0'
+  until at == '0' or seen >= MOST or size > MUCH
+else
+  repeat
+    local answer = redis.call(kind == 'zset' and 'ZSCAN' or 'HSCAN', KEYS[1], at, 'COUNT', STEP)
+    at = answer[1]
+    for k = 1, #answer[2], 2 do
+      if kind == 'zset' then look(answer[2][k], answer[2][k + 1]) else look(answer[2][k + 1], answer[2][k]) end
+    end
+  until at == '0' or seen >= MOST or size > MUCH
+end
+return {at, unpack(found)}
