@@ -15,12 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from qd.arguments import Carrier
+from qd.bus.chain import Chain
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, UnknownJob
 from qd.events import Event, Listeners, Looping
 from qd.jobs import Call, Declare, Handle, Plan, Registry
+from qd.jobs.calls import caller
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -88,6 +90,11 @@ class Qd:
             stranger = next(call for call in calls if not isinstance(call, Call))
             raise ArgumentError(f"{stranger!r} is not a call: give job.bind(...) or an instance of a class job")
         return [Handle(id) for id in self._send.send_many([(plan, data) for _, plan, data in ready])]
+
+    def chain(self, *calls: Call[Any], catch: Call[Any] | None = None) -> Chain:
+        """Jobs of which each is sent when the one before it has succeeded. catch: sent when one of them has failed for
+        good. Raises ArgumentError: there is nothing in it."""
+        return Chain(self._send, calls, catch, caller())
 
     def call(self, name: str, data: bytes) -> Call[Any]:
         """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,

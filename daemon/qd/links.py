@@ -23,7 +23,7 @@ def linked(link: Link, now: int, rest: tuple[Link, ...] = (), catch: tuple[Link,
     text = link.payload.encode()
     payload = read(text)
     text = stamped(text, payload, now)
-    return tied(text, payload, chain=rest, catch=catch) if rest or catch else text
+    return retied(text, payload, chain=rest, catch=catch) if rest or catch else text
 
 
 def stamped(text: bytes, payload: Payload, now: int) -> bytes:
@@ -41,7 +41,7 @@ def stamps(text: bytes, payload: Payload) -> list[tuple[int, int]]:
     return [match.span(1) for match in found if match is not None]
 
 
-def tied(text: bytes, payload: Payload, **more: object) -> bytes:
+def retied(text: bytes, payload: Payload, **more: object) -> bytes:
     """The same payload with `more` among its ties. Behind its id stand plain values only, so the last id is its own."""
     ties = msgspec.structs.replace(payload.qd or Ties(), **more)
     at = text.rindex(_ID)

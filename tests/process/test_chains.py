@@ -1,0 +1,117 @@
+"""Chains through the real worker: the next only after success, what catches a failure, and what remains of it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, Project
+from tests.support.pushing import failed
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+SHOP = (
+    JOBS
+    + """
+@app.job("step", tries=2)
+def step(name: str, fails: bool = False) -> None:
+    note("step", name, current_job().attempt)
+    if fails and not os.path.exists("mended"):
+        raise ValueError("this step does not work")
+
+@app.job("aside", queue="other")
+def aside(name: str) -> None:
+    note("step", name, current_job().queue)
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=SHOP)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def test_each_job_runs_when_the_one_before_has_succeeded(shop: Project, witness: Witness) -> None:
+    shop.python("from jobs import *\napp.chain(step.bind('a'), aside.bind('b'), step.bind('c')).dispatch()")
+    shop.work_off("default", "other")
+    assert witness.lines == ["step a 1", "step b other", "step c 1"]
+
+
+def test_only_the_first_is_in_the_queue_at_first(shop: Project, redis: Client) -> None:
+    done = shop.python("from jobs import *\nprint(app.chain(step.bind('a'), step.bind('b')).dispatch().id)")
+    (payload,) = redis.call("LRANGE", "queues:default", 0, -1)
+    assert json.loads(payload)["id"] == done.stdout.strip()
+    redis.call("DEL", "queues:default", "queues:default:notify")
+
+
+@pytest.mark.leaves("queues:*:failed*")
+def test_a_step_that_fails_stops_the_chain_and_is_caught_once(shop: Project, witness: Witness) -> None:
+    code = "app.chain(step.bind('a'), step.bind('b', True), step.bind('c'), catch=step.bind('sorry')).dispatch()"
+    shop.python(f"from jobs import *\n{code}")
+    shop.work_off()
+    assert witness.lines == ["step a 1", "step b 1", "step b 2", "step sorry 1"]
+
+
+@pytest.mark.leaves("queues:*:failed*")
+def test_a_failed_step_goes_on_with_the_rest_when_it_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
+    code = "app.chain(step.bind('a', True), step.bind('b'), catch=step.bind('sorry')).dispatch()"
+    shop.python(f"from jobs import *\n{code}")
+    shop.work_off()
+    ((_, raw),) = failed(redis)
+    (shop.root / "mended").touch()
+    shop.allowed.add("mended")
+    redis.call("RPUSH", "queues:default", raw.replace(b'"attempts":2', b'"attempts":0'))
+    shop.work_off()
+    assert witness.lines == ["step a 1", "step a 2", "step sorry 1", "step a 1", "step b 1"]
+
+
+def test_a_delay_counts_from_when_the_one_before_has_succeeded(shop: Project, witness: Witness, redis: Client) -> None:
+    code = "app.chain(slow.bind(0.3), step.using(delay=0.5, retry_for=60).bind('b')).dispatch()"
+    shop.python(f"from jobs import *\n{code}")
+    work = shop.work("-w", "1")
+    witness.wait("end")
+    (text,) = eventually(lambda: redis.call("ZRANGE", "queues:default:delayed", 0, -1))
+    payload = json.loads(text)
+    assert payload["retryUntil"] == pytest.approx(time.time() + 60, abs=3)
+    ended = time.time()
+    witness.wait("step b")
+    assert time.time() - ended > 0.3
+    work.stop()
+
+
+def test_all_of_it_runs_here_and_now(shop: Project, witness: Witness) -> None:
+    shop.python(
+        """
+        from jobs import *
+        app.chain(step.bind('a'), step.bind('b')).run()
+        try:
+            app.chain(step.bind('c', True), step.bind('d'), catch=step.bind('sorry')).run()
+        except ValueError:
+            note("raised")
+        """
+    )
+    assert witness.lines == ["step a 1", "step b 1", "step c 1", "step sorry 1", "raised"]
+
+
+def test_a_chain_waits_for_the_commit(shop: Project, redis: Client) -> None:
+    shop.python(
+        """
+        from jobs import *
+        waiting = []
+        app.transactions.append(lambda act: waiting.append(act) or True)
+        app.chain(step.bind('a'), step.using(after_commit=True).bind('b')).dispatch()
+        assert app.queue("default").size() == 0
+        waiting.pop()()
+        assert app.queue("default").size() == 1
+        app.queue("default").clear()
+        """
+    )

@@ -1,0 +1,94 @@
+"""app.chain: what is refused before anything is sent, and what the first payload carries."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from qd import ArgumentError, DeclarationError, NeverSent
+from qd.payload import read
+from qd.ties import Ties
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+@pytest.fixture
+def step(app: FakeQd) -> Any:
+    @app.job("step")
+    def step(n: int, text: str = "") -> None: ...
+
+    return step
+
+
+def tied(payload: bytes) -> Ties:
+    ties = read(payload).qd
+    assert ties is not None
+    return ties
+
+
+def test_a_chain_of_nothing_is_refused(app: FakeQd):
+    with pytest.raises(ArgumentError, match=r"app.chain\(\) was given no job"):
+        app.chain()
+
+
+def test_what_is_no_call_is_refused(app: FakeQd, step: Any):
+    with pytest.raises(ArgumentError, match="<job step> is not a call"):
+        app.chain(step)
+
+
+def test_a_chain_is_no_link(app: FakeQd, step: Any):
+    with pytest.raises(ArgumentError, match="<chain of step> is sent by itself"):
+        app.chain(app.chain(step.bind(1)))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"delay": datetime(2030, 1, 1, tzinfo=UTC)}, "job 'step' is to start at 2030.* give seconds"),
+        ({"key": "order:1"}, "job 'step' has key='order:1'.*leave it out"),
+    ],
+)
+def test_what_a_later_step_cannot_have_is_refused(app: FakeQd, step: Any, option: Any, message: str):
+    with pytest.raises(DeclarationError, match=message):
+        app.chain(step.bind(1), step.using(**option).bind(2)).dispatch()
+    assert app.sent == []
+
+
+def test_a_chain_that_is_too_large_is_refused(app: FakeQd, step: Any):
+    with pytest.raises(ArgumentError, match=r"job 'step' has .* max_payload"):
+        app.chain(*[step.bind(n, "x" * 1_000_000) for n in range(20)]).dispatch()
+    assert app.sent == []
+
+
+def test_a_chain_that_is_dropped_says_so(app: FakeQd, step: Any):
+    with pytest.warns(NeverSent, match="<chain of step, step> was never sent"):
+        app.chain(step.bind(1), step.bind(2))
+
+
+def test_options_of_the_chain_are_those_of_each_job_and_the_delay_is_the_firsts(app: FakeQd, step: Any):
+    chain = app.chain(step.bind(1), step.bind(2)).using(queue="high", delay=60)
+    chain.dispatch()
+    sent = app.sent[-1]
+    (link,) = tied(sent.payload).chain
+    assert (sent.queue, sent.delay, link.queue, link.delay) == ("high", 60, "high", 0)
+
+
+def test_a_lock_is_asked_for_by_the_first_only(app: FakeQd):
+    @app.job("once", unique="n:{n}")
+    def once(n: int) -> None: ...
+
+    app.chain(once.bind(1), once.bind(2)).dispatch()
+    ties = tied(app.sent[-1].payload)
+    assert ties.unique == "once:n:1"
+    assert read(ties.chain[0].payload.encode()).qd is None
+
+
+def test_a_lone_job_with_nothing_behind_it_is_a_plain_one(app: FakeQd, step: Any):
+    app.chain(step.bind(1)).dispatch()
+    assert read(app.sent[-1].payload).qd is None
