@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from qd.arguments import Carrier
 from qd.bus.chain import Chain
+from qd.bus.common import Common
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
@@ -37,6 +38,7 @@ class Qd:
     a fork.
 
     url: of the default connection, below QD_REDIS_URL and above qd.toml. imports: modules that declare jobs.
+    middleware: what stands around every job, outermost first: a list, and `@app.middleware` above a def appends it.
     """
 
     job: Declare
@@ -48,7 +50,9 @@ class Qd:
         self.listeners = Listeners()
         self.connections = Connections(self._current_settings)
         self._settings: Settings | None = None
-        self._send = Send(self._current_settings, self.connections, self.listeners)
+        self.common = Common(self.connections)
+        self.middleware = self.common.pipeline
+        self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
 

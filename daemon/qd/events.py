@@ -122,10 +122,11 @@ class JobExceptionOccurred(Event, frozen=True):
 
 
 class JobReleased(Event, frozen=True):
-    """The job, or a middleware, has put it back into its queue, for `delay` seconds."""
+    """The job, or a middleware, has put it back into its queue, for `delay` seconds; reason: why, in words, or ""."""
 
     job: RunningJob
     delay: float
+    reason: str = ""
 
 
 class JobReleasedAfterException(Event, frozen=True):

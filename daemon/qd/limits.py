@@ -39,16 +39,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Try again in `delay` seconds."""
+    """Try again in `delay` seconds. counts: whether this attempt does."""
 
     delay: float
+    reason: str = ""
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Failed for good."""
+    """Failed for good. error: the one to tell of, where there is one."""
 
     reason: str
+    error: BaseException | None = None
 
 
 def limits_of(payload: Payload, declared: JobOptions | None, worker: WorkOptions) -> Limits:

@@ -158,6 +158,21 @@ def read(raw: bytes) -> Payload:
         raise Malformed(_reason(error)) from None
 
 
+class _Tagged(msgspec.Struct, gc=False):
+    tags: tuple[str, ...] = ()
+
+
+_decode_tags = msgspec.json.Decoder(_Tagged).decode
+
+
+def tags_of(raw: bytes) -> tuple[str, ...]:
+    """The words a payload was tagged with, () also where another program has put something else there."""
+    try:
+        return _decode_tags(raw).tags
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
+        return ()
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep to be read"

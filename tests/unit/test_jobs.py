@@ -176,7 +176,7 @@ def test_an_empty_name_is_refused(app: FakeQd):
     [
         ({"trys": 5}, "'trys'.*did you mean 'tries'"),
         ({"delay": 5}, "unknown option 'delay'"),
-        ({"middleware": ["lock"]}, "'lock' is no middleware"),
+        ({"middleware": ["lock"]}, "middleware 'lock' of mail.welcome cannot be called"),
         ({"unique": ""}, "unique"),
         ({"unique_until": "end"}, "neither 'start' nor 'done'"),
         ({"tries": -1}, "tries"),

@@ -1,19 +1,27 @@
-"""The job in hand: what current_job() gives, and how a job runs here and now. The worker enters and leaves it."""
+"""The job in hand: what current_job() and middleware are given, and how a job runs here and now. The worker enters and
+leaves it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from qd import events
 from qd.arguments.values import FAILURES, decode_value, encode, look, why
+from qd.bus.pipeline import through
 from qd.errors import ArgumentError, JobFailure, NotInJob, Settled, WrongType
 from qd.jobs import Declared
+from qd.jobs.plan import Middleware
 from qd.limits import Fail, Release
+from qd.payload import tags_of
+from qd.ties import Ties
 from qd.units import span
+
+if TYPE_CHECKING:
+    from qd.bus.common import Common
 
 MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
 
@@ -21,10 +29,28 @@ MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every st
 class RunningJob:
     """One attempt of a job. attempt: 1 = the first. stopping: the worker was asked to stop, so save your place.
 
+    uuid: the same in every attempt and after a crash. mark: of this attempt alone. payload: its bytes, b"" in run().
+    timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise.
     """
 
-    __slots__ = ("_keep", "_saved", "attempt", "id", "name", "outcome", "queue", "stopping")
+    __slots__ = (
+        "_keep",
+        "_saved",
+        "attempt",
+        "common",
+        "connection",
+        "id",
+        "mark",
+        "name",
+        "outcome",
+        "payload",
+        "queue",
+        "stopping",
+        "ties",
+        "timeout",
+        "uuid",
+    )
 
     def __init__(
         self,
@@ -34,15 +60,31 @@ class RunningJob:
         attempt: int,
         saved: bytes | None = None,
         keep: Callable[[bytes], None] | None = None,
+        *,
+        connection: str = "",
+        payload: bytes = b"",
+        uuid: str = "",
+        mark: str = "",
+        timeout: float = 0.0,
+        ties: Ties | None = None,
+        common: Common | None = None,
     ) -> None:
-        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job."""
+        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. common: what
+        it shares with every job of its app."""
         self._saved, self._keep = saved, keep
+        self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
+        self.uuid, self.mark, self.timeout = uuid or id, mark or id, timeout
         self.id = id
         self.name = name
         self.queue = queue
         self.attempt = attempt
         self.stopping = False
         self.outcome: Release | Fail | None = None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The words it was declared or sent with, read from its payload."""
+        return tags_of(self.payload)
 
     @property
     def saved(self) -> Any:
@@ -64,9 +106,13 @@ class RunningJob:
             self._keep(text)
         self._saved = text
 
-    def release(self, delay: float | timedelta = 0) -> NoReturn:
-        """Stop here, and run again in `delay` seconds; the attempt counts. Raises through the job."""
-        self.outcome = Release(span(delay))
+    def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
+        """Stop here, and run again in `delay` seconds. Raises through the job.
+
+        reason: for the log line and JobReleased. counts: whether this attempt does; False for middleware, which puts back
+        what could not run now.
+        """
+        self.outcome = Release(span(delay), reason, counts)
         raise Settled(f"released for {self.outcome.delay:g} s")
 
     def fail(self, reason: str) -> NoReturn:
@@ -119,35 +165,44 @@ def current_job() -> RunningJob:
     return job
 
 
-def run_here(declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners) -> Any:
-    """One attempt in this process, with the events a worker would send. Returns what the job returned.
+def run_here(
+    declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners, stages: Sequence[Middleware] = ()
+) -> Any:
+    """One attempt in this process, inside the middleware `stages`, with the events a worker would send. Returns what the
+    job returned.
 
     A job that fails raises its own error, after failed() and the listeners; one that settles itself raises JobFailure.
     """
     call = declared.prepare(data)
     token = _here.set(job)
     try:
-        return attempt_here(call, declared, data, job, listeners)
+        return attempt_here(call, declared, data, job, listeners, stages)
     finally:
         _here.reset(token)
 
 
 def attempt_here(
-    call: Callable[[], object], declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners
+    call: Callable[[], object],
+    declared: Declared,
+    data: bytes,
+    job: RunningJob,
+    listeners: events.Listeners,
+    stages: Sequence[Middleware],
 ) -> object:
     result: object = None
     try:
         listeners.emit(events.JobProcessing(job))
-        result = finished(call())
+        result = through(stages, declared, job, call, finished) if stages else finished(call())
     except (Exception, Settled) as error:
         if job.outcome is None:
             tell_of_failure(declared, data, error, job, listeners)
             raise
     if isinstance(job.outcome, Release):
-        listeners.emit(events.JobReleased(job, job.outcome.delay))
-        raise JobFailure(f"{job.name} released itself for {job.outcome.delay:g} s, and run() runs it only once")
+        listeners.emit(events.JobReleased(job, job.outcome.delay, job.outcome.reason))
+        why = f" ({job.outcome.reason})" if job.outcome.reason else ""
+        raise JobFailure(f"{job.name} released itself for {job.outcome.delay:g} s{why}, and run() runs it only once")
     if job.outcome is not None:
-        failure = JobFailure(job.outcome.reason)
+        failure = job.outcome.error or JobFailure(job.outcome.reason)
         tell_of_failure(declared, data, failure, job, listeners)
         raise failure
     listeners.emit(events.JobProcessed(job))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd.bounds import check
+from qd.bus.common import Common
 from qd.bus.parcel import Parcel
 from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
@@ -38,8 +39,11 @@ Transaction = Callable[[Callable[[], object]], bool]  # "call this after the com
 class Send:
     """The sender of an app: `settings` is asked at each call, so that nothing is read before the first one."""
 
-    def __init__(self, settings: Callable[[], Settings], connections: Connections, listeners: Listeners) -> None:
+    def __init__(
+        self, settings: Callable[[], Settings], connections: Connections, listeners: Listeners, common: Common
+    ) -> None:
         self._settings = settings
+        self._common = common
         self._connections = connections
         self._listeners = listeners
         self.transactions: list[Transaction] = []
@@ -132,8 +136,9 @@ class Send:
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""
         declared = plan.declared
-        job = RunningJob(new_id(os.urandom(SEED)), declared.name, plan.options.queue or "", 1)
-        return run_here(declared, data, job, self._listeners)
+        id, queue, common = new_id(os.urandom(SEED)), plan.options.queue or "", self._common
+        job = RunningJob(id, declared.name, queue, 1, connection=plan.options.connection or "", common=common)
+        return run_here(declared, data, job, self._listeners, common.pipeline.around(declared))
 
     def route(self, plan: Plan) -> Route:
         settings = self._settings()

@@ -79,6 +79,10 @@ class Plan:
         after_commit = said.pop("after_commit", self.after_commit)
         if said.get("raw", self.declared.options.raw) != self.declared.options.raw:
             raise DeclarationError("raw is a matter of the declaration: say it in @app.job(raw=...), not in using()")
+        if "middleware" in said:
+            raise DeclarationError(
+                "functions do not travel: say middleware in @app.job(middleware=[...]), not in using()"
+            )
         plan = Plan(self.declared, JobOptions.read(said).over(self.options) if said else self.options)
         plan.delay, plan.key, plan.after_commit = delay, key, after_commit
         if not said:

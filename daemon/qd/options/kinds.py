@@ -119,12 +119,9 @@ def _until(value: object) -> str:
     raise ValueError(f"{value!r} is neither 'start' nor 'done'")
 
 
-def _middleware(value: object) -> tuple[Callable[..., object], ...]:
-    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    for each in found:
-        if not callable(each):
-            raise ValueError(f"{each!r} is no middleware (a callable that takes (job, call_next))")
-    return found
+def _middleware(value: object) -> tuple[Any, ...]:
+    """What each of them must be like is looked at where the job's name is known: jobs/stages.py."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 KINDS: dict[str, Callable[[object], Any]] = {

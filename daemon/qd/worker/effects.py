@@ -8,13 +8,14 @@ from qd.connectors.effects import Effect, Free, Push, Unkey
 from qd.links import linked
 from qd.payload import Payload
 from qd.ties import Ties
-from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
+from qd.worker.outcome import Back, Cancelled, Dropped, Failed, Lost, Outcome
 
 
 def effects_of(queue: str, payload: Payload, outcome: Outcome) -> tuple[Effect, ...]:
-    """In the order in which they come to pass; () for a job that is tied to nothing, and for one that comes back."""
+    """In the order in which they come to pass; () for a job that is tied to nothing, for one that comes back, and for one that
+    was dropped: who cancelled or moved it has seen to them."""
     ties = payload.qd
-    if ties is None or isinstance(outcome, Back | Lost):
+    if ties is None or isinstance(outcome, Back | Lost | Dropped):
         return ()
     now, effects = int(time.time()), list[Effect]()
     if ties.unique is not None:

@@ -20,7 +20,17 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It ran to its end."""
+    """It ran to its end. result: what it returned, of a job that is tied to others."""
+
+    result: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """It is not run and not wanted any more: cancelled, or moved, since it became ready. What stands in its place, or
+    nothing, is what counts: it is acked, and nothing follows from it."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Cancelled:
     error: BaseException
 
 
-Outcome = Done | Back | Failed | Lost | Cancelled
+Outcome = Done | Dropped | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 

@@ -80,6 +80,9 @@ class Settler:
     def tell_done(self, job: Reserved, took: float) -> None:
         self.log.info("job.done", **self._job(job), took=took)
 
+    def tell_dropped(self, job: Reserved, why: str) -> None:
+        self.log.info("job.cancelled", **self._job(job), reason=why)
+
     def death_before(self, job: Reserved) -> Death:
         """How the worker died that held this job before, where somebody wrote it down. Older notes have no facts."""
         try:

@@ -1,0 +1,55 @@
+"""The shape of middleware: what may stand around a job, found out where it is declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NoReturn
+
+from qd.errors import DeclarationError
+
+SHAPE = "write def middleware(job, call_next): return call_next()"
+
+
+def is_async(stage: object) -> bool:
+    return inspect.iscoroutinefunction(stage) or inspect.iscoroutinefunction(getattr(stage, "__call__", None))  # noqa: B004
+
+
+def check_stages(job: str, stages: Sequence[object], *, runs_async: bool) -> None:
+    """The middleware of one job, outermost first. Raises DeclarationError naming the job and the one that cannot be."""
+    before: object = None
+    for stage in stages:
+        check_stage(job, stage, runs_async=runs_async)
+        if before is not None and not is_async(stage):
+            fact = f"stands inside {name_of(before)}, which is async: sync middleware stands around the async one"
+            refuse(job, stage, fact, "put it before")
+        before = stage if is_async(stage) else before
+
+
+def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
+    if isinstance(stage, type):
+        refuse(job, stage, "is a class", f"make one of it, {stage.__name__}(...)")
+    if not callable(stage):
+        refuse(job, stage, "cannot be called", SHAPE)
+    if not takes_two(stage):
+        refuse(job, stage, "does not take (job, call_next)", SHAPE)
+    if is_async(stage) and not runs_async:
+        refuse(job, stage, "is async, which can stand around one async job only", "make it a def")
+
+
+def takes_two(stage: object) -> bool:
+    try:
+        inspect.signature(stage).bind(None, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a callable of C that tells nothing of itself
+    return True
+
+
+def name_of(stage: object) -> str:
+    return getattr(stage, "__qualname__", None) or repr(stage)
+
+
+def refuse(job: str, stage: object, fact: str, way_out: str) -> NoReturn:
+    raise DeclarationError(f"middleware {name_of(stage)} of {job} {fact}; {way_out}")

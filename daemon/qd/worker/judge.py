@@ -1,0 +1,88 @@
+"""What comes of an attempt that did not simply succeed, or must not begin: tried again, failed, or nobody's any more.
+
+attempt.py asks; limits.py knows the rules. The hooks that belong to an answer (failed(), listeners) run here.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from qd import events
+from qd.errors import JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost
+from qd.limits import Fail, Release, after_error
+from qd.worker.hooks import Attempt, Hooks
+from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Outcome, exceeded
+
+# How a mark ends that a keeper wrote, see unit.answered.
+TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS, CANCELLED = b'.t"', b'.x"', b'.h"', b'.c"'
+BY_THE_JOB = "released by the job"
+
+
+class Judge:
+    def __init__(self, hooks: Hooks) -> None:
+        self.hooks = hooks
+
+    def by_hand(self, attempt: Attempt) -> Outcome:
+        """release() or fail() was called, by the job or by middleware around it."""
+        said, job = attempt.job.outcome, attempt.job
+        if isinstance(said, Release):
+            reason = said.reason or BY_THE_JOB
+            self.hooks.hear(attempt.limits.timeout, events.JobReleased, job, said.delay, reason)
+            return Back(said.delay, reason, spends=said.counts)
+        assert isinstance(said, Fail)
+        return self.fail(attempt, said.error or JobFailure(said.reason))
+
+    def after(self, attempt: Attempt, error: BaseException) -> Outcome:
+        """An error, or an end from outside, came out of the job."""
+        payload, limits, job = attempt.payload, attempt.limits, attempt.job
+        if isinstance(error, LeaseLost):
+            self.hooks.hear(limits.timeout, events.LeaseLost, job)
+            return Lost(error)
+        if isinstance(error, JobCancelled):
+            return self.cancelled(attempt, error)
+        if isinstance(error, JobInterrupted):
+            self.hooks.hear(limits.timeout, events.JobHandedBack, job)
+            return Back(0.0, "the worker stops", spends=False, head=True)
+        timed_out = isinstance(error, JobTimeout)
+        exceptions = payload.exceptions + 1
+        verdict = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
+        if isinstance(verdict, Fail):
+            return self.fail(attempt, error)
+        if timed_out:
+            self.hooks.hear(limits.timeout, events.JobTimedOut, job)
+        else:
+            self.hooks.hear(limits.timeout, events.JobExceptionOccurred, job, error)
+        reason = "it is tried again"
+        self.hooks.hear(limits.timeout, events.JobReleased, job, verdict.delay, reason)
+        return Back(verdict.delay, reason, exceptions=exceptions, error=error)
+
+    def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
+        self.hooks.hear(attempt.limits.timeout, events.JobCancelled, attempt.job)
+        return Cancelled(error)
+
+    def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
+        """Too many attempts, too late, or too many crashes: failed without running."""
+        error, payload = exceeded(reason, death), attempt.payload
+        if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have killed a worker or a host
+            return Failed(error, payload.attempts, death)
+        return self.fail(attempt, error, death=death)
+
+    def killed(self, attempt: Attempt, death: Death) -> Outcome:
+        """Its last attempt was killed; or it had failed, and its hooks have killed their worker: they are not asked again.
+        The attempt that the reserve has counted does not begin."""
+        payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
+        attempt.job.attempt = payload.attempts
+        if attempt.reserved.before.endswith(KILLED_IN_HOOKS):
+            error = exceeded("it had failed, and its worker died in failed() or in a listener", death)
+            return Failed(error, payload.attempts, death)
+        error = exceeded("it ran longer than its timeout and was killed", death)
+        return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
+
+    def fail(
+        self, attempt: Attempt, error: BaseException, *, death: Death | None = None, killed: bool = False
+    ) -> Failed:
+        crashed = death is not None and attempt.payload.crashes > 0
+        self.hooks.fail(attempt, error, crashed=crashed, killed=killed)
+        return Failed(error, attempt.payload.attempts, death)
