@@ -22,7 +22,7 @@ Span = float | timedelta  # seconds, or a timedelta
 class Middleware(Protocol):
     """Stands around a job: does something, calls `call_next()` or does not, and returns what the job returns."""
 
-    def __call__(self, job: RunningJob, call_next: Callable[[], object], /) -> object: ...
+    def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
 class Options(TypedDict, total=False):

@@ -50,12 +50,10 @@ class Attempts:
         self._returned = False  # the job's function has, its listeners may still run
         self._declared_limits: dict[str, Limits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
-        self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
 
     def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], Death]) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
-        self.payload = None
         self.payload = None
         try:
             if too_deep(reserved.member, self._max_depth):

@@ -12,8 +12,8 @@ from qd.worker.outcome import Back, Cancelled, Dropped, Failed, Lost, Outcome
 
 
 def effects_of(queue: str, payload: Payload, outcome: Outcome) -> tuple[Effect, ...]:
-    """In the order in which they come to pass; () for a job that is tied to nothing, for one that comes back, and for one that
-    was dropped: who cancelled or moved it has seen to them."""
+    """In the order in which they come to pass; () for a job that is tied to nothing, for one that comes back, and for
+    one that was dropped: who cancelled or moved it has seen to them."""
     ties = payload.qd
     if ties is None or isinstance(outcome, Back | Lost | Dropped):
         return ()
