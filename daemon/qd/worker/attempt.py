@@ -30,7 +30,7 @@ from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
 from qd.worker.hooks import HOOK_SECONDS, Attempt, Hooks
 from qd.worker.judge import CANCELLED, KILLED_FOR_GOOD, KILLED_IN_HOOKS, TIMED_OUT, Judge
-from qd.worker.outcome import DONE, Back, Death, Done, Failed, Outcome, unknown_job
+from qd.worker.outcome import DONE, Back, Cancelled, Death, Done, Failed, Outcome, unknown_job
 
 
 class Attempts:
