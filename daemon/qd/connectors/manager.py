@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from qd.connectors.base import Queue
 from qd.errors import ConfigError
@@ -100,13 +101,15 @@ class Connections:
         self._settings = settings
         self.make = make
         self._local = threading.local()
+        self._all: WeakSet[Own] = WeakSet()
+        self._lock = threading.Lock()
 
     def get(self, name: str | None) -> Queue:
         """The connection called `name`, None: the default one. Raises ConfigError."""
         settings = self._settings()
         own: Own | None = getattr(self._local, "own", None)
         if own is None or own.pid != os.getpid() or own.settings is not settings:
-            own = self._local.own = Own(settings)
+            own = self._local.own = self._noted(Own(settings))
         queue = own.queues.get(name)
         if queue is None:
             queue = own.queues[name] = self.make(settings, name)
@@ -117,3 +120,15 @@ class Connections:
         own: Own | None = getattr(self._local, "own", None)
         if own is not None:
             own.close()
+
+    def close_all(self) -> None:
+        """Close those of every thread of this process, which must not be using them."""
+        with self._lock:
+            found = [own for own in self._all if own.pid == os.getpid()]
+        for own in found:
+            own.close()
+
+    def _noted(self, own: Own) -> Own:
+        with self._lock:
+            self._all.add(own)
+        return own

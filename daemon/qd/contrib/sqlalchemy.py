@@ -1,0 +1,146 @@
+"""qd with SQLAlchemy: no connection survives a fork, and what waits for a commit is sent after it.
+
+    install(app, engine)
+      after a fork                 engine.dispose(close=False): the child has a pool of its own
+      .using(after_commit=True)    kept with the session's transaction: sent after COMMIT, dropped by a rollback
+
+The session is the one whose transaction began last in this thread or task. A savepoint is a transaction of its own: rolled
+back, it drops what was dispatched inside it; released, that goes to the one around it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, WeakMethod, ref
+
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from qd.app import Qd
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
+
+Act = Callable[[], object]
+
+WAITING = "qd.waiting"  # key of Session.info: {transaction: what waits for it}
+COMMITTED = "qd.committed"  # key of Session.info: what is to be done once the committed transaction has ended
+
+_begun: ContextVar[tuple[ReferenceType[Session], ...]] = ContextVar("qd_sessions_begun", default=())
+
+
+def install(app: Qd, *engines: Engine | AsyncEngine) -> None:
+    """Look after `engines` when a process forks, and let jobs of `app` wait for the commit of any session."""
+    for engine in engines:
+        leave_behind(engine if isinstance(engine, Engine) else engine.sync_engine)
+    watch_sessions()
+    if wait_for_commit not in app.transactions:
+        app.transactions.append(wait_for_commit)
+
+
+# -- forks
+
+
+def leave_behind(engine: Engine) -> None:
+    """A child drops the parent's pooled connections without closing them: to close them is the parent's right."""
+    dispose = WeakMethod(engine.dispose)
+
+    def in_child() -> None:
+        if (found := dispose()) is not None:
+            found(close=False)
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+# -- transactions
+
+
+def wait_for_commit(act: Act) -> bool:
+    """Call `act` after the commit of the session that began last here. False: none has an open transaction."""
+    session = newest()
+    if session is None:
+        return False
+    after_commit(session, act)
+    return True
+
+
+def after_commit(session: Session, act: Act) -> None:
+    """Call `act` once the transaction that is open on `session`, begun now if need be, has been committed; never when it is
+    rolled back or the session closed before."""
+    if not session.in_transaction():
+        session.begin()
+    session.info.setdefault(WAITING, {}).setdefault(innermost(session), []).append(act)
+
+
+def newest() -> Session | None:
+    for found in reversed(_begun.get()):
+        session = found()
+        if session is not None and session.in_transaction():
+            return session
+    return None
+
+
+def innermost(session: Session) -> SessionTransaction:
+    """The savepoint that is open on it, else its transaction."""
+    found = session.get_nested_transaction() or session.get_transaction()
+    assert found is not None
+    return found
+
+
+@cache
+def watch_sessions() -> None:
+    """Hear of every session's transactions, once a process."""
+    event.listen(Session, "after_transaction_create", begun)
+    event.listen(Session, "after_commit", committed)
+    event.listen(Session, "after_transaction_end", ended)
+
+
+def begun(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        open_ones = [found for found in _begun.get() if (other := found()) is not None and other.in_transaction()]
+        _begun.set((*[found for found in open_ones if found() is not session], ref(session)))
+
+
+def committed(session: Session) -> None:
+    """Of a savepoint, too. SQLAlchemy calls it before the transaction's connections are given back: nothing is sent yet."""
+    waiting: dict[Any, list[Act]] = session.info.get(WAITING, {})
+    transaction = innermost(session)
+    acts = waiting.pop(transaction, [])
+    if not acts:
+        return
+    if transaction.parent is None:
+        session.info[COMMITTED] = acts
+    else:
+        waiting.setdefault(around(transaction), []).extend(acts)
+
+
+def around(transaction: SessionTransaction) -> SessionTransaction:
+    """The savepoint or the transaction in which a savepoint was set."""
+    found = transaction.parent
+    while found is not None and found.parent is not None and not found.nested:
+        found = found.parent
+    assert found is not None
+    return found
+
+
+def ended(session: Session, transaction: SessionTransaction) -> None:
+    """Whatever still waits for it was rolled back."""
+    session.info.get(WAITING, {}).pop(transaction, None)
+    if transaction.parent is None:
+        do(session.info.pop(COMMITTED, ()))
+
+
+def do(acts: list[Act] | tuple[()]) -> None:
+    """All of them, also when one raises. The first error comes out of the session's commit(): the data is committed then."""
+    errors = []
+    for act in acts:
+        try:
+            act()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

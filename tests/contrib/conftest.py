@@ -1,0 +1,62 @@
+"""Projects of other frameworks in a temporary folder, and their own commands run in it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.procs import QD, Procs
+from tests.support.project import MakeProject, Project
+from tests.support.witness import Witness
+
+PYTHON = QD[0]
+NOTE = '''
+import os
+
+def note(*words):
+    """Write a line down outside Redis."""
+    fd = os.open("witness", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+'''
+
+
+class Framed(Project):
+    """A project without qd.toml and jobs.py: its framework says what they would."""
+
+    def write(self, **files: str) -> None:
+        """Files by name: `__` is a slash, and what is not another's name ends in .py."""
+        for name, text in files.items():
+            path = self.root / (name.replace("__", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+            self.allowed.add(path.relative_to(self.root).parts[0])
+
+    def start(self, *arguments: str, **env: str) -> Procs:
+        """`python ARGUMENTS...`, started; as `work`."""
+        procs = Procs([PYTHON, *arguments], cwd=self.root, env=self.env(**env))
+        self.started.append(procs)
+        return procs
+
+
+@pytest.fixture
+def framed(project: MakeProject) -> Callable[..., Framed]:
+    """framed(name=text): a project of these files and nothing else."""
+
+    def make(**files: str) -> Framed:
+        found = project()
+        found.__class__ = Framed
+        assert isinstance(found, Framed)
+        for name in ("qd.toml", "jobs.py"):
+            (found.root / name).unlink()
+        found.write(noted=NOTE, **files)
+        return found
+
+    return make
+
+
+@pytest.fixture
+def witness_of() -> Callable[[Project], Witness]:
+    return Witness

@@ -1,0 +1,275 @@
+"""qd.contrib.sqlalchemy with the real SQLAlchemy: pools after a fork, and jobs that wait for a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from qd import Qd
+from qd.contrib.sqlalchemy import after_commit, install
+from qd.errors import ConnectionLost
+from tests.support.project import MakeProject
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def engine(tmp_path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path}/orders.sqlite3")
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def app(server: Server, engine: Engine) -> Iterator[Qd]:
+    app = Qd(server.url)
+    install(app, engine)
+    install(app)  # twice is once
+
+    @app.job("ship")
+    def ship(order: int) -> None: ...
+
+    app.ship = ship  # type: ignore[attr-defined]
+    yield app
+    app.connections.close_all()
+
+
+@pytest.fixture
+def ship(app: Qd) -> Callable[[int], object]:
+    """Dispatch after the commit."""
+    return app.ship.using(after_commit=True).dispatch  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def sent(redis: Client) -> Callable[[], list[int]]:
+    import json
+
+    def orders() -> list[int]:
+        return [json.loads(payload)["data"]["order"] for payload in redis.call("LRANGE", "queues:default", 0, -1)]
+
+    return orders
+
+
+def test_nothing_is_sent_before_the_commit_and_each_job_once_after_it(engine, ship, sent):
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        ship(1)
+        session.flush()
+        ship(2)
+        assert sent() == []
+        session.commit()
+        assert sent() == [1, 2]
+        session.add(Order(id=3))
+        session.commit()
+    assert sent() == [1, 2]
+
+
+def test_nothing_is_sent_on_rollback(engine, ship, sent):
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        ship(1)
+        session.rollback()
+        session.add(Order(id=2))
+        session.commit()
+    assert sent() == []
+
+
+def test_nothing_is_sent_when_the_session_is_closed_without_a_commit_or_an_error_leaves_it(engine, ship, sent):
+    with Session(engine) as session:
+        session.scalars(select(Order)).all()
+        ship(1)
+    with suppress(ValueError), Session(engine) as session, session.begin():
+        ship(2)
+        raise ValueError
+    with suppress(ValueError), sessionmaker(engine).begin() as session:
+        session.scalars(select(Order)).all()
+        ship(3)
+        raise ValueError
+    assert sent() == []
+
+
+def test_a_commit_that_fails_sends_nothing(engine, ship, sent):
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        session.commit()
+    with Session(engine) as session:
+        session.execute(select(Order.id))
+        session.add(Order(id=1))
+        ship(1)
+        with pytest.raises(IntegrityError):
+            session.commit()
+    assert sent() == []
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_jobs_with_it(engine, ship, sent):
+    with Session(engine) as session, session.begin():
+        ship(1)
+        with session.begin_nested():
+            ship(2)
+            with session.begin_nested() as inner:
+                ship(3)
+                inner.rollback()
+            ship(4)
+        with suppress(ValueError), session.begin_nested():
+            ship(5)
+            with session.begin_nested():
+                ship(6)
+            raise ValueError
+        ship(7)
+        assert sent() == []
+    assert sorted(sent()) == [1, 2, 4, 7]
+
+
+def test_a_rollback_of_the_whole_takes_those_of_released_savepoints_too(engine, ship, sent):
+    with Session(engine) as session:
+        session.begin()
+        with session.begin_nested():
+            ship(1)
+        session.rollback()
+        session.commit()
+    assert sent() == []
+
+
+def test_bulk_waits_and_those_that_need_not_do_not(engine, app, sent):
+    with Session(engine) as session, session.begin():
+        now, later = app.ship, app.ship.using(after_commit=True)
+        handles = app.dispatch(later.bind(1), now.bind(2), later.bind(3))
+        assert len({handle.id for handle in handles}) == 3
+        assert sent() == [2]
+    assert sent() == [2, 1, 3]
+    with Session(engine) as session, session.begin():
+        app.dispatch(*[later.bind(number) for number in range(10)])
+        session.rollback()
+    assert sent() == [2, 1, 3]
+
+
+def test_without_a_transaction_it_is_sent_at_once(engine, ship, sent):
+    ship(1)
+    with Session(engine):
+        ship(2)  # a session that has begun nothing
+    assert sent() == [1, 2]
+
+
+def test_of_two_sessions_the_one_that_began_last_counts(engine, ship, sent):
+    with Session(engine) as outer, Session(engine) as inner:
+        outer.begin()
+        inner.begin()
+        ship(1)
+        outer.commit()
+        assert sent() == []
+        inner.commit()
+        assert sent() == [1]
+        outer.begin()
+        ship(2)
+        outer.rollback()
+    assert sent() == [1]
+
+
+def test_a_session_is_named_where_it_was_begun_elsewhere(engine, app, sent):
+    with Session(engine) as session:
+        after_commit(session, lambda: app.ship.dispatch(1))
+        with Session(engine) as other, other.begin():
+            pass
+        assert sent() == []
+        session.commit()
+    assert sent() == [1]
+
+
+def test_scoped_sessions_of_two_threads_do_not_see_each_other(engine, ship, sent):
+    from concurrent.futures import ThreadPoolExecutor
+
+    scoped = scoped_session(sessionmaker(engine))
+    scoped().begin()
+    ship(1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ship, 2).result()  # no transaction there
+    assert sent() == [2]
+    scoped.commit()
+    scoped.remove()
+    assert sent() == [2, 1]
+
+
+def test_a_server_that_is_away_is_told_by_commit_and_the_data_is_there(engine):
+    other = Qd("redis://127.0.0.1:1")
+    install(other, engine)
+
+    @other.job("ship")
+    def lost(order: int) -> None: ...
+
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        lost.using(after_commit=True).dispatch(1)
+        with pytest.raises(ConnectionLost):
+            session.commit()
+        assert not session.in_transaction()
+        assert session.scalars(select(Order.id)).all() == [1]
+
+
+FORKS = (
+    JOBS
+    + """
+from sqlalchemy import create_engine, text
+from qd.contrib.sqlalchemy import install
+
+engine = create_engine("sqlite:///shop.sqlite3")
+install(app, engine)
+with engine.connect() as connection:
+    connection.execute(text("SELECT 1"))
+imported = engine.pool
+
+@app.job("query")
+def query() -> None:
+    note("query", "the parent's pool" if engine.pool is imported else "a pool of its own", engine.pool.checkedin())
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+"""
+)
+
+
+@pytest.mark.usefixtures("clean_redis")
+def test_a_worker_has_a_pool_of_its_own(project: MakeProject):
+    shop = project(jobs=FORKS)
+    shop.allowed.add("shop.sqlite3")
+    witness = Witness(shop)
+    shop.python("from jobs import *; query.dispatch()")
+    shop.work_off()
+    assert witness.lines == ["query a pool of its own 0"]
+
+
+def test_the_parent_keeps_its_connections(engine):
+    install(Qd(), engine)
+    with engine.connect() as connection:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(engine.pool.checkedout())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert engine.pool.checkedout() == 1
+        assert connection.scalar(select(1)) == 1
+
+
+def test_async_dispatch_inside_a_sessions_transaction_waits_too(engine, app, sent):
+    async def main() -> None:
+        with Session(engine) as session, session.begin():
+            await app.ship.using(after_commit=True).adispatch(1)
+            assert sent() == []
+
+    asyncio.run(main())
+    assert sent() == [1]
