@@ -8,6 +8,7 @@ is the one JSON value that every program between here and there leaves as it is.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -22,14 +23,32 @@ class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ties(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
-    until: Literal["start", "done"] = "done"  # when that lock is freed
-    key: str | None = None  # the name under which it can be moved and cancelled while it waits
+    """The names in it are of plain_name: they stand in the payload as in the keys, whoever writes its JSON again."""
+
     chain: tuple[Link, ...] = ()  # what follows when it has succeeded, the next first
     catch: tuple[Link, ...] = ()  # what is sent when it, or what follows, has failed for good
     batch: str | None = None  # the batch that counts it
     after: str | None = None  # the batch that it is a callback of
     result: float | None = None  # seconds for which its result is kept
+    until: Literal["start", "done"] = "done"  # when the lock below is freed
+    hold: float | None = None  # seconds for which it is held at most, from when the job is due; None: HOLD
+    unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
+    key: str | None = None  # the name under which it can be moved and cancelled while it waits
+
+
+HOLD = 86400.0
+LONGEST = 200  # characters of a name
+_ODD = re.compile(rb"[^A-Za-z0-9_.:@-]")
+
+
+def plain_name(text: str) -> str:
+    """`text` in letters that need no escape in JSON nor in a key: others as %2F. A long one ends in its hash instead."""
+    name = _ODD.sub(lambda odd: b"%%%02X" % odd[0][0], text.encode("utf-8", "surrogatepass")).decode()
+    if len(name) <= LONGEST:
+        return name
+    from hashlib import sha256  # seldom needed
+
+    return f"{name[:130]}:{sha256(name.encode()).hexdigest()}"
 
 
 def written(ties: Ties) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qd import Qd
 from qd.config import ConnectionSettings, FailedSettings, Settings, SigningSettings
-from qd.connectors.base import Sizes
+from qd.connectors.base import Outgoing, Sizes
 from qd.options import WorkOptions
 
 
@@ -50,6 +50,10 @@ class FakeQueue:
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         self._note(jobs)
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        self._note([(job.queue, job.payload, job.delay or None) for job in jobs])
+        return [None] * len(jobs)
 
     def _note(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         if self.error is not None:

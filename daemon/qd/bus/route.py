@@ -6,7 +6,7 @@ import math
 import time
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -20,7 +20,7 @@ from qd.jobs.plan import patterns
 from qd.options import JobOptions
 from qd.payload import NO_DATA, make, new_id, new_uuid, tied
 from qd.signing import Signing
-from qd.ties import Ties
+from qd.ties import Ties, plain_name
 from qd.units import span
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Route(NamedTuple):
         if given is not None:
             said |= {name: value for name, value in asdict(given).items() if value != getattr(UNTIED, name)}
         if self.unique is not None:
-            said["unique"] = f"{self.job}:{self.unique.filled(data)}"
+            said["unique"] = plain_name(f"{self.job}:{self.unique.filled(data)}")
         if plan.key is not None:
-            said["key"] = f"{self.job}:{plan.key}"
+            said["key"] = plain_name(f"{self.job}:{plan.key}")
         return Ties(**said)
 
 
@@ -106,7 +106,9 @@ def ties_of(options: JobOptions) -> Ties | None:
     """What every job with these options is tied to; None for a plain one."""
     if options.unique is None and not options.result_ttl:
         return None
-    return Ties(until="start" if options.unique_until == "start" else "done", result=options.result_ttl or None)
+    until: Literal["start", "done"] = "start" if options.unique_until == "start" else "done"
+    hold = options.unique_for if options.unique else None
+    return Ties(until=until, hold=hold, result=options.result_ttl or None)
 
 
 def signing_of(settings: Settings) -> Signing | None:

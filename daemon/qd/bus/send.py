@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,13 @@ from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob, run_here
 from qd.bus.skeleton import SEED
-from qd.connectors.base import Queue
+from qd.connectors.base import Outgoing, Queue
 from qd.connectors.manager import Connections
-from qd.events import JobQueued, Listeners
+from qd.events import JobQueued, JobQueueing, Listeners, UniqueJobSkipped
 from qd.jobs import Plan
 from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield
-from qd.ties import Ties
+from qd.ties import HOLD, Ties
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -81,18 +81,18 @@ class Send:
         return any(offer(act) for offer in self.transactions)
 
     def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+        if self._listeners.has(JobQueueing):
+            self._tell(JobQueueing, parcels)
         with shield:  # a job's alarm must not tear a call apart
-            if len(parcels) == 1:
+            if len(parcels) == 1 and parcels[0].ties is None:
                 self._push(parcels[0])
+                held: dict[int, str] = {}
             else:
-                self._push_many(parcels)
+                held = self._push_many(parcels)
+        if held:
+            return self._skipped(parcels, held)
         if self._listeners.has(JobQueued):
-            for sent in parcels:
-                self._listeners.emit(
-                    JobQueued(
-                        sent.connection, sent.queue, sent.name or None, sent.id or None, sent.body, sent.delay or None
-                    )
-                )
+            self._tell(JobQueued, parcels)
         return [parcel.id for parcel in parcels]
 
     def _push(self, parcel: Parcel) -> None:
@@ -102,12 +102,31 @@ class Send:
         else:
             connection.push(parcel.queue, parcel.body)
 
-    def _push_many(self, parcels: Sequence[Parcel]) -> None:
-        sent: dict[str, list[tuple[str, bytes, float | None]]] = {}
-        for parcel in parcels:
-            sent.setdefault(parcel.connection, []).append((parcel.queue, parcel.body, parcel.delay or None))
-        for connection, jobs in sent.items():
-            self._connections.get(connection).push_many(jobs)
+    def _push_many(self, parcels: Sequence[Parcel]) -> dict[int, str]:
+        """By their places, who holds the locks of those that were not sent."""
+        groups: dict[str, list[int]] = {}
+        for place, parcel in enumerate(parcels):
+            groups.setdefault(parcel.connection, []).append(place)
+        held: dict[int, str] = {}
+        for connection, places in groups.items():
+            answers = self._connections.get(connection).post([outgoing(parcels[place]) for place in places])
+            held |= {place: holder for place, holder in zip(places, answers, strict=True) if holder is not None}
+        return held
+
+    def _skipped(self, parcels: Sequence[Parcel], held: Mapping[int, str]) -> list[str]:
+        if self._listeners.has(JobQueued):
+            self._tell(JobQueued, [parcel for place, parcel in enumerate(parcels) if place not in held])
+        if self._listeners.has(UniqueJobSkipped):
+            for place in held:
+                parcel = parcels[place]
+                name = (parcel.ties and parcel.ties.unique) or ""
+                self._listeners.emit(UniqueJobSkipped(parcel.connection, parcel.queue, parcel.name, name))
+        return [held.get(place, parcel.id) for place, parcel in enumerate(parcels)]
+
+    def _tell(self, kind: type[JobQueueing | JobQueued], parcels: Sequence[Parcel]) -> None:
+        for each in parcels:
+            facts = (each.connection, each.queue, each.name or None, each.id or None, each.body, each.delay or None)
+            self._listeners.emit(kind(*facts))
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
@@ -152,3 +171,10 @@ class Send:
 def waits(parcel: Parcel) -> bool:
     """Whether it is to be sent after the commit."""
     return bool(parcel.plan is not None and parcel.plan.after_commit)
+
+
+def outgoing(parcel: Parcel) -> Outgoing:
+    ties = parcel.ties
+    if ties is None or ties.unique is None:
+        return Outgoing(parcel.queue, parcel.body, parcel.delay)
+    return Outgoing(parcel.queue, parcel.body, parcel.delay, ties.unique, parcel.id, ties.hold or HOLD)

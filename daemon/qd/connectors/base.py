@@ -22,6 +22,18 @@ class Reserved(NamedTuple):
     before: bytes  # and what stood there before
 
 
+class Outgoing(NamedTuple):
+    """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
+    it (the job's id), and hold for how many seconds at most, counted from when it is due."""
+
+    queue: str
+    payload: bytes
+    delay: float = 0.0
+    lock: str = ""
+    owner: str = ""
+    hold: float = 0.0
+
+
 class Turn(NamedTuple):
     """The answer of one turn: what became of the ack, and what is in hand now."""
 
@@ -55,6 +67,12 @@ class Queue(Protocol):
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         """Many (queue, payload, delay or None) in one round trip."""
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """Many in one round trip. For each the owner of its lock, where another holds it: then it was not sent."""
+
+    def free(self, name: str, owner: str) -> bool:
+        """Free a lock. False: it was not this owner's."""
 
     def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
         """Ack `done` and lease the first ready payload of `queues` (in order) in one call."""

@@ -93,6 +93,10 @@ class Plan:
 def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, Pattern | None]:
     """display_name and unique, to be filled from the arguments. Raises DeclarationError."""
     said = (("display_name", options.display_name), ("unique", options.unique))
+    if options.unique_for == 0:
+        raise DeclarationError(
+            f"option unique_for of {declared.signature.title}: a lock that is held for 0 seconds keeps nobody away"
+        )
     display, unique = [None if text is None else Pattern(name, text, declared.signature) for name, text in said]
     return display, unique
 

@@ -1,6 +1,27 @@
--- Delete what waits in a queue, never what runs.
--- KEYS ready, delayed, notify
--- Returns how many payloads went. The memory is freed beside the work: a long queue holds nobody up.
-local count = redis.call('LLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
-return count
+-- Delete what waits in a queue, never what runs: a step of it.
+-- KEYS ready, delayed, notify, keyed   ARGV payloads to delete of each at most, what the names of locks begin with
+-- Returns how many payloads went from ready, and how many from delayed.
+-- A job that goes frees its lock and its key. Those are named in its payload, so they are no KEYS.
+local most = tonumber(ARGV[1])
+local NAME = '":"([%w_.:@%%-]+)"'
+
+local function forget(p)
+  if not string.find(p, '"qd":{', 1, true) then return end
+  for name in string.gmatch(p, '"unique' .. NAME) do
+    local owner = redis.call('GET', ARGV[2] .. name)
+    if owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
+  end
+  for name in string.gmatch(p, '"key' .. NAME) do
+    local turn = string.match(redis.call('HGET', KEYS[4], name) or '', '^%S+')
+    if turn and string.find(p, '"turn":"' .. turn .. '"', 1, true) then redis.call('HDEL', KEYS[4], name) end
+  end
+end
+
+local ready = redis.call('LRANGE', KEYS[1], 0, most - 1)
+local delayed = redis.call('ZRANGE', KEYS[2], 0, most - 1)
+for _, p in ipairs(ready) do forget(p) end
+for _, p in ipairs(delayed) do forget(p) end
+if #ready > 0 then redis.call('LTRIM', KEYS[1], #ready, -1) end
+if #delayed > 0 then redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #delayed - 1) end
+redis.call('LTRIM', KEYS[3], redis.call('LLEN', KEYS[1]) == 0 and redis.call('LLEN', KEYS[3]) or #ready, -1)
+return {#ready, #delayed}

@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from qd.connectors.base import Reserved, Sizes, Turn
+from qd.connectors.base import Outgoing, Reserved, Sizes, Turn
 from qd.connectors.effects import Effect
 from qd.connectors.redis import keys
 from qd.connectors.redis.effects import spoken
 from qd.connectors.redis.scripts import script
+from qd.connectors.redis.sending import sent
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
 from qd.errors import ConnectionLost
 from qd.unit import unanswered
@@ -30,12 +31,12 @@ from qd.unit import unanswered
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
 
-CHUNK = 1000  # payloads a script call carries at most
+CLEAR = 1000  # payloads a step of clear() reads at most, of ready and of delayed
 MOVE = 100  # due jobs a turn moves at most
 TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
-ANSWERS = ("turn", "ack", "release", "bury", "checkpoint")
+ANSWERS = ("turn", "ack", "release", "bury", "checkpoint", "free")
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
@@ -85,19 +86,14 @@ class RedisQueue:
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
-        now: dict[str, list[bytes]] = {}
-        then: dict[str, list[Arg]] = {}
-        for queue, payload, delay in jobs:
-            if delay:
-                then.setdefault(queue, []).extend((delay, payload))
-            else:
-                now.setdefault(queue, []).append(payload)
-        for queue, payloads in now.items():
-            for at in range(0, len(payloads), CHUNK):
-                self._add("push", (keys.ready(queue), keys.notify(queue)), payloads[at : at + CHUNK])
-        for queue, pairs in then.items():
-            for at in range(0, len(pairs), 2 * CHUNK):
-                self._add("later", (keys.delayed(queue), keys.notify(queue)), pairs[at : at + 2 * CHUNK])
+        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """As push_many; each that needs a lock takes it in the same step."""
+        return sent(self.wire, self._keys, jobs) if jobs else []
+
+    def free(self, name: str, owner: str) -> bool:
+        return bool(script("free").call(self.wire, self._keys(keys.unique(name)), owner))
 
     # -- working
 
@@ -236,8 +232,12 @@ class RedisQueue:
         return Sizes(counts[0], counts[1], counts[2], counts[3], age_of(counts[4], int(counts[5][0])))
 
     def clear(self, queue: str) -> int:
-        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue))
-        return int(script("clear").call(self.wire, names))
+        """In steps, so that nobody is held up: of what stood there when it began, and what came meanwhile at most."""
+        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue), keys.keyed(queue))
+        (locks,), sizes, count = self._keys(keys.unique("")), self.sizes(queue), 0
+        for _ in range(max(sizes.ready, sizes.delayed) // CLEAR + 1):
+            count += sum(script("clear").call(self.wire, names, CLEAR, locks))
+        return count
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return self.wire.within(seconds)

@@ -127,10 +127,18 @@ class Wire:
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """A pipeline. Errors of single commands stand in the list as exceptions; raises ConnectionLost only."""
-        self.send(b"".join([packed(c) for c in commands]))
+        return self.exchange([b"".join([packed(c) for c in commands])], len(commands))
+
+    def exchange(self, commands: Sequence[bytes], count: int | None = None) -> list[Any]:
+        """As call_many, of packed commands. Each is written by itself: no large one eats the time of the next."""
+        for number, command in enumerate(commands):
+            if number == 0:
+                self.send(command)
+            else:
+                self._write(command)
         replies: list[Any] = []
         try:
-            for _ in commands:
+            for _ in range(len(commands) if count is None else count):
                 replies.append(self._reply())
         except ConnectionLost:
             if replies and isinstance(replies[0], ServerBusy):  # full of clients: it says why, and hangs up
@@ -142,6 +150,9 @@ class Wire:
         """Send packed bytes, on a fresh connection when there is none or when an idle one was closed by the server."""
         if self._sock is None or (time.monotonic() - self._used > 1.0 and self._went_away()):
             self.connect()
+        self._write(command)
+
+    def _write(self, command: bytes) -> None:
         assert self._sock is not None
         try:
             self._sock.sendall(command)

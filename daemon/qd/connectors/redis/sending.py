@@ -1,0 +1,112 @@
+"""Many jobs in one round trip: a script call for each queue and kind of job, all of them in one write.
+
+    push.lua, later.lua   ready, delayed
+    unique.lua            those that need a lock
+    keyed.lua             those that can be moved and cancelled, a call each
+
+queue.py calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from qd.connectors.base import Outgoing
+from qd.connectors.redis import keys
+from qd.connectors.redis.scripts import Script, script
+from qd.connectors.redis.wire import Arg, Wire, packed
+from qd.errors import ConnectionLost, ServerRefused
+
+CHUNK = 1000  # payloads a script call carries at most
+Keys = Callable[..., list[str]]
+
+
+class Call(NamedTuple):
+    """places: which of the jobs it sends. A good reply to it has one answer each, or their number."""
+
+    script: Script
+    command: bytes
+    places: Sequence[int]
+
+
+def sent(wire: Wire, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
+    """Send them, in the order given within a queue and kind. For each the id of the job that holds its lock, None: it was
+    sent. Raises as Queue.post."""
+    found: list[str | None] = [None] * len(jobs)
+    calls = calls_of(named, jobs)
+    for call, reply in zip(calls, together(wire, calls), strict=True):
+        if reply == len(call.places):
+            continue
+        if not isinstance(reply, list) or len(reply) != len(call.places):
+            wire.close()
+            raise ConnectionLost(wire.no_redis)
+        for place, holder in zip(call.places, reply, strict=True):
+            if (holder := holder.decode("utf-8", "replace")) != jobs[place].owner:
+                found[place] = holder
+    return found
+
+
+def together(wire: Wire, calls: Sequence[Call]) -> list[Any]:
+    """All replies, after one write. Those that met a server without their script are sent once more, the first of each
+    script with its text. Raises the first error; the calls behind it have been made all the same."""
+    replies = wire.exchange([call.command for call in calls])
+    again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
+    if again:
+        told: set[str] = set()
+        commands = []
+        for place in again:
+            its, command = calls[place].script, calls[place].command
+            commands.append(command if its.sha in told else command.replace(its.by_hash, its.by_text, 1))
+            told.add(its.sha)
+        for place, reply in zip(again, wire.exchange(commands), strict=True):
+            replies[place] = reply
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def is_unknown(reply: object) -> bool:
+    return isinstance(reply, ServerRefused) and str(reply).startswith("NOSCRIPT")
+
+
+def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[Call]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, job in enumerate(jobs):
+        kind = "unique" if job.lock else "later" if job.delay else "push"
+        groups.setdefault((kind, job.queue), []).append(place)
+    calls = []
+    for (kind, queue), places in groups.items():
+        for at in range(0, len(places), CHUNK):
+            calls.append(KINDS[kind](named, queue, jobs, places[at : at + CHUNK]))
+    return calls
+
+
+def call(name: str, names: Sequence[str], args: Iterable[Arg], places: Sequence[int]) -> Call:
+    its = script(name)
+    return Call(its, packed(("EVALSHA", its.sha, len(names), *names, *args)), places)
+
+
+def push(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
+    payloads = [jobs[place].payload for place in places]
+    return call("push", named(keys.ready(queue), keys.notify(queue)), payloads, places)
+
+
+def later(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
+    pairs: list[Arg] = []
+    for place in places:
+        pairs += (jobs[place].delay, jobs[place].payload)
+    return call("later", named(keys.delayed(queue), keys.notify(queue)), pairs, places)
+
+
+def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
+    locks, args = [], list[Arg]()
+    for place in places:
+        job = jobs[place]
+        locks.append(keys.unique(job.lock))
+        args += (job.owner, max(1, round(1000 * (job.delay + job.hold))), job.delay, job.payload)
+    return call("unique", named(keys.ready(queue), keys.delayed(queue), keys.notify(queue), *locks), args, places)
+
+
+KINDS = {"push": push, "later": later, "unique": unique}
