@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qd.arguments import Carrier
 from qd.bus.chain import Chain
@@ -22,7 +22,7 @@ from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, UnknownJob
 from qd.events import Event, Listeners, Looping
-from qd.jobs import Call, Declare, Handle, Plan, Registry
+from qd.jobs import Call, Declare, Handle, Handlers, Handles, Options, Plan, Registry, Sending
 from qd.jobs.calls import caller
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class Qd:
@@ -47,6 +48,7 @@ class Qd:
         self.url = url
         self.imports = tuple(imports)
         self.registry = Registry()
+        self._handlers = Handlers(self.registry)
         self.listeners = Listeners()
         self.connections = Connections(self._current_settings)
         self._settings: Settings | None = None
@@ -114,6 +116,40 @@ class Qd:
         """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""
         return Queue(self._send, name, connection)
 
+    def map(
+        self,
+        command: type[C],
+        handler: Callable[[C], object] | type[Handles[C]],
+        name: str | None = None,
+        /,
+        **options: Unpack[Options],
+    ) -> None:
+        """Let `handler` do what objects of the class `command` ask for, on a worker: app.send(command).
+
+        command: a dataclass, a msgspec.Struct or an attrs class; its fields travel. handler: a function that takes one,
+        sync or async, or a class with handle(command). The job is called as the class, or `name`.
+        """
+        self._handlers.map(command, handler, name, options)
+
+    def bind(self, command: object) -> Call[Any]:
+        """The job for this command, to be sent later, or with options. Raises ArgumentError."""
+        plan, data = self._handlers.command(command)
+        return Call(self._send, plan, data, caller())
+
+    def send(self, command: object) -> Handle[Any]:
+        """Send this command to its handler. Raises ArgumentError, and what dispatch raises."""
+        return Handle(self._send.send(*self._handlers.command(command)))
+
+    def emit(self, event: Event) -> None:
+        """Call the listeners of an event of the app's own, here and now, and send it to its queued ones, in one round trip.
+        What a listener raises is logged and stops nothing; what sending raises comes out."""
+        if not isinstance(event, Event):
+            raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.Event")
+        heard = self._handlers.heard(event)
+        self.listeners.emit(event)
+        if heard:
+            self._send.send_many(heard)
+
     def provide(self, kind: type[T], make: Callable[[], T | Iterator[T] | AbstractContextManager[T]]) -> None:
         """Fill the parameters of this type on the worker, with what `make` makes; they do not travel.
 
@@ -128,15 +164,28 @@ class Qd:
 
     @overload  # only Looping asks for an answer; the overlap is meant
     def on(  # type: ignore[overload-overlap]
-        self, event: type[Looping]
+        self, event: type[Looping], /
     ) -> Callable[[Callable[[Looping], bool | None]], Callable[[Looping], bool | None]]: ...
     @overload
-    def on(self, event: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]: ...
-    def on(self, event: type[Any]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        """`@app.on(JobFailed)`: call the function below with each event of this kind."""
+    def on(self, event: type[E], /) -> Callable[[Callable[[E], None]], Callable[[E], None]]: ...
+    @overload
+    def on(
+        self, event: type[E], name: str = ..., /, **options: Unpack[Sending]
+    ) -> Callable[[Callable[[E], object]], Callable[[E], object]]: ...
+    def on(
+        self, event: type[Any], name: str | None = None, /, **options: Any
+    ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """`@app.on(JobFailed)`: call the function below with each event of this kind.
+
+        With options, `@app.on(OrderPaid, queue="mail")`, it is a queued listener of one of the app's own events: app.emit
+        sends the event's fields, and a worker calls the function. It may be async then.
+        """
 
         def add(listener: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            self.listeners.add(event, listener)
+            if name is None and not options:
+                self.listeners.add(event, listener)
+            else:
+                self._handlers.listen(event, listener, name, options)
             return listener
 
         return add

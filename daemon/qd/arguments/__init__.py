@@ -4,22 +4,28 @@ jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker 
 """
 
 from qd.arguments.carriers import Carrier, Given, Key
+from qd.arguments.fields import object_fields
 from qd.arguments.known import Known
+from qd.arguments.parameters import ABSENT, Parameter, parameters_of
 from qd.arguments.pattern import Pattern
 from qd.arguments.providers import PROVIDED, provided
 from qd.arguments.signature import Signature, signature_of, signature_of_fields
 from qd.arguments.values import decode_value, encode_value
 
 __all__ = [
+    "ABSENT",
     "PROVIDED",
     "Carrier",
     "Given",
     "Key",
     "Known",
+    "Parameter",
     "Pattern",
     "Signature",
     "decode_value",
     "encode_value",
+    "object_fields",
+    "parameters_of",
     "provided",
     "signature_of",
     "signature_of_fields",

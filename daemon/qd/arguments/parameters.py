@@ -1,20 +1,18 @@
-"""The parameters of a function, the fields of a class: names, what is needed, and their types once they are asked for.
-
-signature.py makes a Signature of them.
+"""The parameters of a function: names, what is needed, and their types once they are asked for. signature.py makes a
+Signature of them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 from qd.errors import DeclarationError
 
-_ABSENT: Any = object()
+ABSENT: Any = object()
 
 
 class Parameter(NamedTuple):
@@ -23,7 +21,7 @@ class Parameter(NamedTuple):
     positional: bool  # may be given by its place
     annotation: Any  # as written: maybe a text, of a type that does not exist yet
     scope: dict[str, Any]  # where that text is looked up
-    default: Any = _ABSENT
+    default: Any = ABSENT
 
 
 def title_of(target: Callable[..., object]) -> str:
@@ -32,12 +30,13 @@ def title_of(target: Callable[..., object]) -> str:
     return f"{name.rpartition('<locals>.')[2]}()"
 
 
-def parameters_of(function: Callable[..., object]) -> tuple[list[Parameter], Parameter | None]:
-    """Its parameters, and its **kwargs. Raises DeclarationError for parameters that cannot be given by name."""
+def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[Parameter], Parameter | None]:
+    """Its parameters but the first `skip`, and its **kwargs. Raises DeclarationError for parameters that cannot be given by
+    name."""
     scope: dict[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
     parameters: list[Parameter] = []
     rest = None
-    for found in _inspected(function).parameters.values():
+    for found in list(_inspected(function).parameters.values())[skip:]:
         if found.kind in (found.VAR_POSITIONAL, found.POSITIONAL_ONLY):
             star = "*" if found.kind is found.VAR_POSITIONAL else ""
             raise DeclarationError(
@@ -45,7 +44,7 @@ def parameters_of(function: Callable[..., object]) -> tuple[list[Parameter], Par
                 f"'{star}{found.name}' cannot be given by one"
             )
         required, positional = found.default is found.empty, found.kind is found.POSITIONAL_OR_KEYWORD
-        default = _ABSENT if required else found.default
+        default = ABSENT if required else found.default
         made = Parameter(found.name, required, positional, found.annotation, scope, default)
         if found.kind is found.VAR_KEYWORD:
             rest = made
@@ -60,34 +59,6 @@ def _inspected(function: Callable[..., object]) -> inspect.Signature:
 
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
     return inspect.signature(function)
-
-
-def fields_of(cls: type) -> list[Parameter]:
-    """What a dataclass is made of, for class jobs."""
-    made = []
-    for field in dataclasses.fields(cls):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        default = _ABSENT if field.default is dataclasses.MISSING else field.default
-        if field.init:
-            made.append(
-                Parameter(field.name, required, not field.kw_only, field.type, _scope(cls, field.name), default)
-            )
-    return made
-
-
-def _scope(cls: type, name: str) -> dict[str, Any]:
-    """The names of the module whose class declares the field: it may be inherited from elsewhere."""
-    owner = next((base for base in cls.__mro__ if name in _annotations(base)), cls)
-    return vars(sys.modules[owner.__module__])
-
-
-def _annotations(base: type) -> Mapping[str, Any]:
-    """Its own, not those it inherits."""
-    if sys.version_info >= (3, 14):
-        import annotationlib
-
-        return annotationlib.get_annotations(base, format=annotationlib.Format.FORWARDREF)
-    return inspect.get_annotations(base)
 
 
 def type_of(parameter: Parameter) -> Any:

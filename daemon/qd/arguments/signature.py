@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments.fields import fields_of
 from qd.arguments.known import Extras, Known, bare
-from qd.arguments.parameters import Parameter, fields_of, parameters_of, title_of, type_of
+from qd.arguments.parameters import Parameter, parameters_of, title_of, type_of
 from qd.arguments.providers import PROVIDED
 from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType

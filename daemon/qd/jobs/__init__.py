@@ -6,6 +6,8 @@ is sent is handed in by app.py (`plan.Sender`).
 
 from qd.jobs.calls import Call, Job, JobFunction, NeverSent
 from qd.jobs.declare import Declare
+from qd.jobs.handlers import Handlers
+from qd.jobs.objects import Handles
 from qd.jobs.plan import Handle, Options, Plan, Sender, Sending, Span
 from qd.jobs.registry import Declared, Registry
 
@@ -14,6 +16,8 @@ __all__ = [
     "Declare",
     "Declared",
     "Handle",
+    "Handlers",
+    "Handles",
     "Job",
     "JobFunction",
     "NeverSent",

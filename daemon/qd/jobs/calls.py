@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import update_wrapper
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, Unpack, dataclass_transform
 
+from qd.arguments import ABSENT
 from qd.errors import DeclarationError
 from qd.jobs.plan import Handle, Plan, Sender, Sending
 
@@ -175,4 +176,8 @@ class Job(Call[T_co]):
 
 def same(value: object, default: object) -> bool:
     """Whether the field still has its default: then it does not travel, and the worker's own default counts."""
-    return default is not MISSING and (value is default or (type(value) is type(default) and value == default))
+    return (
+        default is not MISSING
+        and default is not ABSENT
+        and (value is default or (type(value) is type(default) and value == default))
+    )
