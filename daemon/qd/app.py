@@ -196,3 +196,10 @@ class Qd:
         from qd.testing.fake import faked  # no program in production pays for it
 
         return faked(self)
+
+    def inline(self) -> AbstractContextManager[Fake]:
+        """For tests: in the block each job runs at once where it is dispatched, in this process; it is also written down,
+        as by fake()."""
+        from qd.testing.inline import inlined
+
+        return inlined(self)

@@ -87,6 +87,12 @@ class Report(Job[None]):
     async def handle(self) -> None: ...
 
 
+@app.job
+class Sweep(Job[int]):
+    def handle(self) -> int:
+        return 0
+
+
 # the plain call
 assert_type(welcome("a@b.c"), int)
 assert_type(welcome("a@b.c", "Hi", html=False), int)
@@ -130,6 +136,7 @@ assert_type(call.run(), int)
 assert_type(ChargeCard(order_id=7).dispatch(), Handle[Decimal])
 assert_type(ChargeCard(order_id=7, currency="USD").using(delay=1), ChargeCard)
 assert_type(ChargeCard(order_id=7).order_id, int)
+assert_type(Sweep().dispatch(), Handle[int])
 assert_type(app.dispatch(welcome.bind("a@b.c"), ChargeCard(order_id=7), Report(month=7)), list[Handle[Any]])
 app.dispatch(*[welcome.bind(f"{number}@b.c") for number in range(3)])
 several: list[Call[Any]] = [welcome.bind("a@b.c"), Report(month=1)]
@@ -170,6 +177,16 @@ def everything(event: Event) -> None: ...
 
 app.on(JobProcessing)(lambda event: print(event.job.name))
 app.on(JobExceptionOccurred)(lambda event: print(event.error))
+
+
+# in tests
+with app.fake() as fake:
+    welcome.dispatch("a@b.c")
+    assert_type(fake.dispatched(welcome)[0].arguments, dict[str, Any])
+    assert_type(fake.dispatched(ChargeCard)[0].options.get("queue"), str | None)
+    assert fake.chains[0].catch is None
+with app.inline() as ran:
+    print(ran.all(), ran.pushed("php"))
 
 
 # passing jobs around

@@ -118,7 +118,7 @@ def test_what_a_queue_by_name_is_given_is_noted_apart(app: Qd):
 
 
 def test_what_needs_an_answer_of_the_server_raises(app: Qd):
-    with app.fake(), pytest.raises(QdError, match="asks no server"):
+    with app.fake(), pytest.raises(QdError, match="ask no server"):
         app.queue("mail").size()
 
 
@@ -205,3 +205,24 @@ def test_a_job_that_waits_for_a_commit_is_noted_after_it_and_not_after_a_rollbac
         assert fake.all() == []
         after[0]()
     assert [sent.arguments for sent in fake.all()] == [{"to": "a@b.c"}]
+
+
+def test_a_chain_is_a_record_and_its_first_job_is_dispatched(app: Qd):
+    welcome, charge = declared(app)
+    with app.fake() as fake:
+        sent = app.chain(
+            charge(order_id=1), welcome.using(delay=5, tries=9).bind("a@b.c"), catch=welcome.bind("sorry")
+        ).dispatch()
+        app.chain(charge(order_id=2), welcome.bind("b@b.c")).dispatch()
+    first, second = fake.chains
+    assert [(job.name, job.arguments) for job in first.jobs] == [
+        ("pay.charge", {"order_id": 1}),
+        ("mail.welcome", {"to": "a@b.c"}),
+    ]
+    assert first.jobs[1].options == {"queue": "mail", "tries": 9, "delay": 5.0}
+    assert first.catch is not None
+    assert first.catch.arguments == {"to": "sorry"}
+    assert second.catch is None
+    assert fake.dispatched(charge) == [first.jobs[0], second.jobs[0]]
+    assert fake.dispatched(charge)[0].id == sent.id
+    assert fake.dispatched(welcome) == []

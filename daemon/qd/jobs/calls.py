@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import MISSING, dataclass, field, fields
 from functools import update_wrapper
-from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, Unpack, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, Unpack, dataclass_transform
 
 from qd.arguments import ABSENT
 from qd.errors import DeclarationError
@@ -146,6 +146,10 @@ class Job(Call[T_co]):
 
     _declared_as: ClassVar[tuple[Sender, Plan] | None] = None
     _defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
+
+    if TYPE_CHECKING:  # mypy makes none for a class without fields
+
+        def __init__(self) -> None: ...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -15,8 +15,10 @@ from qd.bus.parcel import Parcel
 from qd.errors import ArgumentError
 from qd.jobs import Job, JobFunction
 from qd.jobs.registry import Declared, Registry
-from qd.testing.records import Dispatched, Pushed, dispatched, pushed
-from qd.testing.stage import no_server, posting, unread
+from qd.payload import read
+from qd.testing.records import Chained, Dispatched, Pushed, chained, dispatched, pushed
+from qd.testing.stage import no_server, posting, remembering, unread
+from qd.ties import Link, Ties
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -31,15 +33,22 @@ class Fake:
         self._registry = registry
         self._lock = threading.Lock()
         self._parcels: list[Parcel] = []
+        self._made: dict[str, Parcel] = {}  # by id: those of a chain that are sent later, too
 
     def dispatched(self, job: AnyJob) -> list[Dispatched]:
-        """The calls of this job. Raises ArgumentError for what is no job of this app."""
+        """The calls of this job that are sent now: of a chain only the first. Raises ArgumentError: it is no job of this
+        app."""
         declared = self._declared(job)
         return [dispatched(each) for each in self._seen() if each.plan is not None and each.plan.declared is declared]
 
     def all(self) -> list[Dispatched]:
         """The calls of every job."""
         return [dispatched(each) for each in self._seen() if each.plan is not None]
+
+    @property
+    def chains(self) -> list[Chained]:
+        """The chains, of at least two jobs or with something that catches."""
+        return [chained(each, *self._behind(each)) for each in self._seen() if each.ties and is_chain(each.ties)]
 
     def pushed(self, queue: str) -> list[Pushed]:
         """What app.queue(queue).push and push_raw were given."""
@@ -55,6 +64,18 @@ class Fake:
             self._parcels += parcels
         return [parcel.id for parcel in parcels]
 
+    def _remember(self, parcel: Parcel) -> None:
+        with self._lock:
+            self._made[parcel.id] = parcel
+
+    def _behind(self, parcel: Parcel) -> tuple[list[Parcel], list[Parcel]]:
+        """What comes after it has succeeded, and what after one of them has failed."""
+        ties = parcel.ties or Ties()
+        return [self._linked(link) for link in ties.chain], [self._linked(link) for link in ties.catch]
+
+    def _linked(self, link: Link) -> Parcel:
+        return self._made[read(link.payload.encode()).id or ""]
+
     def _seen(self) -> list[Parcel]:
         with self._lock:
             return self._parcels.copy()
@@ -67,6 +88,10 @@ class Fake:
 
     def __repr__(self) -> str:
         return f"<fake: {len(self._seen())} jobs>"
+
+
+def is_chain(ties: Ties) -> bool:
+    return bool(ties.chain or ties.catch)
 
 
 def declared_of(job: object) -> Declared | None:
@@ -82,5 +107,5 @@ def faked(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
     fake = Fake(app.registry)
-    with unread(app), no_server(app), posting(app, fake._post):
+    with unread(app), no_server(app), remembering(app, fake._remember), posting(app, fake._post):
         yield fake

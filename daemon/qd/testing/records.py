@@ -39,6 +39,18 @@ class Pushed:
     delay: float
 
 
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """A chain that was dispatched: its jobs in order, and what is sent when one of them fails."""
+
+    jobs: list[Dispatched]
+    catch: Dispatched | None
+
+
+def chained(first: Parcel, rest: list[Parcel], catch: list[Parcel]) -> Chained:
+    return Chained([dispatched(each) for each in (first, *rest)], dispatched(catch[0]) if catch else None)
+
+
 def dispatched(parcel: Parcel) -> Dispatched:
     assert parcel.plan is not None
     declared = parcel.plan.declared

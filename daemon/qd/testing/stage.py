@@ -11,6 +11,8 @@ from qd import config
 from qd.bus.parcel import Parcel
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
+from qd.jobs import Plan
+from qd.ties import Ties
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -50,7 +52,9 @@ def no_server(app: Qd) -> Iterator[None]:
 
 
 def refuse(settings: Settings, name: str | None) -> Any:
-    raise QdError("app.fake() asks no server: what needs its answer is tested with the fixture qd_worker")
+    raise QdError(
+        "app.fake() and app.inline() ask no server: what needs its answer is tested with the fixture qd_worker"
+    )
 
 
 @contextmanager
@@ -63,3 +67,21 @@ def posting(app: Qd, post: Callable[[Sequence[Parcel]], list[str]]) -> Iterator[
         yield
     finally:
         send._post = before
+
+
+@contextmanager
+def remembering(app: Qd, note: Callable[[Parcel], None]) -> Iterator[None]:
+    """Each job that is made, to be sent now or later, goes by `note` too."""
+    send: Any = app._send
+    before = send.parcel
+
+    def parcel(plan: Plan, data: bytes, ties: Ties | None = None) -> Parcel:
+        made: Parcel = before(plan, data, ties)
+        note(made)
+        return made
+
+    send.parcel = parcel
+    try:
+        yield
+    finally:
+        send.parcel = before

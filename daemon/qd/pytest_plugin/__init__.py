@@ -1,0 +1,66 @@
+"""pytest's way in: the fixtures `qd_app`, `qd_fake`, `qd_inline` and `qd_worker`. Found by pytest through its entry point.
+
+Loaded in every run of pytest where qd is installed, so nothing of qd is imported before a fixture is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.pytest_plugin.scratch import Server
+    from qd.pytest_plugin.worker import Worker
+    from qd.testing.fake import Fake
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("qd_app", "The qd.Qd of the fixtures, as MODULE:ATTRIBUTE (default: `app` of qd.toml)", default="")
+
+
+@pytest.fixture
+def qd_app(pytestconfig: pytest.Config) -> Qd:
+    """The app of the other fixtures: `qd_app` of pytest's configuration, or `app` of qd.toml. Override it in conftest.py
+    where yours is made otherwise."""
+    from qd.pytest_plugin.places import found_app
+
+    return found_app(str(pytestconfig.getini("qd_app")), pytestconfig.rootpath)
+
+
+@pytest.fixture
+def qd_fake(qd_app: Qd) -> Iterator[Fake]:
+    """app.fake() for the length of the test."""
+    with qd_app.fake() as fake:
+        yield fake
+
+
+@pytest.fixture
+def qd_inline(qd_app: Qd) -> Iterator[Fake]:
+    """app.inline() for the length of the test."""
+    with qd_app.inline() as ran:
+        yield ran
+
+
+@pytest.fixture(scope="session")
+def qd_server() -> Iterator[Server]:
+    """A scratch Valkey or Redis, one a pytest process. Started when the first test asks for a worker."""
+    from qd.pytest_plugin.scratch import Server
+
+    server = Server()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def qd_worker(qd_app: Qd, qd_server: Server, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Worker]:
+    """A real worker on a scratch server, to which the app is pointed for the length of the test."""
+    from qd.pytest_plugin.worker import worked
+
+    with worked(qd_app, qd_server, pytestconfig.rootpath, tmp_path) as worker:
+        yield worker

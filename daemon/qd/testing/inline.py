@@ -1,0 +1,97 @@
+"""`app.inline()`: what is dispatched runs at once, in the thread that dispatches it, through conversion and events.
+
+Nothing waits: a delay is passed over, and a job that releases itself runs again. An error is the end of the job, as in
+run(): it comes out of dispatch() once failed(), the listeners and what catches a chain have run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from qd.bus.parcel import Parcel
+from qd.bus.running import RunningJob, run_here, tell_of_failure
+from qd.errors import AttemptsExceeded, JobFailure
+from qd.limits import Release
+from qd.testing.fake import Fake
+from qd.testing.stage import no_server, posting, remembering, unread
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+
+MOST = 1000  # runs of a job that releases itself without end
+
+
+class Inline(Fake):
+    """Runs each job that it is given, and writes it down as a Fake does. A job that is not declared here, PHP's for
+    example, is only written down."""
+
+    def __init__(self, app: Qd) -> None:
+        super().__init__(app.registry)
+        self._listeners = app.listeners
+
+    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+        sent = super()._post(parcels)
+        for parcel in parcels:
+            beside_a_loop(self._run, parcel)
+        return sent
+
+    def _run(self, parcel: Parcel) -> None:
+        if parcel.plan is None:
+            return
+        chain, catch = self._behind(parcel)
+        try:
+            for each in (parcel, *chain):
+                self._attempts(each)
+        except Exception:
+            for each in catch:
+                self._run(each)
+            raise
+
+    def _attempts(self, parcel: Parcel) -> None:
+        assert parcel.plan is not None
+        declared, most = parcel.plan.declared, parcel.plan.options.tries or MOST
+        for attempt in range(1, most + 1):
+            job = RunningJob(parcel.id, declared.name, parcel.queue, attempt)
+            try:
+                run_here(declared, parcel.data, job, self._listeners)
+                return
+            except JobFailure:
+                if not isinstance(job.outcome, Release):
+                    raise
+        error = AttemptsExceeded(f"{declared.name} has released itself {most} times, and is not tried again")
+        tell_of_failure(declared, parcel.data, error, job, self._listeners)
+        raise error
+
+
+def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
+    """act(parcel); in a thread where this one runs an event loop, since a job may be async and needs one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act(parcel)
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            act(parcel)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(body,))
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+@contextmanager
+def inlined(app: Qd) -> Iterator[Fake]:
+    """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
+    inline = Inline(app)
+    with unread(app), no_server(app), remembering(app, inline._remember), posting(app, inline._post):
+        yield inline

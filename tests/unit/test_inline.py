@@ -1,0 +1,188 @@
+"""app.inline(): what is dispatched runs at once, where it is dispatched."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from qd import Job, JobFailed, JobProcessed, JobProcessing, JobReleased, NotInJob, Qd, current_job
+from qd.errors import AttemptsExceeded, ConfigError, JobFailure
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch) -> Qd:
+    """An app that cannot be configured: reading a file, a variable or a server would raise."""
+    (tmp_path / "qd.toml").write_text("this is no TOML")
+    monkeypatch.chdir(tmp_path)
+    return Qd()
+
+
+@pytest.fixture
+def done() -> list[Any]:
+    return []
+
+
+def test_a_job_runs_where_it_is_dispatched_and_is_written_down(app: Qd, done: list[Any]):
+    @app.job("mail.welcome", queue="mail")
+    def welcome(to: str) -> None:
+        job = current_job()
+        done.append((to, job.id, job.attempt, job.queue, threading.get_ident()))
+
+    with app.inline() as ran:
+        sent = welcome.dispatch("a@b.c")
+        assert done == [("a@b.c", sent.id, 1, "mail", threading.get_ident())]
+    assert [each.arguments for each in ran.dispatched(welcome)] == [{"to": "a@b.c"}]
+    with pytest.raises(NotInJob):
+        current_job()
+    with pytest.raises(ConfigError):
+        welcome.dispatch("a@b.c")
+
+
+def test_delays_are_passed_over_and_bulk_runs_in_order(app: Qd, done: list[Any]):
+    @app.job("note")
+    def note(number: int) -> None:
+        done.append(number)
+
+    with app.inline():
+        app.dispatch(note.using(delay=3600).bind(1), note.bind(2), note.bind(3))
+    assert done == [1, 2, 3]
+
+
+def test_arguments_are_converted_as_on_the_way_through_a_queue(app: Qd, done: list[Any]):
+    @app.job("note")
+    def note(numbers: set[int]) -> None:
+        done.append(numbers)
+
+    given = {1, 2}
+    with app.inline():
+        note.dispatch(given)
+    assert done == [given]
+    assert done[0] is not given
+
+
+def test_a_job_dispatched_by_a_job_runs_in_it(app: Qd, done: list[Any]):
+    @app.job("outer")
+    def outer() -> None:
+        done.append("begin")
+        inner.dispatch()
+        done.append(current_job().name)
+
+    @app.job("inner")
+    def inner() -> None:
+        done.append(current_job().name)
+
+    with app.inline():
+        outer.dispatch()
+    assert done == ["begin", "inner", "outer"]
+
+
+def test_an_error_comes_out_of_dispatch_after_failed_and_the_listeners(app: Qd, done: list[Any]):
+    @app.job("pay.charge", tries=5)
+    class Charge(Job[None]):
+        order_id: int
+
+        def handle(self) -> None:
+            done.append("handle")
+            raise ValueError("no money")
+
+        def failed(self, error: BaseException) -> None:
+            done.append(str(error))
+
+    app.on(JobFailed)(lambda event: done.append(type(event)))
+    with app.inline(), pytest.raises(ValueError, match="no money"):
+        Charge(order_id=1).dispatch()
+    assert done == ["handle", "no money", JobFailed]
+
+
+def test_a_job_that_fails_itself_raises_its_reason(app: Qd):
+    @app.job("note")
+    def note() -> None:
+        current_job().fail("no such order")
+
+    with app.inline(), pytest.raises(JobFailure, match="no such order"):
+        note.dispatch()
+
+
+def test_a_released_job_runs_again_at_once(app: Qd, done: list[Any]):
+    @app.job("poll", tries=3)
+    def poll() -> None:
+        done.append(current_job().attempt)
+        if current_job().attempt < 3:
+            current_job().release(60)
+
+    for event in (JobProcessing, JobReleased, JobProcessed):
+        app.on(event)(lambda event: done.append(type(event).__name__))
+    with app.inline():
+        poll.dispatch()
+    assert done == [
+        "JobProcessing",
+        1,
+        "JobReleased",
+        "JobProcessing",
+        2,
+        "JobReleased",
+        "JobProcessing",
+        3,
+        "JobProcessed",
+    ]
+
+
+@pytest.mark.parametrize(("tries", "runs"), [(2, 2), (0, 1000)])
+def test_one_that_always_releases_itself_fails_at_last(app: Qd, done: list[Any], tries: int, runs: int):
+    @app.job("poll", tries=tries)
+    class Poll(Job[None]):
+        def handle(self) -> None:
+            done.append(1)
+            current_job().release(60)
+
+        def failed(self, error: BaseException) -> None:
+            done.append(error)
+
+    with app.inline(), pytest.raises(AttemptsExceeded, match=f"poll has released itself {runs} times"):
+        Poll().dispatch()
+    assert len(done) == runs + 1
+    assert isinstance(done[-1], AttemptsExceeded)
+
+
+def test_an_async_job_runs_with_and_without_a_loop_around_it(app: Qd, done: list[Any]):
+    @app.job("fetch")
+    async def fetch(number: int) -> None:
+        await asyncio.sleep(0)
+        if number < 0:
+            raise ValueError(number)
+        done.append((number, current_job().name))
+
+    async def main() -> None:
+        fetch.dispatch(2)
+        await fetch.adispatch(3)
+        with pytest.raises(ValueError, match="-1"):
+            fetch.dispatch(-1)
+
+    with app.inline():
+        fetch.dispatch(1)
+        asyncio.run(main())
+    assert done == [(number, "fetch") for number in (1, 2, 3)]
+
+
+def test_a_chain_runs_in_order(app: Qd, done: list[Any]):
+    @app.job("step")
+    def step(number: int) -> None:
+        done.append(number)
+        if number < 0:
+            raise ValueError(number)
+
+    with app.inline() as ran:
+        app.chain(step.bind(1), step.using(delay=60).bind(2), catch=step.bind(99)).dispatch()
+        with pytest.raises(ValueError, match="-1"):
+            app.chain(step.bind(3), step.bind(-1), step.bind(4), catch=step.bind(5)).dispatch()
+    assert done == [1, 2, 3, -1, 5]
+    assert [[job.arguments["number"] for job in chain.jobs] for chain in ran.chains] == [[1, 2], [3, -1, 4]]
+
+
+def test_what_another_program_runs_is_only_written_down(app: Qd):
+    with app.inline() as ran:
+        app.queue("php").push(r"App\Jobs\Report@fire", {"month": 7})
+    assert [each.job for each in ran.pushed("php")] == [r"App\Jobs\Report@fire"]
