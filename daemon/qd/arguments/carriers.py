@@ -66,7 +66,9 @@ class Carrying:
             return [self.packed(part) for part in value]
         if isinstance(value, dict):
             return {name: self.packed(part) for name, part in value.items()}
-        for base in type(value).__mro__:  # what it is itself goes before what it derives from
+        for (
+            base
+        ) in value.__class__.__mro__:  # what it is goes before what it derives from; a proxy says what it stands for
             for name, (carrier, kind) in self._kinds.items():
                 if kind is base:
                     return self._keyed(name, carrier.pack(value))

@@ -1,0 +1,10 @@
+"""qd inside Django: `INSTALLED_APPS += ["qd.contrib.django"]`, a Qd that `app()` gives, `manage.py qd work`.
+
+Nothing of the project is read when this is imported or `app()` is called: that waits for the first use, as in any Qd.
+"""
+
+from __future__ import annotations
+
+from qd.contrib.django.project import DjangoQd, app
+
+__all__ = ["DjangoQd", "app"]

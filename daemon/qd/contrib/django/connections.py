@@ -1,0 +1,88 @@
+"""Django's database connections around each job, and what waits for their transactions.
+
+A request closes what is broken or older than CONN_MAX_AGE before and after it (django.db.close_old_connections), and so does
+a job. One that runs inside somebody's transaction, as run() in a view may, leaves the connection alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.bus.running import RunningJob
+
+
+def watch(app: Qd) -> None:
+    """Have the connections looked after in every job of `app`, and let its jobs wait for commits."""
+
+    def around(job: RunningJob, call_next: Callable[[], object]) -> object:
+        declared = app.registry.get(job.name)
+        close = close_both if declared is not None and declared.is_async else close_old
+        close()
+        try:
+            return call_next()
+        finally:
+            close()
+
+    app.middleware.append(around)
+    app.transactions.append(wait_for_commit)
+
+
+# -- connections
+
+
+def close_old() -> None:
+    """Close each connection of this thread that is broken or too old, unless a transaction is open on it."""
+    for connection in opened():
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
+def close_both() -> None:
+    """Also those of the thread in which an async job asks the database: the one of sync_to_async."""
+    import asyncio
+
+    from asgiref.sync import sync_to_async
+
+    close_old()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(sync_to_async(close_old)())
+    finally:
+        loop.close()
+
+
+def close() -> None:
+    """Close all connections of this thread, which is about to fork."""
+    for connection in opened():
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def opened() -> list[Any]:
+    from django.db import connections  # waits until Django's settings are there
+
+    return list(connections.all(initialized_only=True))
+
+
+# -- transactions
+
+
+def wait_for_commit(act: Callable[[], object]) -> bool:
+    """Call `act` after the commit of the atomic block that is open in this thread. False: none is.
+
+    A savepoint that is rolled back drops it, as Django's on_commit does. Where blocks of two databases are open, it waits
+    for both, the one of "default" first. Raises TransactionManagementError: autocommit is off, and nobody hears of commits.
+    """
+    found = next(filter(has_transaction, sorted(opened(), key=lambda each: bool(each.alias != "default"))), None)
+    if found is None:
+        return False
+    found.on_commit(lambda: wait_for_commit(act) or act())
+    return True
+
+
+def has_transaction(connection: Any) -> bool:
+    by_hand = connection.connection is not None and not connection.autocommit
+    return bool(connection.in_atomic_block or by_hand)

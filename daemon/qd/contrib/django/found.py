@@ -1,0 +1,7 @@
+"""The project's Qd, for `manage.py qd` where settings.QD names no other module."""
+
+from __future__ import annotations
+
+from qd.contrib.django.project import app as made
+
+app = made()

@@ -1,0 +1,49 @@
+"""`manage.py qd work`, `manage.py qd status`, ...: every word goes to `qd`, which ends with its own exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from qd.contrib.django.project import chosen
+from qd.contrib.handover import become_qd
+
+DJANGOS = ("--settings", "--pythonpath")  # manage.py has obeyed them already
+
+
+class Command(BaseCommand):
+    help = "Work on background jobs, and steer those who do: `manage.py qd --help` tells more."
+    requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """From the command line: this process becomes `qd`."""
+        become_qd(without(argv[2:]) or ["--help"], chosen())
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("words", nargs="*")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """From call_command("qd", "dispatch", ...): in this process. Raises CommandError with qd's exit code."""
+        from qd.cli.main import command
+
+        words = list(map(str, args or options.get("words", ())))
+        try:
+            command(["--app", chosen(), *words], prog_name="qd")
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+            if code:
+                raise CommandError(f"qd {' '.join(words)} ended with {code}", returncode=code) from None
+
+
+def without(words: list[str], flags: tuple[str, ...] = DJANGOS) -> list[str]:
+    """The words that are qd's: `--settings X` and `--settings=X` are Django's."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in flags:
+            skip = True
+        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
+            kept.append(word)
+    return kept

@@ -1,0 +1,89 @@
+"""The Qd of a Django project: settings.QD says where the server is, and each installed app's `jobs.py` is imported.
+
+shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`, or nothing at all with manage.py
+load()      in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from qd.app import Qd
+from qd.contrib.django import connections
+from qd.contrib.django.carrier import Models
+from qd.errors import ConfigError
+from qd.units import did_you_mean
+
+HERE = "qd.contrib.django.found:app"
+KEYS = ("url", "imports", "app")
+MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
+
+
+class DjangoQd(Qd):
+    """A Qd that is configured by Django's settings and imports what the installed apps declare."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carry(Models())
+        connections.watch(self)
+
+    @property
+    def said(self) -> dict[str, object]:
+        """settings.QD counts as what Qd(...) was given. Raises ConfigError."""
+        asked = asked_for()
+        return {key: asked[key] for key in ("url", "imports") if asked.get(key)}
+
+    def load(self) -> None:
+        """Set Django up, and import what declares jobs. Raises whatever that raises."""
+        import django
+        from django.apps import apps
+        from django.utils.module_loading import autodiscover_modules
+
+        check_settings()
+        if not apps.ready:
+            django.setup()
+        super().load()
+        autodiscover_modules(*MODULES)
+        connections.close()  # an import may have asked the database: that connection is not for workers forked from here
+
+
+@cache
+def made() -> DjangoQd:
+    return DjangoQd()
+
+
+def app(settings: str | None = None) -> DjangoQd:
+    """The project's Qd, at each call the same. settings: DJANGO_SETTINGS_MODULE where the environment has none."""
+    if settings is not None:
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
+    return made()
+
+
+def asked_for() -> Mapping[str, Any]:
+    """settings.QD, checked. Raises ConfigError."""
+    from django.conf import settings
+
+    check_settings()
+    asked: Mapping[str, Any] = getattr(settings, "QD", {})
+    for key in asked:
+        if key not in KEYS:
+            near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
+            raise ConfigError(f"unknown key '{key}' in QD of the Django settings{near}; all else is for qd.toml")
+    return asked
+
+
+def chosen() -> str:
+    """MODULE:ATTRIBUTE of the project's Qd: settings.QD["app"], else the one of here."""
+    return str(asked_for().get("app") or HERE)
+
+
+def check_settings() -> None:
+    from django.conf import settings
+
+    if not settings.configured and not os.environ.get("DJANGO_SETTINGS_MODULE"):
+        raise ConfigError(
+            "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
+        )

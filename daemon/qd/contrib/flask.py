@@ -1,0 +1,93 @@
+"""qd inside Flask: jobs run in the app's context, `app.config["QD"]` says where the server is, `flask qd work` works.
+
+ext = QdFlask()                    ext.qd is the Qd whose jobs are declared
+ext.init_app(app)                  in the factory
+flask qd work                      becomes `qd work` with --app qd.contrib.flask:found
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from flask import Flask, has_app_context
+from flask.cli import ScriptInfo, pass_script_info
+
+from qd.app import Qd
+from qd.contrib.handover import become_qd
+from qd.errors import ConfigError
+from qd.units import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.bus.running import RunningJob
+
+KEYS = ("url", "imports")
+
+
+class QdFlask:
+    """The extension. qd: your own Qd, else one is made; app: as in `init_app`, which a factory calls later."""
+
+    def __init__(self, app: Flask | None = None, qd: Qd | None = None) -> None:
+        self.qd = qd or Qd()
+        self._app: Flask | None = None
+        self.qd.middleware.append(self._in_context)
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Read app.config["QD"], add `flask qd`. Called again, the last app is the one whose context jobs run in.
+
+        Raises ConfigError: a key of it is not known.
+        """
+        configure(self.qd, app.config.get("QD", {}))
+        self._app = app
+        app.extensions["qd"] = self
+        app.cli.add_command(command)
+
+    def _in_context(self, job: RunningJob, call_next: Callable[[], object]) -> object:
+        """Middleware: a context of its own for each attempt, so that teardown functions run after it."""
+        if self._app is None or has_app_context():  # run() in a request shares the request's
+            return call_next()
+        with self._app.app_context():
+            return call_next()
+
+
+def configure(qd: Qd, said: Mapping[str, Any]) -> None:
+    """Put app.config["QD"] into effect: it counts as what Qd(...) was given."""
+    for key in said:
+        if key not in KEYS:
+            near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
+            raise ConfigError(f"unknown key '{key}' in QD of the Flask app's config{near}; all else is for qd.toml")
+    qd.url = said.get("url", qd.url)
+    qd.imports = tuple(said.get("imports", qd.imports))
+
+
+@click.command(
+    "qd",
+    short_help="Work on background jobs: `flask qd work`, `flask qd status`, ...",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@pass_script_info
+def command(script: ScriptInfo, words: tuple[str, ...]) -> None:
+    """Every word goes to `qd`, which ends with its own exit code."""
+    if script.app_import_path:  # flask --app shop qd work
+        os.environ["FLASK_APP"] = script.app_import_path
+    become_qd(words or ("--help",), "qd.contrib.flask:found")
+
+
+def __getattr__(name: str) -> Qd:
+    """`found`: the Qd of the Flask app that the `flask` command would find. Made when asked for, by a worker as a rule."""
+    if name != "found":
+        raise AttributeError(f"module 'qd.contrib.flask' has no attribute '{name}'")
+    flask_app = ScriptInfo(app_import_path=os.environ.get("FLASK_APP"), set_debug_flag=False).load_app()
+    extension = flask_app.extensions.get("qd")
+    if extension is None:
+        raise ConfigError(
+            f"the Flask app {flask_app.import_name} has no qd: call QdFlask().init_app(app) where it is made"
+        )
+    qd: Qd = extension.qd
+    return qd

@@ -1,0 +1,340 @@
+"""qd.contrib.django with the real Django: manage.py, settings, the jobs of installed apps, database connections."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.contrib.conftest import PYTHON, Framed
+from tests.support.marks import FAILED
+from tests.support.pushing import failed
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import Witness
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+MANAGE = """
+import os, sys
+from django.core.management import execute_from_command_line
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+execute_from_command_line(sys.argv)
+"""
+SETTINGS = """
+SECRET_KEY = "not one"
+USE_TZ = True
+INSTALLED_APPS = ["qd.contrib.django", "shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3", "CONN_MAX_AGE": <age>}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+QD = {"url": "<url>"}
+"""
+MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    email = models.CharField(max_length=100)
+    paid = models.BooleanField(default=False)
+"""
+JOBS = """
+from asgiref.sync import sync_to_async
+from django.db import connection
+from noted import note
+from shop.models import Order
+from shop.qd import app
+
+@app.job("pay")
+def pay(order_id: int) -> None:
+    note("opened before", connection.connection is not None)
+    Order.objects.filter(pk=order_id).update(paid=True)
+    note("paid", order_id, Order.objects.get(pk=order_id).paid)
+
+@app.job("apay")
+async def apay(order_id: int) -> None:
+    note("aopened before", await sync_to_async(lambda: connection.connection is not None)())
+    order = await Order.objects.aget(pk=order_id)
+    note("apaid", order.email)
+
+@app.job("ship")
+def ship(order: Order, others: list[Order] = []) -> None:
+    note("ship", order.pk, order.email, [other.pk for other in others])
+
+@app.job("quiet", delete_when_missing=True)
+def quiet(order: Order) -> None:
+    note("quiet", order.pk)
+
+@app.job("fails")
+def fails(order_id: int) -> None:
+    Order.objects.get(pk=order_id)
+    raise ValueError("fails")
+"""
+
+
+def settings(url: str, age: str = "0") -> str:
+    return SETTINGS.replace("<url>", url).replace("<age>", age)
+
+
+@pytest.fixture
+def shop(framed: Callable[..., Framed], server) -> Framed:
+    found = framed(
+        manage=MANAGE,
+        shop____init__="",
+        shop__settings=settings(server.url),
+        shop__models=MODELS,
+        shop__qd="import qd.contrib.django\n\napp = qd.contrib.django.app()\n",
+        shop__jobs=JOBS,
+    )
+    found.allowed.add("shop.sqlite3")
+    done = manage(found, "migrate", "--run-syncdb", "-v", "0")
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+@pytest.fixture
+def witness(shop: Framed) -> Witness:
+    return Witness(shop)
+
+
+def manage(shop: Framed, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PYTHON, "manage.py", *words],
+        cwd=shop.root,
+        env=shop.env(**env),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def django(shop: Framed, code: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a process of its own where Django is set up and Order 1 is there."""
+    first = "import django\ndjango.setup()\nfrom shop.jobs import *\nOrder.objects.get_or_create(pk=1, email='a@b.c')\n"
+    return shop.python(first + code, DJANGO_SETTINGS_MODULE="shop.settings")
+
+
+def work_off(shop: Framed) -> None:
+    work = shop.start("manage.py", "qd", "work", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert not work.matches("preload"), work.tail()
+
+
+def test_manage_qd_work_needs_nothing_but_the_settings(shop: Framed, witness: Witness):
+    django(shop, "pay.dispatch(1); pay.dispatch(1)")
+    work_off(shop)
+    assert witness.lines == ["opened before False", "paid 1 True"] * 2
+
+
+def test_qd_work_finds_the_project_by_its_own_module(shop: Framed, witness: Witness):
+    django(shop, "pay.dispatch(1)")
+    (shop.root / "qd.toml").write_text('[qd]\napp = "shop.qd:app"\n')
+    work = shop.work_off(DJANGO_SETTINGS_MODULE="shop.settings")
+    assert work.matches("jobs=5")
+    assert witness.starting("paid") == ["paid 1 True"]
+
+
+def test_without_settings_the_way_out_is_said(shop: Framed):
+    done = shop.qd("jobs", "--app", "shop.qd:app")
+    assert done.returncode == 78
+    assert "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`" in done.stderr
+
+
+def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
+    jobs = manage(shop, "qd", "jobs", "--settings", "shop.settings")
+    assert (jobs.returncode, "apay" in jobs.stdout) == (0, True), jobs.stderr
+    assert manage(shop, "qd", "jobs", "--nonsense").returncode == 2
+    assert manage(shop, "qd", "run", "fails", "order_id=0").returncode == 1
+    assert manage(shop, "qd", "size-of-all").returncode == 2
+    assert manage(shop, "qd", "status", QD_REDIS_URL="redis://127.0.0.1:1").returncode == 69
+    assert "qd work" in manage(shop, "qd", "work", "--help").stdout
+
+
+def test_manage_may_be_called_from_another_folder(shop: Framed):
+    words = [PYTHON, str(shop.root / "manage.py"), "qd", "jobs"]
+    done = subprocess.run(words, cwd="/", env=shop.env(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, "apay" in done.stdout) == (0, True), done.stderr
+
+
+def test_call_command_stays_in_the_process(shop: Framed, witness: Witness):
+    django(
+        shop,
+        """
+from django.core.management import CommandError, call_command
+call_command("qd", "run", "pay", "order_id=1")
+try:
+    call_command("qd", "run", "fails", "order_id=1")
+except CommandError as error:
+    print(error.returncode)
+else:
+    raise SystemExit("no error")
+""",
+    )
+    assert witness.starting("paid") == ["paid 1 True"]
+
+
+def test_an_unknown_key_is_refused_by_name(shop: Framed):
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text().replace('{"url":', '{"urls":'))
+    done = manage(shop, "qd", "jobs")
+    assert done.returncode != 0
+    assert "unknown key 'urls' in QD of the Django settings (did you mean 'url'?)" in done.stderr
+
+
+def test_a_broken_jobs_module_is_told_with_its_line(shop: Framed):
+    (shop.root / "shop" / "jobs.py").write_text("import nowhere_at_all\n")
+    done = manage(shop, "qd", "jobs")
+    assert done.returncode == 78
+    assert "No module named 'nowhere_at_all'" in done.stderr
+    assert "shop/jobs.py:1" in done.stderr
+
+
+@pytest.mark.parametrize(("age", "kept"), [("0", False), ("600", True)])
+def test_connections_are_kept_from_job_to_job_for_conn_max_age(
+    shop: Framed, witness: Witness, server: Server, age: str, kept: bool
+):
+    (shop.root / "shop" / "settings.py").write_text(settings(server.url, age))
+    django(shop, "pay.dispatch(1); pay.dispatch(1); apay.dispatch(1); apay.dispatch(1)")
+    work_off(shop)
+    assert witness.starting("opened") == ["opened before False", f"opened before {kept}"]
+    assert witness.starting("aopened") == ["aopened before False", f"aopened before {kept}"]
+
+
+def test_a_connection_of_the_import_is_not_taken_along_into_workers(shop: Framed, witness: Witness, server: Server):
+    (shop.root / "shop" / "settings.py").write_text(settings(server.url, "600"))
+    path = shop.root / "shop" / "jobs.py"
+    path.write_text(path.read_text() + "\nOrder.objects.count()\n")
+    django(shop, "pay.dispatch(1)")
+    work_off(shop)
+    assert witness.starting("opened") == ["opened before False"]
+
+
+def test_run_in_a_view_leaves_the_transaction_alone(shop: Framed, witness: Witness):
+    django(
+        shop,
+        """
+from django.db import transaction
+with transaction.atomic():
+    Order.objects.create(pk=2, email="b@b.c")
+    pay.run(2)
+    assert connection.in_atomic_block
+    transaction.set_rollback(True)
+assert not Order.objects.filter(pk=2).exists()
+""",
+    )
+    assert witness.lines == ["opened before True", "paid 2 True"]
+
+
+AFTER = """
+from django.db import transaction
+queue = app.queue("default")
+later = pay.using(after_commit=True)
+class Stop(Exception): ...
+
+with transaction.atomic():
+    handle = later.dispatch(1)
+    with transaction.atomic():
+        later.dispatch(2)
+    assert queue.size() == 0
+assert queue.size() == 2, queue.size()
+
+try:
+    with transaction.atomic():
+        later.dispatch(3)
+        app.dispatch(later.bind(4), later.bind(5))
+        app.chain(pay.bind(6), pay.bind(7)).using(after_commit=True).dispatch()
+        raise Stop
+except Stop:
+    pass
+assert queue.size() == 2, queue.size()
+
+with transaction.atomic():
+    try:
+        with transaction.atomic():
+            later.dispatch(8)
+            raise Stop
+    except Stop:
+        pass
+    app.dispatch(later.bind(9), pay.bind(10))
+    assert queue.size() == 3, queue.size()
+assert queue.size() == 4, queue.size()
+
+later.dispatch(11)
+assert queue.size() == 5
+transaction.set_autocommit(False)
+try:
+    later.dispatch(12)
+except transaction.TransactionManagementError:
+    pass
+else:
+    raise SystemExit("it was sent, and nobody knows of the commit")
+assert queue.size() == 5
+queue.clear()
+"""
+
+
+def test_after_commit_waits_for_the_atomic_block_and_a_rollback_drops_it(shop: Framed):
+    django(shop, AFTER)
+
+
+def test_after_commit_waits_for_both_of_two_databases(shop: Framed, server: Server):
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text() + "DATABASES['other'] = {**DATABASES['default'], 'NAME': 'other.sqlite3'}\n")
+    shop.allowed.add("other.sqlite3")
+    django(
+        shop,
+        """
+from django.db import transaction
+queue = app.queue("default")
+for first, second in (("default", "other"), ("other", "default")):
+    with transaction.atomic(using=first):
+        with transaction.atomic(using=second):
+            pay.using(after_commit=True).dispatch(1)
+        assert queue.size() == 0, (first, second)
+    assert queue.size() == 1
+    queue.clear()
+""",
+    )
+
+
+def test_models_travel_as_their_key_and_are_loaded_on_the_worker(shop: Framed, witness: Witness, redis: Client):
+    django(
+        shop,
+        """
+from django.utils.functional import SimpleLazyObject
+one, two = Order.objects.get(pk=1), Order.objects.create(pk=2, email="b@b.c")
+ship.dispatch(one, [one, two])
+ship.dispatch(SimpleLazyObject(lambda: two))
+quiet.dispatch(one)
+Order.objects.filter(pk=1).update(email="new@b.c")
+""",
+    )
+    payload = json.loads(redis.call("LINDEX", "queues:default", 0))
+    assert payload["data"]["order"] == {"model": "shop.Order", "key": 1}
+    work_off(shop)
+    assert witness.lines == ["ship 1 new@b.c [1, 2]", "ship 2 b@b.c []", "quiet 1"]
+
+
+@FAILED
+def test_a_row_that_is_gone_fails_the_job(shop: Framed, witness: Witness, redis: Client):
+    django(shop, "one = Order.objects.get(pk=1); ship.dispatch(one); one.delete()")
+    work_off(shop)
+    assert witness.lines == []
+    ((record, _),) = failed(redis)
+    assert "argument 'order': shop.Order 1 is gone" in record["reason"]
+
+
+def test_an_object_that_was_not_saved_is_refused_where_it_is_sent(shop: Framed):
+    django(
+        shop,
+        """
+from qd import ArgumentError
+try:
+    ship.dispatch(Order(email="c@b.c"))
+except ArgumentError as error:
+    assert "shop.Order has no key yet" in str(error), error
+else:
+    raise SystemExit("sent")
+""",
+    )

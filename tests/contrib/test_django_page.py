@@ -1,0 +1,47 @@
+"""docs/django.md is a project: its files are written down as they stand there, and work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contrib.conftest import Framed
+from tests.contrib.test_django import MANAGE, manage
+from tests.support.server import Server
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text()
+FILES = re.findall(r"^```py\n# (\S+)\.py\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def shop(framed: Callable[..., Framed], server: Server) -> Framed:
+    files = {name.replace("/", "__"): text.replace("redis://localhost:6379/0", server.url) for name, text in FILES}
+    found = framed(manage=MANAGE, shop____init__="", **files)
+    found.allowed.add("shop.sqlite3")
+    done = manage(found, "migrate", "--run-syncdb", "-v", "0")
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+def test_the_project_of_the_page_works(shop: Framed):
+    shop.python(
+        """
+        import asyncio, django
+        django.setup()
+        from django.test import RequestFactory
+        from shop import views
+        request = RequestFactory().get("/")
+        assert views.buy(request).status_code == 201
+        asyncio.run(views.counted(request))
+        """,
+        DJANGO_SETTINGS_MODULE="shop.settings",
+    )
+    work = shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert work.output == ["order 1 of ada@example.org is confirmed"]
+    assert len(work.matches("job.done")) == 2
