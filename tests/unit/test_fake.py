@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -176,6 +177,19 @@ def test_a_question_about_what_is_no_job_of_this_app_raises(app: Qd, stranger: s
     declared(app)
     with app.fake() as fake, pytest.raises(ArgumentError, match="is no job of this app"):
         fake.dispatched(others[stranger])
+
+
+def test_commands_are_asked_for_by_their_class(app: Qd):
+    @dataclass
+    class SendInvoice:
+        order_id: int
+        copies: int = 1
+
+    app.map(SendInvoice, lambda command: None, "shop.invoice", queue="mail")
+    with app.fake() as fake:
+        app.send(SendInvoice(order_id=7))
+    (sent,) = fake.dispatched(SendInvoice)
+    assert (sent.arguments, sent.options, sent.name) == ({"order_id": 7}, {"queue": "mail"}, "shop.invoice")
 
 
 def test_a_connection_that_only_production_knows_can_be_named(app: Qd):

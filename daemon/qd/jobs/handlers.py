@@ -11,7 +11,7 @@ from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.declare import refuse
 from qd.jobs.objects import DeclaredObject
 from qd.jobs.plan import Plan
-from qd.jobs.registry import Registry
+from qd.jobs.registry import Declared, Registry
 from qd.options import JobOptions
 from qd.units import did_you_mean
 
@@ -31,6 +31,11 @@ class Handlers:
                 f"{kind.__qualname__} has a handler already: a command has one; for more, emit an event"
             )
         self._commands[kind] = self._declared(kind, handler, name_of(kind, name), options)
+
+    def declared(self, kind: object) -> Declared | None:
+        """The job of the commands of class `kind`. None: nothing handles them."""
+        found = self._commands.get(kind) if isinstance(kind, type) else None
+        return found and found[1]
 
     def command(self, thing: object) -> tuple[Plan, bytes]:
         """Its plan and `data`. Raises ArgumentError: nothing handles it, or it cannot be sent."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qd.bus.parcel import Parcel
 from qd.errors import ArgumentError
 from qd.jobs import Job, JobFunction
-from qd.jobs.registry import Declared, Registry
+from qd.jobs.registry import Declared
 from qd.payload import read
 from qd.testing.records import Chained, Dispatched, Pushed, chained, dispatched, pushed
 from qd.testing.stage import no_server, posting, remembering, unread
@@ -29,15 +29,17 @@ AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
 class Fake:
     """What would have been sent since the block began, in order. Asking changes nothing. May be used from any thread."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, app: Qd) -> None:
+        self._registry, self._handlers = app.registry, app._handlers
         self._lock = threading.Lock()
         self._parcels: list[Parcel] = []
         self._made: dict[str, Parcel] = {}  # by id: those of a chain that are sent later, too
 
-    def dispatched(self, job: AnyJob) -> list[Dispatched]:
-        """The calls of this job that are sent now: of a chain only the first. Raises ArgumentError: it is no job of this
-        app."""
+    def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
+        """The calls of this job, or of the handler of commands of this class, that are sent now: of a chain only the first.
+
+        Raises ArgumentError: it is no job of this app.
+        """
         declared = self._declared(job)
         return [dispatched(each) for each in self._seen() if each.plan is not None and each.plan.declared is declared]
 
@@ -81,9 +83,9 @@ class Fake:
             return self._parcels.copy()
 
     def _declared(self, job: AnyJob) -> Declared:
-        found = declared_of(job)
+        found = declared_of(job) or self._handlers.declared(job)
         if found is None or self._registry.get(found.name) is not found:
-            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made of the function or class")
+            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made, or a class of commands")
         return found
 
     def __repr__(self) -> str:
@@ -106,6 +108,6 @@ def declared_of(job: object) -> Declared | None:
 def faked(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
-    fake = Fake(app.registry)
+    fake = Fake(app)
     with unread(app), no_server(app), remembering(app, fake._remember), posting(app, fake._post):
         yield fake

@@ -31,8 +31,8 @@ class Inline(Fake):
     example, is only written down."""
 
     def __init__(self, app: Qd) -> None:
-        super().__init__(app.registry)
-        self._listeners = app.listeners
+        super().__init__(app)
+        self._listeners, self._common = app.listeners, app._send._common
 
     def _post(self, parcels: Sequence[Parcel]) -> list[str]:
         sent = super()._post(parcels)
@@ -53,19 +53,37 @@ class Inline(Fake):
             raise
 
     def _attempts(self, parcel: Parcel) -> None:
+        """Run it until it does not release itself. Raises what it raises; AttemptsExceeded: its tries are used up."""
         assert parcel.plan is not None
-        declared, most = parcel.plan.declared, parcel.plan.options.tries or MOST
-        for attempt in range(1, most + 1):
-            job = RunningJob(parcel.id, declared.name, parcel.queue, attempt)
+        declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
+        stages, attempt = self._common.pipeline.around(declared), 1
+        for _ in range(MOST):
+            job = self._job(parcel, attempt)
             try:
-                run_here(declared, parcel.data, job, self._listeners)
+                run_here(declared, parcel.data, job, self._listeners, stages)
                 return
             except JobFailure:
                 if not isinstance(job.outcome, Release):
                     raise
-        error = AttemptsExceeded(f"{declared.name} has released itself {most} times, and is not tried again")
+            attempt += job.outcome.counts
+            if attempt > tries:
+                break
+        error = AttemptsExceeded(f"{declared.name} was released until its tries were used up")
         tell_of_failure(declared, parcel.data, error, job, self._listeners)
         raise error
+
+    def _job(self, parcel: Parcel, attempt: int) -> RunningJob:
+        return RunningJob(
+            parcel.id,
+            parcel.name,
+            parcel.queue,
+            attempt,
+            connection=parcel.connection,
+            payload=parcel.body,
+            uuid=parcel.uuid,
+            ties=parcel.ties,
+            common=self._common,
+        )
 
 
 def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
