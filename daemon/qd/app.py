@@ -20,7 +20,7 @@ from qd.bus.common import Common
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
-from qd.errors import ArgumentError, UnknownJob
+from qd.errors import ArgumentError, DeclarationError, UnknownJob
 from qd.events import Event, Listeners, Looping
 from qd.jobs import Call, Declare, Handle, Handlers, Handles, Options, Plan, Registry, Sending
 from qd.jobs.calls import caller
@@ -49,6 +49,7 @@ class Qd:
         self.imports = tuple(imports)
         self.registry = Registry()
         self._handlers = Handlers(self.registry)
+        self.recycling: tuple[type[BaseException], ...] = ()
         self.listeners = Listeners()
         self.connections = Connections(self._current_settings)
         self._settings: Settings | None = None
@@ -157,6 +158,14 @@ class Qd:
         ended, and sees the error of one that raised. Once a job that asks for it, here and in run().
         """
         self.registry.known.provide(kind, make)
+
+    def recycle_on(self, *errors: type[BaseException]) -> None:
+        """A worker whose job raises one of these errors leaves when the job is settled, and another takes its place: for
+        what a new process mends, such as a broken connection of a client that does not reconnect."""
+        for error in errors:
+            if not (isinstance(error, type) and issubclass(error, BaseException)):
+                raise DeclarationError(f"app.recycle_on was given {error!r}, which is no class of errors")
+        self.recycling = (*self.recycling, *errors)
 
     def carry(self, carrier: Carrier) -> None:
         """Send the objects of a family of types as model and key, and load them on the worker (see Carrier)."""

@@ -56,7 +56,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[L
         code = worker.run()
     finally:
         beside.end()
-    code = Exit.OK if code in (Exit.LIMIT, Exit.RAISED) else code
+    code = Exit.OK if code in (Exit.LIMIT, Exit.RAISED, Exit.RECYCLE) else code
     log.info("worker.stopped", jobs=max(0, worker.jobs), exit=code)
     return code
 

@@ -48,6 +48,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay: str | Whole | None = None
     timeout: Whole | None = None
     retryUntil: float | None = None
+    deleteWhenMissingModels: bool | None = None
     timeoutAt: float | None = None
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
@@ -215,6 +216,7 @@ def make(
     backoff: Sequence[float] | None = None,
     timeout: float | None = None,
     retry_until: float | None = None,
+    delete_when_missing: bool | None = None,
     created_at: int,
     extra: Mapping[str, object] | None = None,
 ) -> bytes:
@@ -235,7 +237,8 @@ def make(
         "true" if fail_on_timeout else "false",
         _waits(backoff),
         _whole(timeout),
-        "" if retry_until is None else f'"retryUntil":{_whole(retry_until)},',
+        ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
+        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id(seed))},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)

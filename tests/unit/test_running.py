@@ -15,6 +15,7 @@ from qd import (
     ArgumentError,
     Event,
     Job,
+    JobAttempted,
     JobExceptionOccurred,
     JobFailed,
     JobProcessed,
@@ -146,7 +147,7 @@ def test_run_gives_the_result_and_tells_the_events(app: FakeQd, heard: list[Even
         return f"{one.name} {one.queue} {one.attempt} {to}"
 
     assert welcome.run("you") == "mail.welcome mail 1 you"
-    assert kinds(heard) == [JobProcessing, JobProcessed]
+    assert kinds(heard) == [JobProcessing, JobProcessed, JobAttempted]
     with pytest.raises(NotInJob):
         current_job()
 
@@ -247,7 +248,7 @@ def test_an_error_goes_through_after_failed_and_the_events(app: FakeQd, heard: l
     with pytest.raises(ValueError, match="no money"):
         charging.call.run()
     assert charging.told == [error]
-    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred]
+    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
 def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
@@ -255,7 +256,7 @@ def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
     with pytest.raises(JobFailure, match="no such order"):
         charging.call.run()
     assert [str(error) for error in charging.told] == ["no such order"]
-    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred]
+    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
 def test_release_cannot_be_kept_and_says_so(app: FakeQd, heard: list[Event]):
@@ -263,7 +264,7 @@ def test_release_cannot_be_kept_and_says_so(app: FakeQd, heard: list[Event]):
     with pytest.raises(JobFailure, match="released itself for 30 s"):
         charging.call.run()
     assert charging.told == []
-    assert kinds(heard) == [JobProcessing, JobReleased]
+    assert kinds(heard) == [JobProcessing, JobReleased, JobAttempted]
 
 
 def test_a_swallowed_fail_is_still_a_failure(app: FakeQd):
@@ -286,7 +287,7 @@ def test_a_failure_of_an_inner_job_is_an_error_of_the_outer(app: FakeQd, heard: 
 
     with pytest.raises(JobFailure, match="inside"):
         outer.run()
-    assert kinds(heard) == [JobProcessing, JobProcessing, *[JobFailed, JobExceptionOccurred] * 2]
+    assert kinds(heard) == [JobProcessing, JobProcessing, *[JobFailed, JobExceptionOccurred, JobAttempted] * 2]
 
 
 def test_a_listener_that_raises_harms_nothing_and_is_logged(app: FakeQd, caplog):

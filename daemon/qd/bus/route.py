@@ -86,6 +86,7 @@ def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route
         fail_on_timeout=bool(options.fail_on_timeout),
         backoff=options.backoff,
         timeout=travelling(options.timeout, declared),
+        delete_when_missing=options.delete_when_missing,
         extra={"tags": options.tags} if options.tags else None,
     )
     return Route(

@@ -199,6 +199,7 @@ def attempt_here(
             raise
     if isinstance(job.outcome, Release):
         listeners.emit(events.JobReleased(job, job.outcome.delay, job.outcome.reason))
+        listeners.emit(events.JobAttempted(job, None))
         why = f" ({job.outcome.reason})" if job.outcome.reason else ""
         raise JobFailure(f"{job.name} released itself for {job.outcome.delay:g} s{why}, and run() runs it only once")
     if job.outcome is not None:
@@ -206,6 +207,7 @@ def attempt_here(
         tell_of_failure(declared, data, failure, job, listeners)
         raise failure
     listeners.emit(events.JobProcessed(job))
+    listeners.emit(events.JobAttempted(job, None))
     return result
 
 
@@ -217,6 +219,7 @@ def tell_of_failure(
     finally:
         listeners.emit(events.JobFailed(job, error))
         listeners.emit(events.JobExceptionOccurred(job, error))
+        listeners.emit(events.JobAttempted(job, error))
 
 
 def finished(result: object) -> object:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from qd.arguments import Known, Signature, decode_value, encode_value
-from qd.errors import DeclarationError, UnknownParameters, WrongType
+from qd.errors import DeclarationError, ModelGone, UnknownParameters, WrongType
 from qd.options import JobOptions
 
 
@@ -70,7 +71,8 @@ class DeclaredClass(Declared):
         if extras is None:
             self.target(**fields).failed(error)
         else:
-            extras.call(lambda **whole: self.target(**whole).failed(error), fields)
+            with suppress(ModelGone):  # which may be the very failure
+                extras.call(lambda **whole: self.target(**whole).failed(error), fields)
 
 
 def handle(job: Callable[..., Any], /, **fields: Any) -> object:

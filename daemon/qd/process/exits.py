@@ -18,6 +18,7 @@ class Exit(IntEnum):
     MEMORY = 12  # a child over --memory (Laravel's number); the whole program only with --no-respawn
     LIMIT = 14  # a child after --max-jobs or --max-time
     RAISED = 15  # a child that raised JobTimeout or a sister, or lost its descriptors: its clients may be left half-way
+    RECYCLE = 16  # a child whose job raised an error of app.recycle_on
     UNAVAILABLE = 69  # other commands: the server is away
     CONFIG = 78
 
@@ -27,6 +28,7 @@ class StopReason(Enum):
 
     SIGNAL = ("signal", Exit.OK)
     RAISED = ("raised", Exit.RAISED)
+    RECYCLE = ("recycle", Exit.RECYCLE)
     MEMORY = ("memory", Exit.MEMORY)
     ONCE = ("once", Exit.OK)
     MAX_TIME = ("max-time", Exit.LIMIT)
@@ -41,7 +43,12 @@ class StopReason(Enum):
         return self.value[1]
 
 
-RECYCLED = (Exit.MEMORY, Exit.LIMIT, Exit.RAISED)  # a child that left so did nothing wrong: replace it at once
+RECYCLED = (
+    Exit.MEMORY,
+    Exit.LIMIT,
+    Exit.RAISED,
+    Exit.RECYCLE,
+)  # a child that left so did nothing wrong: replace it at once
 
 
 def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
@@ -70,5 +77,11 @@ def told(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
     code = os.waitstatus_to_exitcode(status)
-    names = {Exit.MEMORY: "memory", Exit.LIMIT: "limit", Exit.RAISED: "raised", Exit.IMPORT: "import"}
+    names = {
+        Exit.MEMORY: "memory",
+        Exit.LIMIT: "limit",
+        Exit.RAISED: "raised",
+        Exit.RECYCLE: "recycle",
+        Exit.IMPORT: "import",
+    }
     return f"exit {code}" + (f" ({names[Exit(code)]})" if code in names else "")

@@ -48,6 +48,7 @@ class Attempts:
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has, its listeners may still run
+        self.recycle: BaseException | None = None  # what a job has raised after which this worker leaves
         self._declared_limits: dict[str, Limits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
 
@@ -104,7 +105,7 @@ class Attempts:
         except UnknownParameters as error:
             return self._unroutable(payload, now, error)
         except WrongType as error:
-            return self.judge.fail(attempt, error)
+            return self.judge.fail(attempt, error, begins=True)
         return self._fire(attempt, call)
 
     def _running(
@@ -176,6 +177,8 @@ class Attempts:
         except BaseException as raised:
             error = raised
         only_here(error)
+        if isinstance(error, self.app.recycling):
+            self.recycle = error
         if job.outcome is not None:
             return self.judge.by_hand(attempt)
         if self._returned and isinstance(error, EndJob):
@@ -184,6 +187,8 @@ class Attempts:
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
         declared, job, listeners = attempt.declared, attempt.job, self.app.listeners
+        if listeners.has(events.JobPopped):
+            listeners.emit(events.JobPopped(job))
         if listeners.has(events.JobProcessing):
             listeners.emit(events.JobProcessing(job))
         stages = self._pipeline.around(declared)
@@ -197,6 +202,8 @@ class Attempts:
         self.hooks.only_here()
         if job.outcome is None and listeners.has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
+        if job.outcome is None and listeners.has(events.JobAttempted):
+            listeners.emit(events.JobAttempted(job, None))
         return result
 
     def _finished(self, result: object) -> object:

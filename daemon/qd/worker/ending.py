@@ -16,7 +16,7 @@ from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
 from qd.worker.effects import effects_of
-from qd.worker.outcome import Back, Cancelled, Done, Dropped, Failed, Lost, Outcome
+from qd.worker.outcome import Back, Cancelled, Done, Dropped, Failed, Lost, Missing, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
 
@@ -34,6 +34,8 @@ class Ending:
             self.answering.done = job
             if isinstance(outcome, Dropped):
                 settler.tell_dropped(job, outcome.why)
+            elif isinstance(outcome, Missing):
+                settler.tell_missing(job, outcome.why)
             elif settler.log.informs:
                 settler.tell_done(job, took)
             if held.unsure or effects:

@@ -9,6 +9,8 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from qd import events
@@ -50,12 +52,22 @@ class Hooks:
         if self.listeners.has(event):  # type: ignore[arg-type]
             self.listeners.emit(event(*facts))
 
-    def fail(self, attempt: Attempt, error: BaseException, *, crashed: bool, killed: bool) -> None:
+    def over(self, attempt: Attempt, error: BaseException | None, *told: events.Event) -> None:
+        """The attempt has ended, and the job has not failed for good: what is told of that, and then JobAttempted."""
+        heard = [event for event in (*told, events.JobAttempted(attempt.job, error)) if self.listeners.has(type(event))]
+        for event in heard:
+            self.run(attempt.limits.timeout, partial(self.listeners.emit, event))
+
+    def fail(self, attempt: Attempt, error: BaseException, *, crashed: bool, killed: bool, begins: bool) -> None:
         """The job has failed for good: failed(), then the listeners. killed: this attempt did not begin, the one before
-        was killed for its timeout."""
+        was killed for its timeout. begins: it is judged before its code ran, and nothing is told of it yet."""
         job, timed_out = attempt.job, killed or isinstance(error, JobTimeout)
 
         def hooks() -> None:
+            if begins:
+                with suppress(Settled):  # it is settled already
+                    self.emit(events.JobPopped, job)
+                    self.emit(events.JobProcessing, job)
             try:
                 if crashed:
                     self.emit(events.JobCrashed, job, attempt.payload.crashes)
@@ -66,11 +78,12 @@ class Hooks:
                     self.emit(events.JobTimedOut, job)
                 else:
                     self.emit(events.JobExceptionOccurred, job, error)
+                self.emit(events.JobAttempted, job, error)
 
         self.alarm.hooks_run(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
         self.run(attempt.limits.timeout, hooks)
 
-    def run(self, seconds: float, hooks: Callable[[], None]) -> None:
+    def run(self, seconds: float, hooks: Callable[[], object]) -> None:
         try:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except SystemExit as leaving:

@@ -10,10 +10,10 @@ import time
 import msgspec
 
 from qd import events
-from qd.errors import JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost
+from qd.errors import JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost, ModelGone
 from qd.limits import Fail, Release, after_error
 from qd.worker.hooks import Attempt, Hooks
-from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Outcome, exceeded
+from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Missing, Outcome, exceeded
 
 # How a mark ends that a keeper wrote, see unit.answered.
 TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS, CANCELLED = b'.t"', b'.x"', b'.h"', b'.c"'
@@ -29,7 +29,7 @@ class Judge:
         said, job = attempt.job.outcome, attempt.job
         if isinstance(said, Release):
             reason = said.reason or BY_THE_JOB
-            self.hooks.hear(attempt.limits.timeout, events.JobReleased, job, said.delay, reason)
+            self.hooks.over(attempt, None, events.JobReleased(job, said.delay, reason))
             return Back(said.delay, reason, spends=said.counts)
         assert isinstance(said, Fail)
         return self.fail(attempt, said.error or JobFailure(said.reason))
@@ -38,28 +38,34 @@ class Judge:
         """An error, or an end from outside, came out of the job."""
         payload, limits, job = attempt.payload, attempt.limits, attempt.job
         if isinstance(error, LeaseLost):
-            self.hooks.hear(limits.timeout, events.LeaseLost, job)
+            self.hooks.over(attempt, error, events.LeaseLost(job))
             return Lost(error)
         if isinstance(error, JobCancelled):
             return self.cancelled(attempt, error)
+        if isinstance(error, ModelGone):
+            return self._gone(attempt, error)
         if isinstance(error, JobInterrupted):
-            self.hooks.hear(limits.timeout, events.JobHandedBack, job)
+            self.hooks.over(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, JobTimeout)
         exceptions = payload.exceptions + 1
         verdict = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
         if isinstance(verdict, Fail):
             return self.fail(attempt, error)
-        if timed_out:
-            self.hooks.hear(limits.timeout, events.JobTimedOut, job)
-        else:
-            self.hooks.hear(limits.timeout, events.JobExceptionOccurred, job, error)
-        reason = "it is tried again"
-        self.hooks.hear(limits.timeout, events.JobReleased, job, verdict.delay, reason)
-        return Back(verdict.delay, reason, exceptions=exceptions, error=error)
+        ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
+        self.hooks.over(attempt, error, ended, events.JobReleasedAfterException(job, verdict.delay))
+        return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
+
+    def _gone(self, attempt: Attempt, error: ModelGone) -> Outcome:
+        """Trying again would not bring the row back."""
+        said = attempt.payload.deleteWhenMissingModels
+        if not (attempt.declared.options.delete_when_missing if said is None else said):
+            return self.fail(attempt, error)
+        self.hooks.over(attempt, error)
+        return Missing(None, str(error))
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
-        self.hooks.hear(attempt.limits.timeout, events.JobCancelled, attempt.job)
+        self.hooks.over(attempt, error, events.JobCancelled(attempt.job))
         return Cancelled(error)
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
@@ -67,7 +73,7 @@ class Judge:
         error, payload = exceeded(reason, death), attempt.payload
         if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have killed a worker or a host
             return Failed(error, payload.attempts, death)
-        return self.fail(attempt, error, death=death)
+        return self.fail(attempt, error, death=death, begins=True)
 
     def killed(self, attempt: Attempt, death: Death) -> Outcome:
         """Its last attempt was killed; or it had failed, and its hooks have killed their worker: they are not asked again.
@@ -81,8 +87,15 @@ class Judge:
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 
     def fail(
-        self, attempt: Attempt, error: BaseException, *, death: Death | None = None, killed: bool = False
+        self,
+        attempt: Attempt,
+        error: BaseException,
+        *,
+        death: Death | None = None,
+        killed: bool = False,
+        begins: bool = False,
     ) -> Failed:
+        """killed: the attempt before this one was, for its timeout. begins: listeners have not heard of this attempt yet."""
         crashed = death is not None and attempt.payload.crashes > 0
-        self.hooks.fail(attempt, error, crashed=crashed, killed=killed)
+        self.hooks.fail(attempt, error, crashed=crashed, killed=killed, begins=begins)
         return Failed(error, attempt.payload.attempts, death)

@@ -21,6 +21,7 @@ from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
 from qd.payload import Payload
+from qd.process import vitals
 from qd.process.exits import StopReason
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
@@ -32,7 +33,7 @@ from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
 from qd.worker.saving import AWAY, Saver
-from qd.worker.settle import Settler
+from qd.worker.settle import Settler, short
 from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
@@ -89,7 +90,7 @@ class Worker:
                 else:
                     self._wait_once()
             self.ending.flush()
-            self._emit(events.WorkerStopping(why.word, int(why.code)))
+            self._emit_stopping(why)
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
             # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
             self.slot[W.STATE] = State.LOOKING if self.answering.unsure else State.IDLE
@@ -103,7 +104,7 @@ class Worker:
         self.alarm.open()
         self.leaving.open()
         self.queue.beats(self._about)
-        self._emit(events.WorkerStarting())
+        self._emit(events.WorkerStarting(self.work.connection, self.work.queues))
 
     def _close(self) -> None:
         if not self.unfit:  # else the numbers of its descriptors may be others' by now
@@ -123,11 +124,15 @@ class Worker:
             return StopReason.SIGNAL
         if self.alarm.raised or self.unfit:
             return StopReason.RAISED
+        if self.attempts.recycle is not None:
+            return StopReason.RECYCLE
         return self.leaving.reason(self.jobs)
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
-        self.asked_to_stop = self.asked_to_stop or signal.SIGTERM in came
+        if signal.SIGTERM in came and not self.asked_to_stop:
+            self.asked_to_stop = True
+            self._emit(events.WorkerInterrupted())
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
             paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
@@ -167,6 +172,9 @@ class Worker:
         """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
         self.slot[W.STATE] = State.LOOKING
         answering = self.answering
+        if self.app.listeners.has(events.JobPopping):
+            self.ending.flush()
+            self._emit(events.JobPopping(self.work.connection, self.work.queues))
         try:
             if answering.unsure and (mine := answering.ask()) is not None:
                 return mine
@@ -234,6 +242,8 @@ class Worker:
         if self.answering.away:
             self.answering.pause()
             return
+        if self.app.listeners.has(events.WorkerIdle):
+            self._emit(events.WorkerIdle(self.work.connection, self.work.queues))
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
@@ -267,6 +277,14 @@ class Worker:
         self._hear()
         if self.between is not None:
             self.between()
+
+    def _emit_stopping(self, why: StopReason) -> None:
+        work, jobs = self.work, max(0, self.jobs)
+        if (error := self.attempts.recycle) is not None and why is StopReason.RECYCLE:
+            self.log.warning("worker.recycled", reason=short(error))
+        if self.app.listeners.has(events.WorkerStopping):
+            memory = vitals.rss_of(os.getpid()) or 0
+            self._emit(events.WorkerStopping(why.word, int(why.code), work.connection, work.queues, jobs, memory))
 
     def _emit(self, event: events.Event) -> None:
         if self.app.listeners.has(type(event)):

@@ -26,6 +26,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing(Done):
+    """It did not run: an argument is no longer in the database, and the job says that it is then over, and well."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """It is not run and not wanted any more: cancelled, or moved, since it became ready. What stands in its place, or
     nothing, is what counts: it is acked, and nothing follows from it."""

@@ -80,6 +80,9 @@ class Settler:
     def tell_done(self, job: Reserved, took: float) -> None:
         self.log.info("job.done", **self._job(job), took=took)
 
+    def tell_missing(self, job: Reserved, why: str) -> None:
+        self.log.info("job.missing", **self._job(job), reason=why)
+
     def tell_dropped(self, job: Reserved, why: str) -> None:
         self.log.info("job.cancelled", **self._job(job), reason=why)
 
