@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qd.arguments import Carrier
+from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
 from qd.bus.common import Common
 from qd.bus.named import Queue
@@ -102,6 +103,28 @@ class Qd:
         """Jobs of which each is sent when the one before it has succeeded. catch: sent when one of them has failed for
         good. Raises ArgumentError: there is nothing in it."""
         return Chain(self._send, calls, catch, caller())
+
+    def batch(
+        self,
+        *calls: Call[Any],
+        then: Call[Any] | None = None,
+        catch: Call[Any] | None = None,
+        finally_: Call[Any] | None = None,
+        name: str = "",
+        allow_failures: bool = False,
+    ) -> BatchCall:
+        """Jobs that run side by side and are counted together. then: sent once all have succeeded; catch: when the first
+        has failed for good, which also cancels the batch unless allow_failures; finally_: when nothing is left to run."""
+        callbacks = {"then": then, "catch": catch, "finally": finally_}
+        return BatchCall(self._send, calls, callbacks, name=name, allow_failures=allow_failures, origin=caller())
+
+    def batch_of(self, id: str, connection: str | None = None) -> Batch:
+        """A batch by its id; nothing is asked of the server yet. connection: None is the default one."""
+        return Batch(id, self._send, self._send.connection(connection))
+
+    def current_batch(self) -> Batch:
+        """The batch of the job that this code runs in, in a callback the one it follows. Raises NotInJob, UnknownBatch."""
+        return batch_in_hand(self._send)
 
     def call(self, name: str, data: bytes) -> Call[Any]:
         """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,

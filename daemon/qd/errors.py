@@ -31,6 +31,14 @@ class UnknownJob(QdError):
     """No job of this name is declared in this app."""
 
 
+class UnknownBatch(QdError):
+    """No batch of this id is there, or not any more; or the job in hand belongs to none."""
+
+
+class BatchFinished(QdError):
+    """All jobs of the batch have ended: nothing can be added to it."""
+
+
 class UnknownParameters(QdError):
     """The payload names a parameter this version does not know, or misses a required one: a deploy may be under way."""
 

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from qd.connectors.effects import Free, Push, Unkey
+from qd.connectors.base import Reserved
+from qd.connectors.effects import Count, Effect, Free, Push, Unkey
 from qd.errors import JobFailure
 from qd.links import linked
 from qd.payload import make, read
-from qd.ties import Link, Ties, written
+from qd.ties import SKIPPED, Link, Ties, written
 from qd.worker.effects import effects_of
-from qd.worker.outcome import DONE, Back, Failed, Lost
+from qd.worker.outcome import DONE, Back, Cancelled, Done, Dropped, Failed, Lost, Outcome
 
 TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain":[]},"retryUntil":9,"data":1}'
 
@@ -55,6 +56,7 @@ def test_its_moments_count_from_when_it_is_sent(extra):
     assert after | {"createdAt": 0, "retryUntil": 0} == before | {"createdAt": 0, "retryUntil": 0}
 
 
+JOB = Reserved("q", b"", "T.1.7.1", 0, 0, b"")
 CHAIN, CATCH = (link(2), link(3)), (link(4),)
 TIED = read(make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(
     Ties(unique="n", key="k", chain=CHAIN, catch=CATCH)) + b',"id":'))  # fmt: skip
@@ -66,11 +68,31 @@ def names(*effects: object) -> list[object]:
 
 def test_a_success_goes_on_and_a_failure_is_caught():
     own = [Free("n", "u"), Unkey("q", "k", "i")]
-    assert names(*effects_of("q", TIED, DONE)) == [*own, "i2"]
-    assert names(*effects_of("q", TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
-    assert effects_of("q", TIED, Back(0.0, "again")) == ()
-    assert effects_of("q", TIED, Lost(JobFailure("gone"))) == ()
+    assert names(*effects_of(JOB, TIED, DONE)) == [*own, "i2"]
+    assert names(*effects_of(JOB, TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
+    assert effects_of(JOB, TIED, Back(0.0, "again")) == ()
+    assert effects_of(JOB, TIED, Lost(JobFailure("gone"))) == ()
 
 
 def test_a_job_that_is_tied_to_nothing_does_nothing_to_others():
-    assert effects_of("q", read(make("t", b"{}", created_at=1)), DONE) == ()
+    assert effects_of(JOB, read(make("t", b"{}", created_at=1)), DONE) == ()
+
+
+NO = JobFailure("no")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted"),
+    [
+        (Done("result"), Count("b", "u", "done")),
+        (Done(SKIPPED), Count("b", "u", "skipped")),
+        (Dropped("its model is gone"), Count("b", "u", "done")),
+        (Failed(NO, 1), Count("b", "u", "failed", "q T.1.7.1")),
+        (Cancelled(NO), Count("b", "u", "failed", "q T.1.7.1")),
+        (Back(0.0, "again"), None),
+        (Lost(NO), None),
+    ],
+)
+def test_each_end_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
+    raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(Ties(batch="b")) + b',"id":')
+    assert effects_of(JOB, read(raw), outcome) == (() if counted is None else (counted,))

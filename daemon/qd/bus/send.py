@@ -33,6 +33,7 @@ from qd.ties import HOLD, Ties
 if TYPE_CHECKING:
     from qd.config import Settings
 
+Push = Callable[[Sequence[Parcel]], None]
 Transaction = Callable[[Callable[[], object]], bool]  # "call this after the commit"; False: no transaction is open
 
 
@@ -80,13 +81,16 @@ class Send:
         """Let `act` be called when the transaction that is open now has been committed. False: none is open."""
         return any(offer(act) for offer in self.transactions)
 
-    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+    def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
+        """push: sends them in a way of its own."""
         if self._listeners.has(JobQueueing):
             self._tell(JobQueueing, parcels)
+        held: dict[int, str] = {}
         with shield:  # a job's alarm must not tear a call apart
-            if len(parcels) == 1 and parcels[0].ties is None:
+            if push is not None:
+                push(parcels)
+            elif len(parcels) == 1 and parcels[0].ties is None:
                 self._push(parcels[0])
-                held: dict[int, str] = {}
             else:
                 held = self._push_many(parcels)
         if held:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from qd.connectors.batches import Batches
 from qd.connectors.effects import Effect
 
 
@@ -58,6 +59,10 @@ class Sizes:
 class Queue(Protocol):
     """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
     of it but what `held` tells."""
+
+    @property
+    def batches(self) -> Batches:
+        """Those that it keeps."""
 
     def push(self, queue: str, payload: bytes) -> None:
         """Append to the ready jobs of `queue`."""

@@ -7,6 +7,7 @@ worker/ works them out from a payload's ties; Queue.ack, release and bury take t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,15 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last."""
+    """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
+
+    skipped: it was not run, for the batch was cancelled. place: queue and id of the record of one that has failed.
+    """
 
     id: str
     job: str
-    failed: bool = False
+    how: Literal["done", "skipped", "failed"] = "done"
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

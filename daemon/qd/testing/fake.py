@@ -61,7 +61,7 @@ class Fake:
         with self._lock:
             self._parcels.clear()
 
-    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+    def _post(self, parcels: Sequence[Parcel], push: object = None) -> list[str]:
         with self._lock:
             self._parcels += parcels
         return [parcel.id for parcel in parcels]

@@ -34,7 +34,7 @@ class Inline(Fake):
         super().__init__(app)
         self._listeners, self._common = app.listeners, app._send._common
 
-    def _post(self, parcels: Sequence[Parcel]) -> list[str]:
+    def _post(self, parcels: Sequence[Parcel], push: object = None) -> list[str]:
         sent = super()._post(parcels)
         for parcel in parcels:
             beside_a_loop(self._run, parcel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ def refuse(settings: Settings, name: str | None) -> Any:
 
 
 @contextmanager
-def posting(app: Qd, post: Callable[[Sequence[Parcel]], list[str]]) -> Iterator[None]:
+def posting(app: Qd, post: Callable[..., list[str]]) -> Iterator[None]:
     """What is sent goes to `post`, from every thread; with after_commit=True when that would have been."""
     send: Any = app._send
     before = send._post

@@ -29,7 +29,7 @@ class Ending:
 
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
-        effects = () if payload is None or payload.qd is None else effects_of(job.queue, payload, outcome)
+        effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome)
         if isinstance(outcome, Done | Dropped):
             self.answering.done = job
             if isinstance(outcome, Dropped):

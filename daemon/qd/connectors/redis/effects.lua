@@ -1,6 +1,7 @@
 -- What the end of a job does beside taking it away, put in front of ack, release and bury: they do it when the job is still
 -- the worker's, and at no other time. KEYS from k on and ARGV from a on, a word each and then
 --   push   KEYS ready, delayed, notify    ARGV payload, delay in seconds
+--   count  KEYS batch, pending, failed    ARGV uuid, how it ended, place of its record, prefix (see batch.lua)
 --   free   KEYS lock                      ARGV owner
 --   unkey  KEYS keyed                     ARGV key, id
 --   keep   KEYS record                    ARGV id, status, value, seconds
@@ -8,20 +9,15 @@
 -- each try. So each is tried with writes that change nothing (see TRY), before the first of them is done.
 local KEY, ARG, TRY, DO = 1, 2, 3, 4
 local kinds = {
-  push = {3, 2, function(k, a)
-    redis.call('LTRIM', KEYS[k], 0, -1)
-    redis.call('ZREM', KEYS[k + 1], '')
-    redis.call('LTRIM', KEYS[k + 2], 0, -1)
+  push = {3, 2, function(k)
+    try_push(KEYS[k], KEYS[k + 1], KEYS[k + 2])
   end, function(k, a)
-    local delay = tonumber(ARGV[a + 1])
-    if delay < 1 then redis.call('RPUSH', KEYS[k + 2], '1') end
-    if delay > 0 then
-      local time = redis.call('TIME')
-      local now = time[1] + time[2] / 1000000
-      redis.call('ZADD', KEYS[k + 1], string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), ARGV[a])
-    else
-      redis.call('RPUSH', KEYS[k], ARGV[a])
-    end
+    push_one(KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a], tonumber(ARGV[a + 1]))
+  end},
+  count = {3, 4, function(k, a)
+    try_batch(KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 3])
+  end, function(k, a)
+    count(KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
   end},
   free = {1, 1, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
     if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], 0) end -- gone, and no right to DEL is needed

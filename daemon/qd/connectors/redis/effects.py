@@ -10,17 +10,17 @@ from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
 
-def spoken(effects: Sequence[Effect]) -> tuple[list[str], list[Arg]]:
+def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
     """Names of keys (without the prefix) and arguments."""
     names, args = list[str](), list[Arg]()
     for effect in effects:
-        these, words = _one(effect)
+        these, words = _one(effect, prefix)
         names += these
         args += words
     return names, args
 
 
-def _one(effect: Effect) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     match effect:
         case Push(queue, payload, delay):
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
@@ -30,5 +30,5 @@ def _one(effect: Effect) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
             return (keys.keyed(queue),), ("unkey", key, id)
         case Keep(id, status, value, ttl):
             return (keys.kept(id),), ("keep", id, status, value, ttl)
-        case Count():
-            raise NotImplementedError("batches are not here yet")
+        case Count(id, job, how, place):
+            return (keys.batch(id), keys.batch_pending(id), keys.batch_failed(id)), ("count", job, how, place, prefix)

@@ -14,6 +14,10 @@
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
 | qd:unique:NAME          | string | the uuid of the job that holds this lock; freed when the job ends, and by its TTL   |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
+| qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
+|                         |        | with failed jobs                                                                    |
+| qd:batch:ID:pending     | set    | uuids of its jobs that have not ended; TTL 30 days                                  |
+| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record; TTL as its batch |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
@@ -74,3 +78,15 @@ def unique(name: str) -> str:
 
 def kept(id: str) -> str:
     return f"qd:job:{id}"
+
+
+def batch(id: str) -> str:
+    return f"qd:batch:{id}"
+
+
+def batch_pending(id: str) -> str:
+    return f"qd:batch:{id}:pending"
+
+
+def batch_failed(id: str) -> str:
+    return f"qd:batch:{id}:failed"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from qd.connectors.base import Outgoing, Reserved, Sizes, Turn
 from qd.connectors.effects import Effect
 from qd.connectors.redis import keys
+from qd.connectors.redis.batches import RedisBatches
 from qd.connectors.redis.effects import spoken
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.sending import sent
@@ -56,6 +57,7 @@ class RedisQueue:
     ) -> None:
         self.settings = settings
         self.wire = Wire(settings.url or "", name=name)
+        self.batches = RedisBatches(self.wire, settings.prefix)
         self.owner = f"{token}/{slot}"
         self.base = f"{token}.{slot}."
         self.keep = keep  # records, seconds
@@ -136,7 +138,7 @@ class RedisQueue:
             self.wire.call("RPUSH", token[0], "1")
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        more, said = spoken(effects)
+        more, said = spoken(effects, self.settings.prefix)
         names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
         return bool(script("ack").call(self.wire, names, self.owner, done.member, *said))
 
@@ -158,13 +160,13 @@ class RedisQueue:
     ) -> bool:
         """The keeper's release: of a job that `owner`, now dead, held."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
-        more, said = spoken(effects)
+        more, said = spoken(effects, self.settings.prefix)
         names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
         return bool(script("release").call(self.wire, names, owner, member, text, delay, int(head), *said))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
-        more, said = spoken(effects)
+        more, said = spoken(effects, self.settings.prefix)
         names = self._keys(*[kind(held.queue) for kind in kinds], *more)
         most, seconds = self.keep
         args = (self.owner, held.member, held.mark, record, raw, most, seconds, *said)

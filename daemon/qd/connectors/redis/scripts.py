@@ -15,9 +15,10 @@ from typing import Any
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
 from qd.errors import ServerRefused
 
-EFFECTS = ("keep.lua", "entry.lua", "effects.lua")
+EFFECTS = ("keep.lua", "entry.lua", "batch.lua", "effects.lua")
 PARTS = {  # every other script is its own file
     "turn": ("unit.lua", "pick.lua", "failed.lua", "turn.lua"),
+    "batch_add": ("batch.lua", "batch_add.lua"),
     "ack": (*EFFECTS, "ack.lua"),
     "release": (*EFFECTS, "release.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),

@@ -1,0 +1,216 @@
+"""app.batch(*calls, then=, catch=, finally_=): jobs that run side by side and are counted together.
+
+    BatchCall    not sent yet          dispatch -> connection.batches -> Batch
+    Batch        one that was sent     its state, cancelling it, adding to it, retrying what has failed
+
+The counting is done by the server, in the step that answers each job (connectors/redis/batch.lua).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from qd.bus.parcel import Parcel
+from qd.bus.running import current_job
+from qd.bus.send import Send, waits
+from qd.bus.several import FOR_ONE, Together, later, members, together, unlocked
+from qd.bus.skeleton import SEED
+from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
+from qd.errors import UnknownBatch
+from qd.jobs import Handle, Sending
+from qd.jobs.calls import caller
+from qd.links import stamps
+from qd.payload import new_uuid, read
+from qd.process.shield import shield
+from qd.ties import Ties
+
+if TYPE_CHECKING:
+    from qd.connectors.batches import Batches
+    from qd.jobs import Call
+
+WHAT = "a batch"
+
+
+class BatchCall(Together):
+    """Not sent yet. origin: file and line of who made it."""
+
+    def __init__(
+        self,
+        send: Send,
+        calls: Sequence[Call[Any]],
+        callbacks: Mapping[str, Call[Any] | None],
+        *,
+        name: str,
+        allow_failures: bool,
+        origin: tuple[str, int] | None,
+    ) -> None:
+        self._send, self._name, self._allow = send, name, allow_failures
+        self._members = members(calls)
+        given = {what: call for what, call in callbacks.items() if call is not None}
+        self._callbacks = dict(zip(given, members(given.values()), strict=True))
+        self._origin = origin
+
+    def using(self, **options: Unpack[Sending]) -> Self:
+        """The same with these options over those of each of its jobs, and of its callbacks; a delay is of its jobs only."""
+        self._origin = None
+        others = {name: value for name, value in options.items() if name not in FOR_ONE}
+        other = copy.copy(self)
+        other._members = [member.using(options) for member in self._members]
+        other._callbacks = {what: member.using(others) for what, member in self._callbacks.items()}
+        other._origin = caller()
+        return other
+
+    def dispatch(self) -> Batch:
+        """Send all of its jobs; up to 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
+        self._origin = None
+        id = new_uuid(os.urandom(SEED))
+        parcels = [self._send.parcel(*unlocked(member, WHAT), Ties(batch=id)) for member in self._members]
+        after = {what: self._send.parcel(*later(each, WHAT), Ties(after=id)) for what, each in self._callbacks.items()}
+        together([*parcels, *after.values()], WHAT)
+        connection = (*parcels, *after.values())[0].connection if parcels or after else self._send.connection(None)
+        new = NewBatch(id, self._name, self._allow, {what: callback(parcel) for what, parcel in after.items()})
+        batch = Batch(id, self._send, connection)
+        batch._post(parcels, partial(batch._made, new))
+        return batch
+
+    async def adispatch(self) -> Batch:
+        """Send it, in a thread: the loop goes on meanwhile."""
+        import asyncio  # who awaits has loaded it; who does not need not
+
+        return await asyncio.to_thread(self.dispatch)
+
+    def run(self) -> None:
+        """Run all of them here and now, in order, then what follows. The first error comes out at the end; unless failures
+        are allowed, it is the end of the batch."""
+        self._origin = None
+        error: Exception | None = None
+        for member in self._members:
+            try:
+                self._send.run(*member)
+            except Exception as raised:
+                if error is None:
+                    error = raised
+                    self._call_back("catch")
+                if not self._allow:
+                    break
+        if error is None:
+            self._call_back("then")
+        self._call_back("finally")
+        if error is not None:
+            raise error
+
+    def _call_back(self, what: str) -> None:
+        if what in self._callbacks:
+            self._send.run(*self._callbacks[what])
+
+    def __repr__(self) -> str:
+        return f"<batch of {len(self._members)} jobs{self._name and f' ({self._name})'}>"
+
+
+def batch_in_hand(send: Send) -> Batch:
+    """The batch of the job that this code runs in, or whose callback it is. Raises NotInJob, UnknownBatch."""
+    job = current_job()
+    id = None if job.ties is None else job.ties.batch or job.ties.after
+    if id is None:
+        raise UnknownBatch(f"job '{job.name}' belongs to no batch")
+    return Batch(id, send, job.connection)
+
+
+class Batch(Handle[None]):
+    """A batch that was sent. Everything asked of it is asked of its server, in one round trip: take look() for several
+    answers of one moment. All raise UnknownBatch when it is not there (any more)."""
+
+    __slots__ = ("_connection", "_send")
+
+    def __init__(self, id: str, send: Send, connection: str) -> None:
+        super().__init__(id)
+        self._send, self._connection = send, connection
+
+    def look(self) -> BatchState:
+        with shield:
+            state = self._kept.state(self.id)
+        if state is None:
+            raise UnknownBatch(f"no batch '{self.id}' is there (a finished one is kept for a day)")
+        return state
+
+    @property
+    def name(self) -> str:
+        return self.look().name
+
+    @property
+    def total(self) -> int:
+        """Jobs that were sent with it and added to it."""
+        return self.look().total
+
+    @property
+    def pending(self) -> int:
+        """Jobs that have not ended."""
+        return self.look().pending
+
+    @property
+    def failed(self) -> int:
+        """Jobs that have failed for good, and were not retried with success since."""
+        return self.look().failed
+
+    @property
+    def progress(self) -> int:
+        """Percent of its jobs that have ended."""
+        return self.look().progress
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to run."""
+        return self.look().finished_at is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """By cancel(), or by a failure that is not allowed."""
+        return self.look().cancelled_at is not None
+
+    def cancel(self) -> bool:
+        """Its jobs are not wanted any more: those with the middleware SkipIfBatchCancelled are not run. False: it was
+        cancelled or finished already."""
+        with shield:
+            return self._kept.cancel(self.id)
+
+    def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
+        """Send more jobs of it; their handles in order. Sure to be in time from inside one of its jobs. Raises
+        BatchFinished."""
+        ready = [unlocked(member, WHAT) for member in members(calls)]
+        parcels = [self._send.parcel(*member, Ties(batch=self.id)) for member in ready]
+        here = Parcel(self._connection, "", b"", name=f"batch {self.id}")
+        together([here, *parcels], WHAT)
+        self._post(parcels, self._added)
+        return [Handle(parcel.id) for parcel in parcels]
+
+    @property
+    def _kept(self) -> Batches:
+        return self._send.queue(self._connection).batches
+
+    def _post(self, parcels: Sequence[Parcel], push: Any) -> None:
+        """Now, or after the commit where one of them waits for it."""
+        post = partial(self._send._post, parcels, push)
+        if not any(waits(parcel) for parcel in parcels) or not self._send.after_commit(post):
+            post()
+
+    def _made(self, new: NewBatch, parcels: Sequence[Parcel]) -> None:
+        self._kept.send(new, entries(parcels))
+
+    def _added(self, parcels: Sequence[Parcel]) -> None:
+        self._kept.add(self.id, entries(parcels))
+
+    def __repr__(self) -> str:
+        return f"Batch({self.id!r})"
+
+
+def entries(parcels: Sequence[Parcel]) -> list[Entry]:
+    return [Entry(parcel.queue, parcel.uuid, parcel.body, parcel.delay) for parcel in parcels]
+
+
+def callback(parcel: Parcel) -> Callback:
+    moments = [start for start, _ in stamps(parcel.body, read(parcel.body))]
+    return Callback(parcel.queue, parcel.body, parcel.delay, tuple(moments))

@@ -1,0 +1,91 @@
+-- Batches, put in front of the scripts that send their jobs and of those that answer them. batch: a hash (see keys.py);
+-- pending: the uuids of its jobs that have not ended; failed: those that have failed -> queue and id of the record.
+-- Each end of a job is counted by taking its uuid away, so none counts twice, whatever was killed on the way.
+local CALLBACKS = {'then', 'catch', 'finally'}
+local UNFINISHED, FINISHED = 2592000, 86400 -- seconds it is kept; one with failed jobs as long as an unfinished one
+
+local function push_one(ready, delayed, notify, payload, delay)
+  if delay < 1 then redis.call('RPUSH', notify, '1') end
+  if delay > 0 then
+    local time = redis.call('TIME')
+    local now = time[1] + time[2] / 1000000
+    redis.call('ZADD', delayed, string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), payload)
+  else
+    redis.call('RPUSH', ready, payload)
+  end
+end
+
+-- Writes that change nothing: whoever may not push there, or finds a foreign key, is told before anything is added.
+local function try_push(ready, delayed, notify)
+  redis.call('LTRIM', ready, 0, -1)
+  redis.call('ZREM', delayed, '')
+  redis.call('LTRIM', notify, 0, -1)
+end
+
+local function try_batch(batch, pending, failed, prefix)
+  redis.call('HDEL', batch, '')
+  redis.call('SREM', pending, '')
+  redis.call('HDEL', failed, '')
+  for i = 1, #CALLBACKS do
+    local queue = redis.call('HGET', batch, CALLBACKS[i] .. ':queue')
+    if queue then
+      local ready = prefix .. 'queues:' .. queue
+      try_push(ready, ready .. ':delayed', ready .. ':notify')
+    end
+  end
+end
+
+-- Send a callback, once. Its moments (ten digits each) count from now: the last of them is createdAt.
+local function call_back(batch, name, prefix, now)
+  local said = redis.call('HMGET', batch, name, name .. ':queue', name .. ':delay', name .. ':moments', name .. ':sent')
+  local text = said[1]
+  if said[5] then return end
+  redis.call('HSET', batch, name .. ':sent', now)
+  if not text then return end
+  local starts = {}
+  for start in string.gmatch(said[4], '%d+') do starts[#starts + 1] = tonumber(start) end
+  local later = now - tonumber(string.sub(text, starts[#starts] + 1, starts[#starts] + 10))
+  for i = 1, #starts do
+    local moment = tonumber(string.sub(text, starts[i] + 1, starts[i] + 10)) + later
+    text = string.sub(text, 1, starts[i]) .. string.format('%.0f', moment) .. string.sub(text, starts[i] + 11)
+  end
+  local ready = prefix .. 'queues:' .. said[2]
+  push_one(ready, ready .. ':delayed', ready .. ':notify', text, tonumber(said[3]))
+end
+
+-- After each change: then, when all have succeeded; finally, when nothing is left. Not while jobs are still being sent.
+local function settle(batch, pending, failed, prefix, now)
+  local said = redis.call('HMGET', batch, 'open', 'skipped', 'finished_at')
+  if said[1] and tonumber(said[1]) > 0 or redis.call('SCARD', pending) > 0 then return end
+  local bad = redis.call('HLEN', failed)
+  if bad == 0 and not said[2] then call_back(batch, 'then', prefix, now) end
+  if not said[3] then redis.call('HSET', batch, 'finished_at', now) end
+  call_back(batch, 'finally', prefix, now)
+  local kept = bad == 0 and FINISHED or UNFINISHED
+  redis.call('EXPIRE', batch, kept)
+  redis.call('EXPIRE', failed, kept)
+end
+
+-- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; place: queue and id
+-- of its record. A batch that is gone counts nothing, a job that was counted before changes nothing.
+local function count(batch, pending, failed, job, how, place, prefix)
+  if redis.call('EXISTS', batch) == 0 then return end
+  local now = tonumber(redis.call('TIME')[1])
+  local first = redis.call('SREM', pending, job) == 1
+  if how == 'failed' then
+    if first or redis.call('HGET', failed, job) then
+      redis.call('HSET', failed, job, place)
+      redis.call('EXPIRE', failed, UNFINISHED)
+      if not redis.call('HGET', batch, 'allow') and not redis.call('HGET', batch, 'catch:sent') then
+        redis.call('HSET', batch, 'cancelled_at', now)
+      end
+      call_back(batch, 'catch', prefix, now)
+    end
+  else
+    if not first then redis.call('HDEL', failed, job) end
+    if first and how == 'skipped' and redis.call('HGET', batch, 'cancelled_at') then
+      redis.call('HSET', batch, 'skipped', 1)
+    end
+  end
+  settle(batch, pending, failed, prefix, now)
+end

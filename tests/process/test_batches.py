@@ -1,0 +1,178 @@
+"""Batches through the real worker: counted, called back, cancelled, added to from inside."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, Project
+from tests.support.pushing import failed
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:batch:*", "queues:*:failed*")]
+SHOP = (
+    JOBS
+    + """
+@app.job("part")
+def part(n: int, fails: bool = False) -> None:
+    note("part", n)
+    if fails and not os.path.exists("mended"):
+        raise ValueError("this part does not work")
+
+@app.job("told")
+def told(what: str) -> None:
+    batch = app.current_batch().look()
+    note("told", what, batch.total, batch.pending, batch.failed)
+
+@app.job("more")
+def more(depth: int) -> None:
+    note("more", depth)
+    if depth:
+        app.current_batch().add(*[more.bind(depth - 1) for _ in range(2)])
+
+@app.job("watch")
+def watch() -> None:
+    note("watch", app.current_batch().cancelled)
+
+CALLED = {"then": told.bind("then"), "catch": told.bind("catch"), "finally_": told.bind("finally")}
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=SHOP)
+
+
+@pytest.fixture
+def witness(shop: Project) -> Witness:
+    return Witness(shop)
+
+
+def send(shop: Project, code: str) -> str:
+    """The batch's id."""
+    return shop.python(f"from jobs import *\nbatch = {code}\nprint(batch.id)").stdout.strip()
+
+
+def ask(shop: Project, id: str, what: str) -> str:
+    return shop.python(f"from jobs import *\nbatch = app.batch_of({id!r})\nprint({what})").stdout.strip()
+
+
+LOOK = "batch.name, batch.total, batch.pending, batch.failed, batch.progress, batch.finished, batch.cancelled"
+
+
+def test_then_and_finally_follow_when_all_have_succeeded(shop: Project, witness: Witness) -> None:
+    id = send(shop, "app.batch(*[part.bind(n) for n in range(20)], name='import', **CALLED).dispatch()")
+    assert ask(shop, id, LOOK) == "import 20 20 0 0 False False"
+    work = shop.work("-w", "4")
+    witness.wait("told then")
+    witness.wait("told finally")
+    assert sorted(witness.starting("part")) == sorted(f"part {n}" for n in range(20))
+    assert sorted(witness.starting("told")) == ["told finally 20 0 0", "told then 20 0 0"]
+    assert ask(shop, id, LOOK) == "import 20 0 0 100 True False"
+    work.stop()
+
+
+def test_a_failure_cancels_and_what_runs_can_see_it(shop: Project, witness: Witness) -> None:
+    id = send(shop, "app.batch(part.bind(1, True), watch.bind(), **CALLED).dispatch()")
+    shop.work_off()
+    assert witness.lines == ["part 1", "watch True", "told catch 2 0 1", "told finally 2 0 1"]
+    assert ask(shop, id, LOOK) == "2 0 1 100 True True"
+
+
+def test_failures_that_are_allowed_do_not(shop: Project, witness: Witness) -> None:
+    send(shop, "app.batch(part.bind(1, True), watch.bind(), allow_failures=True, **CALLED).dispatch()")
+    shop.work_off()
+    assert witness.lines == ["part 1", "watch False", "told catch 2 0 1", "told finally 2 0 1"]
+
+
+def test_then_comes_when_what_has_failed_is_retried_with_success(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    send(shop, "app.batch(part.bind(1, True), part.bind(2), allow_failures=True, **CALLED).dispatch()")
+    shop.work_off()
+    ((_, raw),) = failed(redis)
+    (shop.root / "mended").touch()
+    shop.allowed.add("mended")
+    redis.call("RPUSH", "queues:default", raw.replace(b'"attempts":1', b'"attempts":0'))
+    shop.work_off()
+    assert witness.lines[-2:] == ["part 1", "told then 2 0 0"]
+    assert len(witness.starting("told")) == 3
+
+
+def test_jobs_add_jobs_from_inside(shop: Project, witness: Witness) -> None:
+    send(shop, "app.batch(more.bind(3), **CALLED).dispatch()")
+    work = shop.work("-w", "4")
+    witness.wait("told then")
+    witness.wait("told finally")
+    assert len(witness.starting("more")) == 15
+    assert sorted(witness.starting("told")) == ["told finally 15 0 0", "told then 15 0 0"]
+    work.stop()
+
+
+def test_a_batch_is_cancelled_by_hand(shop: Project, witness: Witness) -> None:
+    id = send(shop, "app.batch(watch.bind(), finally_=told.bind('finally')).dispatch()")
+    assert ask(shop, id, "batch.cancel(), batch.cancel(), batch.cancelled") == "True False True"
+    shop.work_off()
+    assert witness.lines == ["watch True", "told finally 1 0 0"]
+
+
+def test_a_batch_of_nothing_has_succeeded(shop: Project, witness: Witness) -> None:
+    send(shop, "app.batch(**CALLED).dispatch()")
+    shop.work_off()
+    assert witness.lines == ["told then 0 0 0", "told finally 0 0 0"]
+
+
+def test_a_batch_waits_for_the_commit(shop: Project, redis: Client) -> None:
+    shop.python(
+        """
+        from jobs import *
+        waiting = []
+        app.transactions.append(lambda act: waiting.append(act) or True)
+        batch = app.batch(part.bind(1), part.using(after_commit=True).bind(2)).dispatch()
+        assert app.queue("default").size() == 0
+        waiting.pop()()
+        assert app.queue("default").size() == batch.total == 2
+        app.queue("default").clear()
+        """
+    )
+
+
+def test_all_of_it_runs_here_and_now(shop: Project, witness: Witness) -> None:
+    shop.python(
+        """
+        from jobs import *
+        app.batch(part.bind(1), part.bind(2), then=quick.bind(1), finally_=quick.bind(2)).run()
+        try:
+            app.batch(part.bind(3, True), part.bind(4), then=quick.bind(3), catch=quick.bind(4)).run()
+        except ValueError:
+            note("raised")
+        """
+    )
+    assert [line.rsplit(" ", 1)[0] if line[0] == "q" else line for line in witness.lines] == [
+        "part 1",
+        "part 2",
+        "quick 1",
+        "quick 2",
+        "part 3",
+        "quick 4",
+        "raised",
+    ]
+
+
+def test_a_job_of_no_batch_is_told_so(shop: Project) -> None:
+    shop.python("from jobs import *\ntold.dispatch('x')")
+    work = shop.work_off()
+    work.wait_line("job.failed.*UnknownBatch: job 'told' belongs to no batch")
+
+
+def test_two_thousand_jobs_are_counted_exactly(shop: Project, witness: Witness) -> None:
+    calls = "*[part.bind(n, n % 100 == 7) for n in range(2000)]"
+    id = send(shop, f"app.batch({calls}, allow_failures=True, **CALLED).dispatch()")
+    work = shop.work("-w", "4", "--log-level", "warning")
+    eventually(lambda: witness.starting("told finally"), 60, every=0.2)
+    assert ask(shop, id, LOOK) == "2000 0 20 100 True False"
+    assert len(witness.starting("part")) == 2000
+    work.stop()
+    assert sorted(line.split()[1] for line in witness.starting("told")) == ["catch", "finally"]
