@@ -6,15 +6,16 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from qd import Qd
+from qd import ArgumentError, Qd, current_job, provided
 from qd.contrib.sqlalchemy import after_commit, install
-from qd.errors import ConnectionLost
+from qd.errors import ConnectionLost, JobFailure, ModelGone
 from tests.support.project import MakeProject
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -28,6 +29,14 @@ class Base(DeclarativeBase):
 class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Line(Base):
+    """Two columns are its key, one of them a UUID."""
+
+    __tablename__ = "lines"
+    order: Mapped[UUID] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -273,3 +282,84 @@ def test_async_dispatch_inside_a_sessions_transaction_waits_too(engine, app, sen
 
     asyncio.run(main())
     assert sent() == [1]
+
+
+@pytest.fixture
+def given(app: Qd, engine: Engine) -> Qd:
+    """An app whose jobs are given sessions."""
+    install(app, session=sessionmaker(engine))
+    return app
+
+
+def test_a_jobs_session_is_committed_at_its_end_and_rolled_back_by_an_error_or_a_release(given: Qd, engine):
+    sessions = []
+
+    @given.job("add")
+    def add(id: int, how: str, session: Session = provided()) -> None:
+        sessions.append(session)
+        session.add(Order(id=id))
+        session.flush()
+        if how == "raises":
+            raise ValueError
+        if how == "releases":
+            current_job().release(5)
+
+    add.run(1, "returns")
+    with suppress(ValueError):
+        add.run(2, "raises")
+    with suppress(JobFailure):
+        add.run(3, "releases")
+    with Session(engine) as session:
+        assert session.scalars(select(Order.id)).all() == [1]
+    assert len(set(map(id, sessions))) == 3
+    assert not any(session.in_transaction() for session in sessions)
+
+
+def test_what_a_job_sends_after_its_commit_is_not_sent_when_it_raises(given: Qd, ship, sent):
+    @given.job("add")
+    def add(id: int, session: Session = provided()) -> None:
+        session.add(Order(id=id))
+        ship(id)
+        assert sent() == [1][: id - 1]
+        if id == 2:
+            raise ValueError
+
+    add.run(1)
+    with suppress(ValueError):
+        add.run(2)
+    assert sent() == [1]
+
+
+def test_mapped_objects_travel_as_their_key_and_are_loaded_in_the_jobs_session(given: Qd, engine, redis: Client):
+    import json
+
+    @given.job("both")
+    def both(order: Order, lines: list[Line], session: Session = provided()) -> list[object]:
+        assert all(each in session for each in (order, *lines))
+        return [order.id, *[(line.order, line.number) for line in lines]]
+
+    uuid = UUID(int=7)
+    with Session(engine) as session:
+        order, lines = Order(id=1), [Line(order=uuid, number=1), Line(order=uuid, number=2)]
+        session.add_all([order, *lines])
+        session.commit()
+        assert both.run(order, lines) == [1, (uuid, 1), (uuid, 2)]
+        both.dispatch(order, lines)
+    payload = json.loads(redis.call("LINDEX", "queues:default", 0))
+    assert payload["data"]["order"] == {"model": "Order", "key": 1}
+    assert payload["data"]["lines"][1] == {"model": "Line", "key": [str(uuid), 2]}
+
+
+def test_an_object_without_a_key_is_refused_and_one_that_is_gone_is_told(given: Qd, engine):
+    @given.job("one")
+    def one(order: Order) -> None: ...
+
+    with pytest.raises(ArgumentError, match="this Order has no key yet"):
+        one.dispatch(Order())
+    with Session(engine) as session:
+        session.add(order := Order(id=1))
+        session.commit()
+        session.delete(order)
+        session.commit()
+        with pytest.raises(ModelGone, match="'order': Order 1 is gone"):
+            one.run(order)

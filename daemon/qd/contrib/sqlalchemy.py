@@ -1,8 +1,9 @@
 """qd with SQLAlchemy: no connection survives a fork, and what waits for a commit is sent after it.
 
-    install(app, engine)
+    install(app, engine, session=Session)
       after a fork                 engine.dispose(close=False): the child has a pool of its own
       .using(after_commit=True)    kept with the session's transaction: sent after COMMIT, dropped by a rollback
+      def pay(order: Order, session: Session = provided())    loaded in the one session of the job, committed at its end
 
 The session is the one whose transaction began last in this thread or task. A savepoint is a transaction of its own: rolled
 back, it drops what was dispatched inside it; released, that goes to the one around it.
@@ -11,16 +12,19 @@ back, it drops what was dispatched inside it; released, that goes to the one aro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 from weakref import ReferenceType, WeakMethod, ref
 
-from sqlalchemy import Engine, event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy import ColumnElement, Engine, Uuid, event, inspect
+from sqlalchemy.orm import Mapper, Session, SessionTransaction
 
 from qd.app import Qd
+from qd.arguments import Given, Key
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
@@ -33,13 +37,60 @@ COMMITTED = "qd.committed"  # key of Session.info: what is to be done once the c
 _begun: ContextVar[tuple[ReferenceType[Session], ...]] = ContextVar("qd_sessions_begun", default=())
 
 
-def install(app: Qd, *engines: Engine | AsyncEngine) -> None:
-    """Look after `engines` when a process forks, and let jobs of `app` wait for the commit of any session."""
+def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Session] | None = None) -> None:
+    """Look after `engines` when a process forks, and let jobs of `app` wait for the commit of any session.
+
+    session: a sessionmaker. With it, jobs may take a Session, and mapped objects, which travel as their key.
+    """
     for engine in engines:
         leave_behind(engine if isinstance(engine, Engine) else engine.sync_engine)
     watch_sessions()
     if wait_for_commit not in app.transactions:
         app.transactions.append(wait_for_commit)
+    if session is not None:
+        app.provide(Session, partial(of_a_job, session))
+        app.carry(MappedObjects())
+
+
+# -- what jobs are given
+
+
+@contextmanager
+def of_a_job(make: Callable[[], Session]) -> Iterator[Session]:
+    """A session for one job: committed when the job returns; rolled back when it raises, is released or fails itself."""
+    with make() as session:
+        yield session
+        session.commit()
+
+
+class MappedObjects:
+    """The carrier of mapped classes, see qd.arguments.Carrier. They are loaded in the job's session."""
+
+    def recognises(self, kind: type) -> bool:
+        return isinstance(inspect(kind, raiseerr=False), Mapper)
+
+    def name(self, kind: type) -> str:
+        return kind.__name__
+
+    def pack(self, thing: Any) -> Any:
+        """The primary key, of several columns a list. None: it was not flushed yet."""
+        identity = inspect(thing).identity
+        if identity is None:
+            return None
+        return identity[0] if len(identity) == 1 else list(identity)
+
+    def load(self, kind: type[Any], key: Key, given: Given) -> object | None:
+        mapper: Mapper[Any] = inspect(kind)
+        parts = key if isinstance(key, list) else [key]
+        identity = [as_in(column, part) for column, part in zip(mapper.primary_key, parts, strict=True)]
+        found: object | None = given(Session).get(kind, tuple(identity))
+        return found
+
+
+def as_in(column: ColumnElement[Any], value: int | str) -> object:
+    """A part of a key as its column takes it: JSON has no UUID."""
+    is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid
+    return UUID(value) if is_uuid and isinstance(value, str) else value
 
 
 # -- forks
