@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qd.arguments import Carrier
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
-from qd.bus.common import Common
+from qd.bus.common import Common, limit_of
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
@@ -135,6 +136,10 @@ class Qd:
             raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
         declared.prepare(data)
         return Call(self._send, Plan(declared, declared.options), data)
+
+    def limit(self, name: str, most: int, *, per: float | timedelta) -> None:
+        """Declare the figures of RateLimited(name): at most `most` starts in any `per` seconds, on all hosts together."""
+        self.common.declare(name, limit_of(name, most, per))
 
     def queue(self, name: str, connection: str | None = None) -> Queue:
         """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""

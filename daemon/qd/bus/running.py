@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec import Raw
+
 from qd import events
 from qd.arguments.values import FAILURES, decode_value, encode, look, why
 from qd.bus.pipeline import through
@@ -29,8 +31,8 @@ MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every st
 class RunningJob:
     """One attempt of a job. attempt: 1 = the first. stopping: the worker was asked to stop, so save your place.
 
-    uuid: the same in every attempt and after a crash. mark: of this attempt alone. payload: its bytes, b"" in run().
-    timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
+    uuid: the same in every attempt and after a crash. mark: of this attempt alone, "" in run(). payload: its bytes, b"" in
+    run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise.
     """
 
@@ -40,6 +42,8 @@ class RunningJob:
         "attempt",
         "common",
         "connection",
+        "data",
+        "declared",
         "id",
         "mark",
         "name",
@@ -67,19 +71,28 @@ class RunningJob:
         mark: str = "",
         timeout: float = 0.0,
         ties: Ties | None = None,
+        declared: Declared | None = None,
+        data: bytes | Raw = b"{}",
         common: Common | None = None,
     ) -> None:
         """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. common: what
-        it shares with every job of its app."""
+        it shares with every job of its app. data: its arguments, as they travelled."""
         self._saved, self._keep = saved, keep
         self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
-        self.uuid, self.mark, self.timeout = uuid or id, mark or id, timeout
+        self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
+        self.declared, self.data = declared, data
         self.id = id
         self.name = name
         self.queue = queue
         self.attempt = attempt
         self.stopping = False
         self.outcome: Release | Fail | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it was sent with, by name and as JSON carries it; what was left to a default is missing. Each time a copy."""
+        found = decode_value(bytes(self.data))
+        return found if isinstance(found, dict) else {}
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -160,7 +160,10 @@ class Send:
         """Run it here and now; no configuration is read, no server asked."""
         declared = plan.declared
         id, queue, common = new_id(os.urandom(SEED)), plan.options.queue or "", self._common
-        job = RunningJob(id, declared.name, queue, 1, connection=plan.options.connection or "", common=common)
+        connection = plan.options.connection or ""
+        job = RunningJob(
+            id, declared.name, queue, 1, connection=connection, declared=declared, data=data, common=common
+        )
         return run_here(declared, data, job, self._listeners, common.pipeline.around(declared))
 
     def route(self, plan: Plan) -> Route:

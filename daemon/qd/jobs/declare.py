@@ -58,7 +58,7 @@ class Declare:
             check_raw(target, signature)
         kind = DeclaredRaw if options.raw else Declared
         declared = kind(self._name_of(target), target, signature, options, where)
-        check_stages(declared.name, options.middleware or (), runs_async=declared.is_async)
+        check_stages(declared)
         self._registry.add(declared)
         return JobFunction(self._sender, Plan(declared, options))
 
@@ -71,7 +71,7 @@ class Declare:
         declared = DeclaredClass(
             self._name_of(target), target, signature_of_fields(target, self._registry.known), options, where, hears
         )
-        check_stages(declared.name, options.middleware or (), runs_async=declared.is_async)
+        check_stages(declared)
         self._registry.add(declared)
         target._declared_as = (self._sender, Plan(declared, options))
         return target

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import NoReturn
 
 from qd.errors import DeclarationError
+from qd.jobs.registry import Declared
 
 SHAPE = "write def middleware(job, call_next): return call_next()"
 
@@ -15,11 +15,15 @@ def is_async(stage: object) -> bool:
     return inspect.iscoroutinefunction(stage) or inspect.iscoroutinefunction(getattr(stage, "__call__", None))  # noqa: B004
 
 
-def check_stages(job: str, stages: Sequence[object], *, runs_async: bool) -> None:
-    """The middleware of one job, outermost first. Raises DeclarationError naming the job and the one that cannot be."""
+def check_stages(declared: Declared) -> None:
+    """The middleware of one job, outermost first; each that has a `check(declared)` is asked as well. Raises
+    DeclarationError naming the job and the one that cannot be."""
     before: object = None
+    job, stages = declared.name, declared.options.middleware or ()
     for stage in stages:
-        check_stage(job, stage, runs_async=runs_async)
+        check_stage(job, stage, runs_async=declared.is_async)
+        if hasattr(stage, "check"):
+            stage.check(declared)
         if before is not None and not is_async(stage):
             fact = f"stands inside {name_of(before)}, which is async: sync middleware stands around the async one"
             refuse(job, stage, fact, "put it before")

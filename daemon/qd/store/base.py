@@ -1,9 +1,10 @@
-"""What a store of small facts must be able to do, whoever keeps it. stamps.py and hosts.py know only this."""
+"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, locks.py and
+rates.py know only this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 
 class Store(Protocol):
@@ -26,6 +27,12 @@ class Store(Protocol):
 
     def token(self, name: str) -> None:
         """Append a token to the list `name`, so that one who waits on it looks again."""
+
+    def left(self, name: str) -> float:
+        """Seconds until it vanishes by itself; 0: it is not there, or stays."""
+
+    def step(self, script: str, names: Sequence[str], *words: str | int) -> Any:
+        """Run the step called `script` (a .lua file of the Redis connector) on these names: all of it or nothing."""
 
     def names(self, start: str, most: int) -> list[str]:
         """Names that begin with `start`, as far as a look through about `most` of all names finds them."""

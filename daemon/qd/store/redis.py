@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from qd.connectors.base import Queue
+from qd.connectors.redis.scripts import script as text_of
 from qd.connectors.redis.wire import Arg, Wire
+from qd.errors import ConfigError
 
 STEP = 1000  # names the server looks at in one call
 
@@ -43,6 +47,12 @@ class RedisStore:
     def token(self, name: str) -> None:
         self.wire.call("RPUSH", self.prefix + name, "1")
 
+    def left(self, name: str) -> float:
+        return max(0, int(self.wire.call("PTTL", self.prefix + name))) / 1000
+
+    def step(self, script: str, names: Sequence[str], *words: str | int) -> Any:
+        return text_of(script).call(self.wire, [self.prefix + name for name in names], *words)
+
     def names(self, start: str, most: int) -> list[str]:
         found: set[str] = set()
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self.prefix + start) + "*"
@@ -54,3 +64,12 @@ class RedisStore:
             if cursor == b"0":
                 break
         return sorted(found)
+
+
+def store_of(queue: Queue) -> RedisStore:
+    """The store beside a queue, over its connection. Raises ConfigError where the queue is kept elsewhere."""
+    from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
+
+    if not isinstance(queue, RedisQueue):
+        raise ConfigError(f"{type(queue).__name__} keeps no locks and no limits: use a connection with driver redis")
+    return RedisStore(queue.wire, queue.settings.prefix)

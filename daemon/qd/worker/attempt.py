@@ -79,7 +79,9 @@ class Attempts:
             return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
-        attempt = Attempt(reserved, payload, declared, limits, self._running(payload, reserved, limits.timeout))
+        attempt = Attempt(
+            reserved, payload, declared, limits, self._running(payload, reserved, declared, limits.timeout)
+        )
         running.enter(attempt.job)
         try:
             return self._begun(attempt, now, death)
@@ -93,7 +95,7 @@ class Attempts:
         if reserved.before.endswith((KILLED_FOR_GOOD, KILLED_IN_HOOKS)):
             return self.judge.killed(attempt, death())
         if reserved.before.endswith(TIMED_OUT):
-            before_it = self._running(payload, reserved, limits.timeout, payload.attempts - 1)
+            before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
             self.hooks.hear(limits.timeout, events.JobTimedOut, before_it)
             if self.alarm.raised:
                 return Back(0.0, "its worker leaves", spends=False, head=True)
@@ -109,7 +111,12 @@ class Attempts:
         return self._fire(attempt, call)
 
     def _running(
-        self, payload: Payload, reserved: Reserved, timeout: float = 0.0, attempt: int | None = None
+        self,
+        payload: Payload,
+        reserved: Reserved,
+        declared: Declared | None,
+        timeout: float = 0.0,
+        attempt: int | None = None,
     ) -> RunningJob:
         known = payload.id or payload.uuid or reserved.mark
         saved, keep = payload.checkpoint, partial(self._keep, reserved.mark)
@@ -129,6 +136,8 @@ class Attempts:
             mark=reserved.mark,
             timeout=timeout,
             ties=payload.qd,
+            declared=declared,
+            data=payload.data,
             common=self.app.common,
         )
 
@@ -213,7 +222,8 @@ class Attempts:
     def hear_lost(self, reserved: Reserved) -> None:
         """Listeners of LeaseLost, where the answer found it out and the job is over."""
         try:
-            job = self._running(read(reserved.member), reserved)
+            payload = read(reserved.member)
         except Malformed:
             return
+        job = self._running(payload, reserved, self.app.registry.get(payload.job))
         self.hooks.hear(HOOK_SECONDS, events.LeaseLost, job)

@@ -18,6 +18,13 @@
 |                         |        | with failed jobs                                                                    |
 | qd:batch:ID:pending     | set    | uuids of its jobs that have not ended; TTL 30 days                                  |
 | qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record; TTL as its batch |
+| qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
+| qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |
+| qd:rate:NAME:starts     | zset   | start -> us, of a RateLimited; as many as its limit, TTL: its window                |
+| qd:rate:NAME:turns      | zset   | job uuid -> us at which it may start; one a job put back, TTL: the last of them     |
+| qd:rate:NAME:due        | zset   | job uuid -> us by which it asks again; same members and TTL                         |
+| qd:errors:NAME          | zset   | error -> us, of a ThrottlesExceptions; fewer than its limit, TTL: its window        |
+| qd:rest:NAME            | hash   | there while jobs rest after too many errors; TTL: the rest                          |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
@@ -90,3 +97,31 @@ def batch_pending(id: str) -> str:
 
 def batch_failed(id: str) -> str:
     return f"qd:batch:{id}:failed"
+
+
+def lock(name: str) -> str:
+    return f"qd:lock:{name}"
+
+
+def slots(name: str) -> str:
+    return f"qd:slots:{name}"
+
+
+def starts(name: str) -> str:
+    return f"qd:rate:{name}:starts"
+
+
+def turns(name: str) -> str:
+    return f"qd:rate:{name}:turns"
+
+
+def due(name: str) -> str:
+    return f"qd:rate:{name}:due"
+
+
+def errors(name: str) -> str:
+    return f"qd:errors:{name}"
+
+
+def rest(name: str) -> str:
+    return f"qd:rest:{name}"

@@ -1,0 +1,78 @@
+"""How middleware asks the store: under which name, and what becomes of the job while the store is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from qd.arguments import Pattern
+from qd.errors import ConnectionLost, DeclarationError, ServerRefused
+from qd.process.shield import shield
+from qd.store.base import Store
+
+if TYPE_CHECKING:
+    from qd.bus.running import RunningJob
+    from qd.jobs import Declared
+
+T = TypeVar("T")
+Said = str | Callable[["RunningJob"], object]
+PATIENCE = 1.0  # seconds the store may take to answer
+AWAY = 1.0  # seconds for which a job is put back whose middleware could not ask
+log = logging.getLogger("qd.middleware")
+
+
+class Key:
+    """What tells jobs apart: "order:{order_id}", filled from the arguments, or a callable that is given the job."""
+
+    def __init__(self, middleware: str, said: Said | None) -> None:
+        if said is not None and not isinstance(said, str) and not callable(said):
+            raise DeclarationError(
+                f"{middleware}: the key {said!r} is neither a text nor a callable that takes the job"
+            )
+        self._middleware, self._said = middleware, said
+        self._patterns: dict[str, Pattern] = {}
+
+    def check(self, declared: Declared) -> None:
+        """Raises DeclarationError when the job has no such parameter."""
+        if isinstance(self._said, str):
+            option = f"middleware {self._middleware}"
+            self._patterns[declared.name] = Pattern(option, self._said, declared.signature)
+
+    def of(self, job: RunningJob) -> str:
+        """Empty when there is none."""
+        if self._said is None:
+            return ""
+        if not isinstance(self._said, str):
+            return str(self._said(job))
+        if job.name not in self._patterns:
+            assert job.declared is not None
+            self.check(job.declared)
+        return self._patterns[job.name].filled(bytes(job.data))
+
+
+def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:
+    """What the store of the job's connection says. While it is away the job is put back: that is no fault of the job, and
+    costs no attempt. In run() the error is raised."""
+    try:
+        return within(job, PATIENCE, ask)
+    except (ConnectionLost, ServerRefused) as error:
+        if not job.mark:
+            raise
+        said = str(error)
+    job.release(AWAY, reason=f"its middleware cannot ask: {said}", counts=False)
+
+
+def told(job: RunningJob, tell: Callable[[Store], object]) -> None:
+    """Tell the store something that the job's own end does not depend on."""
+    try:
+        within(job, PATIENCE, tell)
+    except (ConnectionLost, ServerRefused) as error:
+        log.warning("what middleware keeps of this job stays until its time is over: %s", error)
+
+
+def within(job: RunningJob, seconds: float, ask: Callable[[Store], T]) -> T:
+    if job.common is None:
+        raise DeclarationError("middleware was called with a job that belongs to no app")
+    with shield:  # an alarm must not tear a call apart
+        return job.common.ask(job.connection or None, seconds, ask)

@@ -1,0 +1,102 @@
+"""Middleware that lets only so many jobs run at a time: ConcurrencyLimit and WithoutOverlapping.
+
+The owner of a place is the job, over its attempts: one that comes back after a crash has its place still. The holder is
+the attempt: one whose lease was lost gives nothing back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from qd.bus.asking import Key, Said, asked, log, told
+from qd.connectors.redis import keys
+from qd.errors import DeclarationError
+from qd.store.locks import Places
+from qd.ties import plain_name
+from qd.units import span
+
+if TYPE_CHECKING:
+    from qd.bus.running import RunningJob
+    from qd.jobs import Declared
+
+Next = Callable[[], object]
+Span = float | timedelta
+A_DAY = 86400.0
+OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothing of an attempt lives so long
+
+
+class Held:
+    """A place around a job. Both of the below are this, under another name."""
+
+    def __init__(self, key: Key, most: int, release_after: Span, expires: Span | None, drop: bool = False) -> None:
+        self._key, self._most, self._drop = key, most, drop
+        self._release_after, self._expires = span(release_after), None if expires is None else span(expires)
+
+    def check(self, declared: Declared) -> None:
+        self._key.check(declared)
+
+    def _around(self, place: str, job: RunningJob, call_next: Next, taken: str) -> object:
+        seconds = self._expires or (job.timeout + OVER if job.timeout else A_DAY)
+        places, owner, holder, pid = Places(place, self._most, seconds), job.uuid, job.mark or job.id, os.getpid()
+        wait = asked(job, lambda store: places.take(store, owner, holder))
+        if wait and self._drop:
+            log.info("dropped: %s", taken)
+            return None
+        if wait:
+            job.release(min(self._release_after, wait), reason=taken, counts=False)
+        try:
+            return call_next()
+        finally:
+            if os.getpid() == pid:  # else a copy that the job has forked: the place is not its own
+                told(job, lambda store: places.free(store, owner, holder))
+
+
+class ConcurrencyLimit(Held):
+    """At most `most` jobs with the same `key` run at a time, whatever their names.
+
+    key: "crm" or "customer:{customer_id}", filled from the arguments, or a callable that is given the job. A job that finds
+    no place is put back for `release_after` seconds, at no cost. expires: seconds for which a place is held when nobody
+    gives it back; None: the timeout of the job and a minute more, or a day.
+    """
+
+    def __init__(self, key: Said, most: int, *, release_after: Span = 5.0, expires: Span | None = None) -> None:
+        if most < 1:
+            raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time would be none; give 1 or more")
+        super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
+
+    def __call__(self, job: RunningJob, call_next: Next) -> object:
+        name = plain_name(self._key.of(job))
+        return self._around(keys.slots(name), job, call_next, f"{self._most} jobs of {name} run already")
+
+
+class WithoutOverlapping(Held):
+    """No two jobs of one name with the same `key` run at a time.
+
+    key: "report:{report_id}", filled from the arguments, or a callable that is given the job; None: all jobs of the name.
+    shared: the key alone counts, whatever the names. A job that finds another running is put back for `release_after`
+    seconds, at no cost; with `drop` it ends, done, without having run. expires: as in ConcurrencyLimit.
+    """
+
+    def __init__(
+        self,
+        key: Said | None = None,
+        *,
+        release_after: Span = 5.0,
+        drop: bool = False,
+        expires: Span | None = None,
+        shared: bool = False,
+    ) -> None:
+        if shared and key is None:
+            raise DeclarationError(
+                'WithoutOverlapping: shared=True needs a key: WithoutOverlapping("crm", shared=True)'
+            )
+        super().__init__(Key("WithoutOverlapping", key), 1, release_after, expires, drop)
+        self._shared = shared
+
+    def __call__(self, job: RunningJob, call_next: Next) -> object:
+        key = self._key.of(job)
+        name = plain_name(key if self._shared else f"{job.name}:{key}" if key else job.name)
+        return self._around(keys.lock(name), job, call_next, f"another job of {name} runs")

@@ -1,0 +1,41 @@
+-- A sliding window: at most so many starts in any span of so long. Who may not start now is told when to ask again, each
+-- the moment at which a place falls free for it, and keeps its turn until then.
+-- KEYS starts (zset: start -> us), turns (zset: owner -> us at which it may start), due (zset: owner -> us by which it asks)
+-- ARGV owner, mark of this start, how many, us of the window, us an owner may come late, us it is sent away for at most
+-- Returns {0, us of the start}, or {ms to wait, us at which its turn is}.
+-- Only starts count: a turn is a promise to those who come on time, and nobody starts whom the window has no room for.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local owner, most, window, late, longest = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local function text(number) return string.format('%.0f', number) end
+local function score_at(key, index) return tonumber(redis.call('ZRANGE', key, index, index, 'WITHSCORES')[2]) end
+
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now - window))
+local absent = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', text(now - late), 'LIMIT', 0, 100)
+if #absent > 0 then
+  redis.call('ZREM', KEYS[2], unpack(absent))
+  redis.call('ZREM', KEYS[3], unpack(absent))
+end
+
+-- The start that has to be a window away: the most-th before this one, of those who have started and those whose turn is first.
+local before = redis.call('ZRANK', KEYS[2], owner) or redis.call('ZCARD', KEYS[2])
+local started, moment = redis.call('ZCARD', KEYS[1]), now
+if before >= most then
+  moment = math.max(now, score_at(KEYS[2], before - most)) + window
+elseif started + before >= most then
+  moment = math.max(now, score_at(KEYS[1], started + before - most) + window)
+end
+
+if moment <= now then
+  redis.call('ZREM', KEYS[2], owner)
+  redis.call('ZREM', KEYS[3], owner)
+  redis.call('ZADD', KEYS[1], text(now), ARGV[2] .. ' ' .. text(now))
+  redis.call('PEXPIRE', KEYS[1], text(math.ceil(window / 1000)))
+  return {0, now}
+end
+local ask = math.min(moment, now + longest)
+redis.call('ZADD', KEYS[2], text(moment), owner)
+redis.call('ZADD', KEYS[3], text(ask), owner)
+local last = math.max(score_at(KEYS[2], -1), score_at(KEYS[3], -1))
+for i = 2, 3 do redis.call('PEXPIRE', KEYS[i], text(math.ceil((last - now + late) / 1000))) end
+return {math.ceil((ask - now) / 1000), moment}

@@ -1,0 +1,22 @@
+-- Take one of the places under a name, or find all of them taken. Who has one already, under another holder (it died), has
+-- it again.
+-- KEYS places: a hash, owner -> "<ms at which it falls free> <holder>"
+-- ARGV owner, holder, how many places there are, ms it is held at most
+-- Returns 0 when the owner has a place, else the ms until the first of them falls free by itself.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local owner, most, span = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
+local places, taken, first, last = redis.call('HGETALL', KEYS[1]), 0, nil, now + span
+for i = 1, #places, 2 do
+  local ends = tonumber(string.match(places[i + 1], '^%d+')) or 0
+  if ends <= now then
+    redis.call('HDEL', KEYS[1], places[i])
+  elseif places[i] ~= owner then
+    taken = taken + 1
+    first, last = math.min(first or ends, ends), math.max(last, ends)
+  end
+end
+if taken >= most then return first - now end
+redis.call('HSET', KEYS[1], owner, string.format('%.0f %s', now + span, ARGV[2]))
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', last - now))
+return 0

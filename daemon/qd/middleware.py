@@ -1,0 +1,15 @@
+"""The middleware that comes with qd, for `from qd.middleware import RateLimited`. What each does stands in its docstring."""
+
+from qd.bus.middleware import FailOnException, RateLimited, SkipIf, ThrottlesExceptions
+from qd.bus.places import ConcurrencyLimit, WithoutOverlapping
+from qd.jobs.plan import Middleware
+
+__all__ = [
+    "ConcurrencyLimit",
+    "FailOnException",
+    "Middleware",
+    "RateLimited",
+    "SkipIf",
+    "ThrottlesExceptions",
+    "WithoutOverlapping",
+]

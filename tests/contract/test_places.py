@@ -1,0 +1,203 @@
+"""Locks, rates and rests in a real server: exact under concurrency, freed by who holds them, gone by themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qd.connectors.redis.wire import Wire
+from qd.store.locks import Places
+from qd.store.rates import Rate, Strikes
+from qd.store.redis import RedisStore
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import Server
+
+LEAVES = pytest.mark.leaves("app_qd:rate:x:*")  # they vanish by themselves
+
+
+@pytest.fixture
+def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+    wire = Wire(server.url)
+    yield RedisStore(wire, "app_")
+    wire.close()
+
+
+def together(server: Server, number: int, body: Callable[[RedisStore, int], None]) -> None:
+    """`body` in so many threads, each with a connection of its own."""
+    errors: list[BaseException] = []
+
+    def run(n: int) -> None:
+        wire = Wire(server.url)
+        try:
+            body(RedisStore(wire, "app_"), n)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            wire.close()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+# -- places
+
+
+def test_a_lock_is_had_by_one_and_again_when_it_was_freed(store: RedisStore):
+    lock = Places("qd:lock:x", 1, 60)
+    assert lock.take(store, "a", "a1") == 0
+    assert 59 < lock.take(store, "b", "b1") <= 60
+    assert lock.free(store, "a", "a1")
+    assert lock.take(store, "b", "b1") == 0
+    assert not lock.free(store, "a", "a1")
+    assert lock.free(store, "b", "b1")
+
+
+def test_its_owner_has_it_again_and_the_holder_before_frees_nothing(store: RedisStore):
+    lock = Places("qd:lock:x", 1, 60)
+    assert lock.take(store, "a", "first attempt") == 0
+    assert lock.take(store, "a", "second attempt") == 0
+    assert not lock.free(store, "a", "first attempt")
+    assert lock.take(store, "b", "b1") > 0
+    assert lock.free(store, "a", "second attempt")
+
+
+def test_a_lock_that_nobody_frees_vanishes(store: RedisStore, redis: Client):
+    lock = Places("qd:lock:x", 1, 0.05)
+    assert lock.take(store, "a", "a1") == 0
+    assert redis.call("PTTL", "app_qd:lock:x") <= 50
+    eventually(lambda: lock.take(store, "b", "b1") == 0, what="the lock to expire")
+    lock.free(store, "b", "b1")
+
+
+def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore):
+    assert Places("qd:slots:x", 2, 60).take(store, "long", "1") == 0
+    short = Places("qd:slots:x", 2, 0.05)
+    assert short.take(store, "short", "1") == 0
+    assert short.take(store, "third", "1") <= 0.05
+    eventually(lambda: short.take(store, "third", "1") == 0, what="the short one's place")
+    assert short.take(store, "fourth", "1") <= 0.05
+    Places("qd:slots:x", 2, 60).free(store, "long", "1")
+    short.free(store, "third", "1")
+
+
+def test_so_many_have_a_place_and_no_more_whoever_comes_at_once(store: RedisStore, server: Server):
+    slots, most, inside = Places("qd:slots:x", 3, 60), [0], [0]
+    lock = threading.Lock()
+
+    def body(own: RedisStore, n: int) -> None:
+        had = 0
+        while had < 20:
+            if slots.take(own, f"job {n}", f"{n}.{had}") > 0:
+                continue
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            had += 1
+            with lock:
+                inside[0] -= 1
+            assert slots.free(own, f"job {n}", f"{n}.{had - 1}")
+
+    together(server, 8, body)
+    assert most[0] <= 3
+
+
+# -- rates
+
+
+@LEAVES
+def test_never_more_starts_than_the_rate_in_any_window(store: RedisStore, server: Server):
+    """Many owners ask as fast as they can, some when they were told, some much too early and too late."""
+    rate, started, lock = Rate("x", 10, 0.1), list[float](), threading.Lock()
+
+    def body(own: RedisStore, n: int) -> None:
+        for turn in range(15):
+            while (answer := rate.start(own, f"{n}.{turn}", f"{n}.{turn}")).wait:
+                if n % 2:
+                    threading.Event().wait(answer.wait)
+            with lock:
+                started.append(answer.at)
+
+    together(server, 8, body)
+    started.sort()
+    assert len(started) == 120
+    assert min(later - first for first, later in zip(started, started[10:], strict=False)) >= 0.1 - 1e-6
+    assert started[-1] - started[0] < 3  # and it does go on: 12 windows
+
+
+@LEAVES
+def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: RedisStore, redis: Client):
+    rate = Rate("x", 2, 60)
+    assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
+    told = [rate.start(store, f"{n}", "m") for n in range(2, 8)]
+    waits = [round(answer.wait) for answer in told]
+    assert waits == [60, 60, 120, 120, 180, 180]
+    assert [round(rate.start(store, f"{n}", "m").wait) for n in range(2, 8)] == waits  # who asks again keeps its turn
+    assert redis.call("PTTL", "app_qd:rate:x:turns") > 0
+
+
+@LEAVES
+def test_who_does_not_come_loses_its_turn_to_those_behind(store: RedisStore, redis: Client):
+    rate = Rate("x", 1, 60)
+    assert rate.start(store, "first", "m").wait == 0
+    gone, behind = rate.start(store, "gone", "m"), rate.start(store, "behind", "m")
+    assert round(behind.at - gone.at) == 60
+    redis.call("ZADD", "app_qd:rate:x:due", 1, "gone")  # it was to come long ago
+    assert rate.start(store, "behind", "m").at == gone.at
+    assert redis.text("ZRANGE", "app_qd:rate:x:turns", 0, -1) == ["behind"]
+
+
+@LEAVES
+def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: RedisStore, redis: Client):
+    rate = Rate("x", 1, 60)
+    assert rate.start(store, "first", "m").wait == 0
+    rate.start(store, "told", "m")
+    redis.call("DEL", "app_qd:rate:x:starts")  # a window later
+    now = int(store.now() * 1e6)
+    redis.call("ZADD", "app_qd:rate:x:turns", now, "told")
+    redis.call("ZADD", "app_qd:rate:x:due", now, "told")
+    assert rate.start(store, "newcomer", "m").wait > 0
+    assert rate.start(store, "told", "m").wait == 0
+
+
+@LEAVES
+def test_nobody_is_sent_away_for_longer_than_a_quarter_of_an_hour(store: RedisStore):
+    rate = Rate("x", 1, 86400)
+    rate.start(store, "first", "m")
+    told = rate.start(store, "second", "m")
+    assert told.wait == 900
+    assert told.at > store.now() + 86000
+
+
+@LEAVES
+def test_a_limit_that_is_raised_counts_for_those_who_wait(store: RedisStore, redis: Client):
+    for n in range(4):
+        Rate("x", 1, 60).start(store, f"{n}", "m")
+    raised = Rate("x", 10, 60)
+    assert [raised.start(store, f"{n}", "m").wait for n in (3, 2, 1)] == [0, 0, 0]
+
+
+# -- rests
+
+
+def test_too_many_errors_within_the_window_mean_a_rest(store: RedisStore, redis: Client):
+    strikes = Strikes("x", 3, within=60, wait=30)
+    assert strikes.resting(store) == 0
+    assert [strikes.count(store, "m") for _ in range(3)] == [False, False, True]
+    assert 29 < strikes.resting(store) <= 30
+    assert redis.call("EXISTS", "app_qd:errors:x") == 0
+    redis.call("DEL", "app_qd:rest:x")
+
+
+def test_errors_that_lie_far_apart_mean_none(store: RedisStore, redis: Client):
+    strikes = Strikes("x", 2, within=0.05, wait=30)
+    assert not strikes.count(store, "m")
+    eventually(lambda: redis.call("EXISTS", "app_qd:errors:x") == 0, what="the first error to be forgotten")
+    assert not strikes.count(store, "m")
+    redis.call("DEL", "app_qd:errors:x")

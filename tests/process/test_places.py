@@ -1,0 +1,206 @@
+"""WithoutOverlapping, ConcurrencyLimit, RateLimited: several real workers, killed ones, and a Redis that goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.project import MakeProject, Project, ready
+from tests.support.pushing import failed, push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+HELD = (
+    JOBS
+    + """
+from qd.middleware import ConcurrencyLimit, RateLimited, WithoutOverlapping
+from qd.store.rates import Rate
+
+app.limit("stripe", 5, per=0.5)
+
+def told(start):
+    def noting(self, store, owner, mark):
+        answer = start(self, store, owner, mark)
+        if not answer.wait:
+            note("started", repr(answer.at))
+        return answer
+    return noting
+
+Rate.start = told(Rate.start)
+
+def busy(n):
+    note("in", n, time.monotonic_ns(), os.getpid())
+    time.sleep(0.03)
+    note("out", n, time.monotonic_ns())
+
+@app.job("limited", middleware=[ConcurrencyLimit("crm", 2, release_after=0.02)], tries=1)
+def limited(n: int) -> None:
+    busy(n)
+
+@app.job("other", middleware=[ConcurrencyLimit("crm", 2, release_after=0.02)], tries=1)
+def other(n: int) -> None:
+    busy(n)
+
+@app.job("report", middleware=[WithoutOverlapping("report:{report_id}", release_after=0.02)], tries=1)
+def report(report_id: int, n: int = 0) -> None:
+    note("report", report_id, n)
+    busy(n)
+
+@app.job("once", middleware=[WithoutOverlapping(drop=True)])
+def once(n: int = 0) -> None:
+    note("once", n)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+@app.job("rated", middleware=[RateLimited("stripe")], tries=1)
+def rated(n: int) -> None:
+    note("rated", n)
+
+@app.job("killed", middleware=[WithoutOverlapping(release_after=0.02)], tries=1)
+def killed(n: int = 0) -> None:
+    note("killed", n, os.getpid())
+    while n == 1 and not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+)
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    return project(jobs=HELD)
+
+
+def at_once(lines: list[str]) -> int:
+    """The most jobs that were inside at a time, by the lines "in N ..." and "out N ..." """
+    most = inside = 0
+    moments = sorted(
+        (int(line.split()[2]), line.split()[0] == "in") for line in lines if line.startswith(("in ", "out "))
+    )
+    for _, came in moments:
+        inside += 1 if came else -1
+        most = max(most, inside)
+    return most
+
+
+def test_only_so_many_run_at_a_time_whatever_their_names(shop: Project, redis: Client, witness: Witness):
+    for n in range(8):
+        push(redis, "limited", n=n)
+        push(redis, "other", n=n)
+    work = ready(shop, workers=6)
+    witness.wait("out", 16, seconds=30)
+    work.wait_line("job.done", 30, count=16)
+    work.stop()
+    assert at_once(witness.lines) == 2
+    assert work.matches(r'job.released .*reason="2 jobs of crm run already"')
+    assert not work.matches("job.failed")
+
+
+def test_jobs_of_one_key_do_not_overlap_and_others_do(shop: Project, redis: Client, witness: Witness):
+    for n in range(6):
+        push(redis, "report", report_id=n % 2, n=n)
+    work = ready(shop, workers=6)
+    witness.wait("out", 6, seconds=30)
+    work.stop()
+    own = {n: int(line.split()[1]) for line in witness.starting("report") for n in [line.split()[2]]}
+    for report_id in (0, 1):
+        lines = [
+            line for line in witness.lines if line.split()[0] in ("in", "out") and own[line.split()[1]] == report_id
+        ]
+        assert at_once(lines) == 1
+    assert not work.matches("job.failed")
+
+
+def test_one_that_finds_another_running_can_be_dropped(shop: Project, redis: Client, witness: Witness):
+    shop.allowed.add("go")
+    work = ready(shop, workers=2)
+    push(redis, "once", n=1)
+    witness.wait("once")
+    push(redis, "once", n=2)
+    work.wait_line("dropped: another job of once runs")
+    (shop.root / "go").touch()
+    work.wait_line("job.done", 30, count=2)
+    work.stop()
+    assert witness.starting("once") == ["once 1"]
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_a_killed_job_has_its_own_lock_again(shop: Project, redis: Client, witness: Witness):
+    """The lock of the one that was killed is there for a minute and more; nobody but itself may pass meanwhile."""
+    shop.allowed.add("go")
+    work = ready(shop, workers=2)
+    push(redis, "killed", n=1)
+    pid = int(witness.wait("killed 1")[0].split()[2])
+    push(redis, "killed", n=2)
+    work.wait_line("another job of killed runs")
+    os.kill(pid, signal.SIGKILL)
+    witness.wait("killed 1", 2)
+    (shop.root / "go").touch()
+    witness.wait("killed 2")
+    work.wait_line("job.done", 30, count=2)
+    work.stop()
+    assert [line.rsplit(" ", 1)[0] for line in witness.lines] == ["killed 1", "killed 1", "killed 2"]
+
+
+@pytest.mark.leaves("qd:rate:*")
+def test_never_over_the_rate_in_any_window_of_the_servers_clock(shop: Project, redis: Client, witness: Witness):
+    for n in range(30):
+        push(redis, "rated", n=n)
+    work = ready(shop, workers=4)
+    witness.wait("rated", 30, seconds=30)
+    work.wait_line("job.done", 30, count=30)
+    work.stop()
+    started = sorted(float(line.split()[1]) for line in witness.starting("started"))
+    assert len(started) == 30
+    assert min(later - first for first, later in zip(started, started[5:], strict=False)) >= 0.5 - 1e-6
+    assert work.matches(r'job.released .*attempt=1 .*reason="over 5 per 0.5 s of stripe"')
+    # each was told its moment: nobody had to ask over and over
+    assert len(work.matches("job.released")) < 90
+    assert sorted(int(line.split()[1]) for line in witness.starting("rated")) == list(range(30))
+
+
+@pytest.mark.leaves("queues:default:failed*", "qd:*")
+def test_while_redis_is_away_a_job_is_put_back_and_never_failed_for_it(project: MakeProject):
+    with Server() as own:
+        shop = project(
+            jobs=JOBS
+            + """
+from qd.middleware import ConcurrencyLimit, RateLimited, WithoutOverlapping
+
+def after_a_while(job, call_next):
+    note("asks", job.attempt)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return call_next()
+
+@app.job("x", middleware=[after_a_while, RateLimited("x", 100, per=1), WithoutOverlapping()], tries=1)
+def x() -> None:
+    note("ran", current_job().attempt)
+""",
+            url=own.url,
+        )
+        shop.allowed.add("go")
+        own.options = (*own.options, "--appendonly", "yes", "--appendfsync", "always")
+        own.kill()
+        own.start()
+        redis, witness = own.client(), Witness(shop)
+        work = ready(shop)
+        push(redis, "x")
+        witness.wait("asks")
+        redis.close()
+        own.kill()
+        (shop.root / "go").touch()
+        work.wait_line("redis.away")
+        own.start()
+        witness.wait("ran", seconds=30)
+        work.wait_line("job.done")
+        work.stop()
+        assert work.matches(r"job.released .*reason=\"its middleware cannot ask: .*Redis")
+        assert witness.starting("ran") == ["ran 1"]
+        redis = own.client()
+        assert failed(redis) == []
+        redis.close()
