@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.arguments import Carrier, Given, provided
+    from qd.bus.keyed import Keyed
     from qd.bus.named import Queue
     from qd.bus.running import RunningJob, current_job
     from qd.errors import ArgumentError, DeclarationError, JobInterrupted, JobTimeout, ModelGone, NotInJob, QdError
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "qd.app": ("Qd",),
     "qd.arguments": ("Carrier", "Given", "provided"),
+    "qd.bus.keyed": ("Keyed",),
     "qd.bus.named": ("Queue",),
     "qd.bus.running": ("RunningJob", "current_job"),
     "qd.errors": (
@@ -122,6 +124,7 @@ __all__ = [
     "JobRetryRequested",
     "JobTimedOut",
     "JobTimeout",
+    "Keyed",
     "Looping",
     "ModelGone",
     "NeverSent",

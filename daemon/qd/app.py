@@ -19,13 +19,14 @@ from qd.arguments import Carrier
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
 from qd.bus.common import Common, limit_of
+from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, DeclarationError, UnknownJob
 from qd.events import Event, Listeners, Looping
-from qd.jobs import Call, Declare, Handle, Handlers, Handles, Options, Plan, Registry, Sending
-from qd.jobs.calls import caller
+from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Plan, Registry, Sending
+from qd.jobs.calls import caller, plan_of
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -126,6 +127,14 @@ class Qd:
     def current_batch(self) -> Batch:
         """The batch of the job that this code runs in, in a callback the one it follows. Raises NotInJob, UnknownBatch."""
         return batch_in_hand(self._send)
+
+    def keyed(self, job: JobFunction[..., Any, Any] | type[Job[Any]], key: str) -> Keyed:
+        """A job by the key it was dispatched with: `remind.using(key="order:42", delay=1800)`, to cancel or move it. Where
+        it was sent to a queue of its own, give job.using(queue=...) here too."""
+        plan = plan_of(job)
+        if plan is None or self.registry.get(plan.declared.name) is not plan.declared:
+            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made of the function or class")
+        return Keyed(self._send, plan.using({"key": key}), key)
 
     def call(self, name: str, data: bytes) -> Call[Any]:
         """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from qd.connectors.base import Reserved
-from qd.connectors.effects import Count, Effect, Free, Push, Unkey
+from qd.connectors.effects import Count, Effect, Free, Push
 from qd.errors import JobFailure
 from qd.links import linked
 from qd.payload import make, read
@@ -67,7 +67,7 @@ def names(*effects: object) -> list[object]:
 
 
 def test_a_success_goes_on_and_a_failure_is_caught():
-    own = [Free("n", "u"), Unkey("q", "k", "i")]
+    own = [Free("n", "u")]
     assert names(*effects_of(JOB, TIED, DONE)) == [*own, "i2"]
     assert names(*effects_of(JOB, TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
     assert effects_of(JOB, TIED, Back(0.0, "again")) == ()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from qd import Call, DeclarationError, Job, Qd
+from qd import ArgumentError, Call, DeclarationError, Job, Qd
 from qd.bus.parcel import Parcel
+from qd.bus.route import name_of
 from qd.config import SigningSettings
 from qd.payload import read
 from qd.signing import Signing
@@ -77,8 +78,44 @@ def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
 
 def test_a_key_is_of_its_job(app: FakeQd):
     job = app.job("shop.charge")(charge)
-    ties = made(app, job.using(key="order:42", delay=5).bind(42)).ties
-    assert ties == Ties(key="shop.charge:order:42")
+    parcel = made(app, job.using(key="order:42", delay=5).bind(42))
+    assert parcel.ties == Ties(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("order:42", "j:order:42"),
+        ('a b/"é', "j:a%20b%2F%22%C3%A9"),
+        ("x" * 300, "j:xxx"),
+    ],
+)
+def test_a_name_is_plain_and_not_long(key: str, name: str):
+    found = name_of("j", key)
+    assert found.startswith(name)
+    assert len(found) <= 200
+    assert name_of("j", key + "x") != found
+
+
+def test_a_key_and_a_unique_name_are_one_too_many(app: FakeQd):
+    job = app.job("shop.charge", unique="{order_id}")(charge)
+    with pytest.raises(DeclarationError, match=r"job 'shop\.charge' has unique= and is sent with key='a'"):
+        job.using(key="a").dispatch(42)
+    assert not app.sent
+
+
+@pytest.mark.parametrize(
+    "said", [{"key": ""}, {"key": " "}, {"key": 42}, {"after_commit": 1}, {"unique_for": 0, "unique": "x"}]
+)
+def test_an_option_that_is_none_is_refused_by_its_name(app: FakeQd, said: dict[str, Any]):
+    job = app.job("shop.charge")(charge)
+    with pytest.raises(DeclarationError, match=f"option {next(iter(said))} of"):
+        job.using(**said)
+
+
+def test_keyed_wants_a_job_of_this_app(app: FakeQd):
+    with pytest.raises(ArgumentError, match="is no job of this app"):
+        app.keyed(charge, "order:42")  # type: ignore[arg-type]
 
 
 # -- names for people

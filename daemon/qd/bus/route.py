@@ -20,7 +20,7 @@ from qd.jobs.plan import patterns
 from qd.options import JobOptions
 from qd.payload import NO_DATA, make, new_id, new_uuid, tied
 from qd.signing import Signing
-from qd.ties import Ties, plain_name
+from qd.ties import Ties, key_of, plain_name
 from qd.units import span
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Route(NamedTuple):
         delay = 0.0 if plan.delay is None else due_in(plan.delay, self.job)
         now, id, uuid = time.time(), new_id(seed), new_uuid(seed)
         if self.ties is not None or ties is not None or plan.key is not None:
-            ties = self._tied(plan, data, ties)
+            ties = self._tied(plan, data, id, ties)
             id = uuid if ties.unique is not None else id  # who finds the lock taken learns the id of its owner
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
@@ -61,15 +61,20 @@ class Route(NamedTuple):
         check(body, self.job, self.settings.max_payload, self.settings.max_depth)
         return Parcel(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, ties)
 
-    def _tied(self, plan: Plan, data: bytes, given: Ties | None) -> Ties:
+    def _tied(self, plan: Plan, data: bytes, id: str, given: Ties | None) -> Ties:
         """What the declaration ties it to, its key, and what is `given` by a chain or batch."""
         said = {} if self.ties is None else asdict(self.ties)
         if given is not None:
             said |= {name: value for name, value in asdict(given).items() if value != getattr(UNTIED, name)}
         if self.unique is not None:
-            said["unique"] = plain_name(f"{self.job}:{self.unique.filled(data)}")
+            said["unique"] = name_of(self.job, self.unique.filled(data))
         if plan.key is not None:
-            said["key"] = plain_name(f"{self.job}:{plan.key}")
+            if self.unique is not None:
+                raise DeclarationError(
+                    f"job '{self.job}' has unique= and is sent with key='{plan.key}': a key keeps it single already, "
+                    "leave one of them out"
+                )
+            said["key"] = key_of(id, name_of(self.job, plan.key))
         return Ties(**said)
 
 
@@ -101,6 +106,11 @@ def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route
         ties_of(options),
         unique,
     )
+
+
+def name_of(job: str, said: str) -> str:
+    """What a lock or a key of this job is called."""
+    return plain_name(f"{job}:{said}")
 
 
 def ties_of(options: JobOptions) -> Ties | None:

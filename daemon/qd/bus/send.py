@@ -182,6 +182,7 @@ def waits(parcel: Parcel) -> bool:
 
 def outgoing(parcel: Parcel) -> Outgoing:
     ties = parcel.ties
-    if ties is None or ties.unique is None:
+    if ties is None:
         return Outgoing(parcel.queue, parcel.body, parcel.delay)
-    return Outgoing(parcel.queue, parcel.body, parcel.delay, ties.unique, parcel.id, ties.hold or HOLD)
+    lock, owner, hold = (ties.unique, parcel.id, ties.hold or HOLD) if ties.unique else ("", "", 0.0)
+    return Outgoing(parcel.queue, parcel.body, parcel.delay, lock, owner, hold, ties.key or "")

@@ -25,7 +25,8 @@ class Reserved(NamedTuple):
 
 class Outgoing(NamedTuple):
     """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
-    it (the job's id), and hold for how many seconds at most, counted from when it is due."""
+    it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "TURN NAME", where it waits
+    under a name, as its payload says it too; "" for none."""
 
     queue: str
     payload: bytes
@@ -33,6 +34,7 @@ class Outgoing(NamedTuple):
     lock: str = ""
     owner: str = ""
     hold: float = 0.0
+    key: str = ""
 
 
 class Turn(NamedTuple):
@@ -74,10 +76,20 @@ class Queue(Protocol):
         """Many (queue, payload, delay or None) in one round trip."""
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """Many in one round trip. For each the owner of its lock, where another holds it: then it was not sent."""
+        """Many in one round trip. For each the owner of its lock, where another holds it: then it was not sent. One with
+        a key takes the place of what waits under its name."""
 
     def free(self, name: str, owner: str) -> bool:
         """Free a lock. False: it was not this owner's."""
+
+    def cancel_keyed(self, queue: str, name: str) -> bool:
+        """The job that waits under `name` will never run. False: none waits, it runs or has run."""
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        """The job that waits under `name` is due in `delay` seconds. False: none waits."""
+
+    def keyed_due(self, queue: str, name: str) -> float | None:
+        """Unix seconds at which the job that waits under `name` is or was due. None: none waits."""
 
     def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
         """Ack `done` and lease the first ready payload of `queues` (in order) in one call."""

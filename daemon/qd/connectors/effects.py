@@ -41,15 +41,6 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Unkey:
-    """Forget the name `key` of the keyed job `id` in `queue`, if it is still that job's."""
-
-    queue: str
-    key: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Keep:
     """Keep how the job `id` ended: its status and, as JSON, its result or error. ttl: seconds."""
 
@@ -59,4 +50,4 @@ class Keep:
     ttl: float
 
 
-Effect = Push | Free | Count | Unkey | Keep
+Effect = Push | Free | Count | Keep

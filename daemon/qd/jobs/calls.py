@@ -178,6 +178,15 @@ class Job(Call[T_co]):
         return sender, self.__dict__.get("_plan", plan), plan.declared.encode((), given)
 
 
+def plan_of(job: object) -> Plan | None:
+    """How calls of this job are sent; None for what is no declared job. It counts as used."""
+    if isinstance(job, JobFunction):
+        job._origin = None
+        return job._plan
+    declared_as = job._declared_as if isinstance(job, type) and issubclass(job, Job) else None
+    return declared_as and declared_as[1]
+
+
 def same(value: object, default: object) -> bool:
     """Whether the field still has its default: then it does not travel, and the worker's own default counts."""
     return (

@@ -83,6 +83,12 @@ class Plan:
             raise DeclarationError(
                 "functions do not travel: say middleware in @app.job(middleware=[...]), not in using()"
             )
+        if key is not None and not (isinstance(key, str) and key.strip()):
+            raise DeclarationError(f"option key of job '{self.declared.name}': {key!r} is no name (written 'order:42')")
+        if not isinstance(after_commit, bool | None):
+            raise DeclarationError(
+                f"option after_commit of job '{self.declared.name}': {after_commit!r} is neither True nor False"
+            )
         plan = Plan(self.declared, JobOptions.read(said).over(self.options) if said else self.options)
         plan.delay, plan.key, plan.after_commit = delay, key, after_commit
         if not said:

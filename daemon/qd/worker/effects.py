@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from qd.connectors.base import Reserved
-from qd.connectors.effects import Count, Effect, Free, Push, Unkey
+from qd.connectors.effects import Count, Effect, Free, Push
 from qd.links import linked
 from qd.payload import Payload
 from qd.ties import SKIPPED, Ties
@@ -23,8 +23,6 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome) -> tuple[Effec
     now, effects = int(time.time()), list[Effect]()
     if ties.unique is not None:
         effects.append(Free(ties.unique, payload.uuid or ""))
-    if ties.key is not None:
-        effects.append(Unkey(job.queue, ties.key, payload.id or ""))
     if isinstance(outcome, Failed | Cancelled):
         effects += [Push(link.queue, linked(link, now), link.delay) for link in ties.catch]
     else:

@@ -3,17 +3,16 @@
 -- Returns how many payloads went from ready, and how many from delayed.
 -- A job that goes frees its lock and its key. Those are named in its payload, so they are no KEYS.
 local most = tonumber(ARGV[1])
-local NAME = '":"([%w_.:@%%-]+)"'
 
 local function forget(p)
   if not string.find(p, '"qd":{', 1, true) then return end
-  for name in string.gmatch(p, '"unique' .. NAME) do
+  for name in string.gmatch(p, '"unique":"([%w_.:@%%-]+)"') do
     local owner = redis.call('GET', ARGV[2] .. name)
     if owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
   end
-  for name in string.gmatch(p, '"key' .. NAME) do
-    local turn = string.match(redis.call('HGET', KEYS[4], name) or '', '^%S+')
-    if turn and string.find(p, '"turn":"' .. turn .. '"', 1, true) then redis.call('HDEL', KEYS[4], name) end
+  for turn, name in string.gmatch(p, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
+    local entry = redis.call('HGET', KEYS[4], name)
+    if entry and string.sub(entry, 1, #turn + 1) == turn .. ' ' then redis.call('HDEL', KEYS[4], name) end
   end
 end
 

@@ -3,7 +3,6 @@
 --   push   KEYS ready, delayed, notify    ARGV payload, delay in seconds
 --   count  KEYS batch, pending, failed    ARGV uuid, how it ended, place of its record, prefix (see batch.lua)
 --   free   KEYS lock                      ARGV owner
---   unkey  KEYS keyed                     ARGV key, id
 --   keep   KEYS record                    ARGV id, status, value, seconds
 -- What may be refused comes before what adds, of all of them: a script that stops after it has added would add again at
 -- each try. So each is tried with writes that change nothing (see TRY), before the first of them is done.
@@ -21,10 +20,6 @@ local kinds = {
   end},
   free = {1, 1, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
     if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], 0) end -- gone, and no right to DEL is needed
-  end},
-  unkey = {1, 2, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
-    local entry = redis.call('HGET', KEYS[k], ARGV[a])
-    if entry and keyed_by(entry, ARGV[a + 1]) then redis.call('HDEL', KEYS[k], ARGV[a]) end
   end},
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])

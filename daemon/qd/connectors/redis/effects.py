@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qd.connectors.effects import Count, Effect, Free, Keep, Push, Unkey
+from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
@@ -26,8 +26,6 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
         case Free(name, owner):
             return (keys.unique(name),), ("free", owner)
-        case Unkey(queue, key, id):
-            return (keys.keyed(queue),), ("unkey", key, id)
         case Keep(id, status, value, ttl):
             return (keys.kept(id),), ("keep", id, status, value, ttl)
         case Count(id, job, how, place):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from qd.connectors.base import Outgoing, Reserved, Sizes, Turn
 from qd.connectors.effects import Effect
-from qd.connectors.redis import keys
+from qd.connectors.redis import keyed, keys
 from qd.connectors.redis.batches import RedisBatches
 from qd.connectors.redis.effects import spoken
 from qd.connectors.redis.scripts import script
@@ -97,6 +97,15 @@ class RedisQueue:
     def free(self, name: str, owner: str) -> bool:
         return bool(script("free").call(self.wire, self._keys(keys.unique(name)), owner))
 
+    def cancel_keyed(self, queue: str, name: str) -> bool:
+        return keyed.cancelled(self.wire, self._keys, queue, name)
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        return keyed.moved(self.wire, self._keys, queue, name, delay)
+
+    def keyed_due(self, queue: str, name: str) -> float | None:
+        return keyed.due(self.wire, self._keys, queue, name)
+
     # -- working
 
     def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
@@ -123,7 +132,14 @@ class RedisQueue:
             kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed)
             names = [kind(queue) for queue in queues for kind in (*kinds, keys.failed_at)]
             fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *self._keys(*names)]
-            fixed += [self.owner, self.settings.retry_after, MOVE, *self.keep, self.longest]
+            fixed += [
+                self.owner,
+                self.settings.retry_after,
+                MOVE,
+                *self.keep,
+                self.longest,
+                *self._keys(keys.unique("")),
+            ]
             body = packed_items(fixed)
             self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 3) + body, queues)
         return self._heads[queues]

@@ -15,10 +15,11 @@ from typing import Any
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
 from qd.errors import ServerRefused
 
-EFFECTS = ("keep.lua", "entry.lua", "batch.lua", "effects.lua")
+EFFECTS = ("keep.lua", "batch.lua", "effects.lua")
 PARTS = {  # every other script is its own file
-    "turn": ("unit.lua", "pick.lua", "failed.lua", "turn.lua"),
+    "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
     "batch_add": ("batch.lua", "batch_add.lua"),
+    **{f"keyed_{each}": ("keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
     "ack": (*EFFECTS, "ack.lua"),
     "release": (*EFFECTS, "release.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),

@@ -2,7 +2,7 @@
 
     push.lua, later.lua   ready, delayed
     unique.lua            those that need a lock
-    keyed.lua             those that can be moved and cancelled, a call each
+    keyed_send.lua        those that can be moved and cancelled
 
 queue.py calls it.
 """
@@ -74,7 +74,7 @@ def is_unknown(reply: object) -> bool:
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[Call]:
     groups: dict[tuple[str, str], list[int]] = {}
     for place, job in enumerate(jobs):
-        kind = "unique" if job.lock else "later" if job.delay else "push"
+        kind = "keyed" if job.key else "unique" if job.lock else "later" if job.delay else "push"
         groups.setdefault((kind, job.queue), []).append(place)
     calls = []
     for (kind, queue), places in groups.items():
@@ -109,4 +109,13 @@ def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[i
     return call("unique", named(keys.ready(queue), keys.delayed(queue), keys.notify(queue), *locks), args, places)
 
 
-KINDS = {"push": push, "later": later, "unique": unique}
+def keyed(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
+    args = list[Arg]()
+    for place in places:
+        turn, _, name = jobs[place].key.partition(" ")
+        args += (name, turn, jobs[place].delay, jobs[place].payload)
+    kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
+    return call("keyed_send", named(*[kind(queue) for kind in kinds]), args, places)
+
+
+KINDS = {"push": push, "later": later, "unique": unique, "keyed": keyed}

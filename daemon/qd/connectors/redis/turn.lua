@@ -2,13 +2,14 @@
 -- KEYS  eight a queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
 --       4 records in the failed store at most   5 seconds it keeps them   6 bytes of a payload at most, 0: any
---       7 mark base "<token>.<slot>.<turn>"   8 index of the queue of the job to ack, 0 for none   9 its payload
+--       7 what the names of locks begin with
+--       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
 --           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
 -- Add before remove, read before pop: whatever stops this script, every payload still stands somewhere.
 
-local owner, most, base, done = ARGV[1], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
+local owner, most, locks, base, done = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local acked, malformed, paused, due, free = -1, 0, {}, nil, nil
@@ -56,6 +57,13 @@ local function reject(i, p, head, reason)
   return step
 end
 
+-- Out of ready, and nowhere else: it was cancelled or moved meanwhile.
+local function drop(i, p, head)
+  redis.call('LPOP', KEYS[i + 3])
+  local step = pop(KEYS[i], p, head)
+  return type(step) == 'table' and step or nil
+end
+
 -- The first payload of the queue at KEYS[i] that can be read, leased. Those in front of it that cannot are buried. Or an
 -- error.
 local function reserve(i)
@@ -67,16 +75,20 @@ local function reserve(i)
       p, head = pick(ready)
       if not p then return nil end
     end
-    local text, mark, start, length, before, refused
+    local text, mark, start, length, before, refused, once_leased
+    local q = p
     if most > 0 and #p > most and not foreign(p) then
       refused = reject(i, p, head, string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most))
     else
-      text, mark, start, length, before = fresh_text(p, base)
-      if not text then text, mark, start, length, before = other_text(p, base) end
+      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end
+      if q then text, mark, start, length, before = fresh_text(q, base) end
+      if q and not text then text, mark, start, length, before = other_text(q, base) end
       if text then refused = lease(i, p, head, text)
+      elseif not q then refused = drop(i, p, head)
       else refused = reject(i, p, head, 'not a JSON object with a count of attempts') end
     end
     if refused then return refused end
+    if text and once_leased then once_leased() end
     if text then return text, mark, start, length, before end
   end
 end
@@ -85,8 +97,8 @@ end
 -- rest of the script pass, and a full queue can be worked off.
 if done > 0 then
   local i = (done - 1) * 8
-  acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])
-  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[9] then
+  acked = redis.call('ZREM', KEYS[i + 2], ARGV[10])
+  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[10] then
     redis.call('HDEL', KEYS[i + 5], owner)
     free = i + 5
   end

@@ -1,0 +1,27 @@
+-- Keyed jobs, put in front of the scripts below keyed_: a field of a hash each, TURN DUE PAYLOAD; see keyed.py.
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+
+-- nil: nothing waits under this name.
+local function entry_of(entries, name)
+  local entry = redis.call('HGET', entries, name)
+  if not entry then return nil end
+  local turn, due, payload = string.match(entry, '^(%S+) (%S+) (.*)$')
+  return {turn = turn, due = due, payload = payload}
+end
+
+-- Into ready or delayed, and its entry. A server that refuses one of them has refused both. Returns the error, or nil.
+local function add(ready, delayed, notify, entries, name, turn, delay, payload)
+  local due = string.format('%.3f', math.ceil((now + delay) * 1000) / 1000)
+  local step = nil
+  if delay < 1 then step = redis.pcall('RPUSH', notify, '1') end
+  if type(step) == 'table' then return step end
+  if delay == 0 then step = redis.pcall('RPUSH', ready, payload)
+  else step = redis.pcall('ZADD', delayed, due, payload) end
+  if type(step) == 'table' then return step end
+  step = redis.pcall('HSET', entries, name, turn .. ' ' .. due .. ' ' .. payload)
+  if type(step) ~= 'table' then return nil end
+  if delay == 0 then redis.call('LTRIM', ready, 0, -2) else redis.call('ZREM', delayed, payload) end
+  return step
+end

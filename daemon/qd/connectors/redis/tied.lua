@@ -1,0 +1,55 @@
+-- Jobs that are tied to a lock or a key, put in front of turn.lua: what becomes of that when they are taken. Locks and entries
+-- are named in the payload, so they are no KEYS.
+--   "unique":"NAME"       its lock: held anew from now on, or freed when it is held until the start only
+--   "key":"TURN NAME"     its entry under NAME. The entry has the same turn: it is taken, and can no longer be moved or
+--                         cancelled; the payload says "taken" from now on. Another turn, or no entry: it was, and is dropped
+
+-- qd writes ties last before the id, so the usual payload is known by one byte, with an id of 32 letters or a uuid.
+local function may_be_tied(p)
+  if string.sub(p, -27) == ',"attempts":0,"delay":null}' then
+    return string.byte(p, #p - 67) == 125 or string.byte(p, #p - 71) == 125
+  end
+  return string.find(p, '"qd":{', 1, true) ~= nil
+end
+
+-- The ties, and all that stands behind them.
+local function ties_of(p)
+  local at, from = nil, 0
+  repeat
+    from = string.find(p, '"qd":{', from + 1, true)
+    at = from or at
+  until not from
+  return at and string.sub(p, at)
+end
+
+local function renewed(p, ties, locks)
+  local name = string.match(ties, '"unique":"([%w_.:@%%-]+)"')
+  if not name then return nil end
+  local lock = locks .. name
+  local owner = redis.call('GET', lock)
+  if not owner or not string.find(p, '"uuid":"' .. owner .. '"', 1, true) then return nil end
+  local starts = string.find(ties, '"until":"start"', 1, true)
+  local hold = tonumber(string.match(ties, '"hold":([%d.]+)') or 86400)
+  return function()
+    if starts then redis.call('EXPIRE', lock, 0)
+    else redis.call('EXPIRE', lock, string.format('%.0f', math.ceil(hold))) end
+  end
+end
+
+-- The payload as it is taken, and what to do once it is leased (nil: nothing). False: it was cancelled or moved.
+local function taken(p, entries, locks)
+  local ties = ties_of(p)
+  if not ties then return p, nil end
+  local found
+  for turn, name in string.gmatch(ties, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
+    found = name
+    local entry = redis.call('HGET', entries, name)
+    if entry and string.sub(entry, 1, #turn + 1) == turn .. ' ' then
+      local at = string.find(p, '"key":"' .. turn .. ' ', #p - #ties + 1, true)
+      local text = string.sub(p, 1, at + 6) .. 'taken' .. string.sub(p, at + 12)
+      return text, function() redis.call('HDEL', entries, name) end
+    end
+  end
+  if found then return false end
+  return p, renewed(p, ties, locks)
+end
