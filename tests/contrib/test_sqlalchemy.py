@@ -9,7 +9,7 @@ from contextlib import suppress
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine, select
+from sqlalchemy import Engine, create_engine, event, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
@@ -96,6 +96,7 @@ def test_nothing_is_sent_on_rollback(engine, ship, sent):
         session.add(Order(id=1))
         ship(1)
         session.rollback()
+        assert not any(session.info.values())
         session.add(Order(id=2))
         session.commit()
     assert sent() == []
@@ -265,10 +266,13 @@ def test_a_worker_has_a_pool_of_its_own(project: MakeProject):
 
 def test_the_parent_keeps_its_connections(engine):
     install(Qd(), engine)
+    closed: list[object] = []
+    event.listen(engine, "close", lambda connection, record: closed.append(connection))
     with engine.connect() as connection:
+        engine.connect().close()  # an idle one
         pid = os.fork()
         if pid == 0:
-            os._exit(engine.pool.checkedout())
+            os._exit(engine.pool.checkedout() + engine.pool.checkedin() + len(closed))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert engine.pool.checkedout() == 1
         assert connection.scalar(select(1)) == 1

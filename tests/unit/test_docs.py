@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.samples import PAGES, ROOT, program
+from tests.support.samples import PAGES, ROOT, STANDINS, program
 from tests.support.server import Server
 
 
@@ -20,7 +20,7 @@ def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import page"],
         cwd=tmp_path,
-        env={**ours, "PYTHONPATH": str(ROOT / "daemon"), "QD_REDIS_URL": server.url},
+        env={**ours, "PYTHONPATH": f"{ROOT / 'daemon'}:{STANDINS}", "QD_REDIS_URL": server.url},
         capture_output=True,
         text=True,
         timeout=60,

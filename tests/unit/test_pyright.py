@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.samples import PAGES, program
+from tests.support.samples import PAGES, STANDINS, program
 from tests.unit.test_typing import CASES, ROOT, marked
 
 pytestmark = pytest.mark.xdist_group("pyright")
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.xdist_group("pyright")
 
 def checked(folder: Path) -> dict[str, list[tuple[int, str]]]:
     """File -> (line, "message [rule]") of each error that pyright finds in the modules of `folder`."""
-    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT / "daemon")]}
+    paths = [str(ROOT / "daemon"), str(STANDINS)]
+    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": paths}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     done = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable, "--outputjson", "."],

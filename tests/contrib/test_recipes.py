@@ -1,0 +1,57 @@
+"""docs/recipes.md in a real worker: what Sentry is told of a failing job, what becomes of a trace, which SQL is slow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.marks import FAILED
+from tests.support.project import MakeProject, Project
+from tests.support.samples import ROOT, STANDINS, program
+from tests.support.witness import Witness
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
+
+PAGE = program((ROOT / "docs" / "recipes.md").read_text())
+TOLD = """
+
+@app.on(WorkerStopping)
+def note(event: WorkerStopping) -> None:
+    import json
+    with open("witness", "a") as file:
+        for what, value in sentry_sdk.told:
+            print(json.dumps([what, value], default=repr), file=file)
+"""
+
+
+@pytest.fixture
+def shop(project: MakeProject, monkeypatch) -> Project:
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    return project(jobs=PAGE + TOLD)
+
+
+def test_sentry_is_told_of_a_job_that_failed_for_good_once(shop: Project):
+    witness = Witness(shop)
+    shop.python("from jobs import *; charge.dispatch(-1); charge.dispatch(1)")
+    work = shop.work("payments", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    told = [json.loads(line) for line in witness.lines]
+    assert told == [
+        ["init", "https://key@sentry.example.org/1"],
+        ["job", "orders.charge"],
+        ["queue", "payments"],
+        ["job", {"id": told[3][1]["id"], "attempt": 3}],
+        ["error", "ValueError('there is no such order')"],
+        ["flush", 2],
+    ]
+
+
+def test_slow_sql_is_logged_with_its_job(shop: Project):
+    shop.allowed.add("witness")
+    path = shop.root / "jobs.py"
+    path.write_text(path.read_text().replace("SLOW = 0.1", "SLOW = 0.0"))
+    shop.python("from jobs import *; add_up.dispatch()")
+    work = shop.work_off()
+    assert work.matches(r"s in reports\.sum: SELECT 40 \+ 2.* job=reports\.sum"), work.tail()
+    assert work.matches(r"reports\.sum took .* of CPU"), work.tail()

@@ -1,0 +1,34 @@
+"""A stand-in for the package of this name, as far as docs/recipes.md uses it: it notes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+told: list[tuple[str, object]] = []
+
+
+class Scope:
+    def set_tag(self, key: str, value: object) -> None:
+        told.append((key, value))
+
+    def set_context(self, key: str, value: Mapping[str, object]) -> None:
+        told.append((key, dict(value)))
+
+
+def init(dsn: str | None = None) -> None:
+    told.append(("init", dsn))
+
+
+def capture_exception(error: BaseException | None = None) -> str | None:
+    told.append(("error", error))
+    return None
+
+
+def flush(timeout: float | None = None) -> None:
+    told.append(("flush", timeout))
+
+
+@contextmanager
+def isolation_scope() -> Iterator[Scope]:
+    yield Scope()
