@@ -240,3 +240,32 @@ def test_a_chain_is_a_record_and_its_first_job_is_dispatched(app: Qd):
     assert fake.dispatched(charge) == [first.jobs[0], second.jobs[0]]
     assert fake.dispatched(charge)[0].id == sent.id
     assert fake.dispatched(welcome) == []
+
+
+def test_a_batch_is_a_record_and_its_jobs_are_dispatched(app: Qd):
+    welcome, charge = declared(app)
+    with app.fake() as fake:
+        sent = app.batch(
+            charge(order_id=1),
+            charge(order_id=2),
+            then=welcome.bind("done"),
+            finally_=welcome.bind("over"),
+            name="night",
+        ).dispatch()
+        sent.add(charge(order_id=3))
+        assert (sent.total, sent.pending, sent.finished, sent.name) == (3, 3, False, "night")
+        assert sent.cancel()
+        assert sent.cancelled
+        app.batch(charge(order_id=4), catch=welcome.bind("sorry"), allow_failures=True).dispatch()
+    first, second = fake.batches
+    assert [job.arguments for job in first.jobs] == [{"order_id": 1}, {"order_id": 2}, {"order_id": 3}]
+    assert (first.name, first.allow_failures, first.id, first.catch) == ("night", False, sent.id, None)
+    assert first.then is not None
+    assert first.then.arguments == {"to": "done"}
+    assert first.finally_ is not None
+    assert first.finally_.arguments == {"to": "over"}
+    assert (second.allow_failures, second.then) == (True, None)
+    assert len(fake.dispatched(charge)) == 4
+    assert fake.dispatched(welcome) == []
+    fake.clear()
+    assert fake.batches == []

@@ -11,6 +11,7 @@ import pytest
 
 from qd import Job, JobFailed, JobProcessed, JobProcessing, JobReleased, NotInJob, Qd, RunningJob, current_job
 from qd.errors import AttemptsExceeded, ConfigError, JobFailure
+from qd.ties import SKIPPED
 
 
 @pytest.fixture
@@ -208,3 +209,71 @@ def test_middleware_stands_around_it(app: Qd, done: list[Any]):
     with app.inline():
         note.dispatch()
     assert done == [("note", "redis", True, ("slow",), b"{")] * 3 + [1]
+
+
+def step_of(app: Qd, done: list[Any]) -> Any:
+    @app.job("step")
+    def step(what: object) -> None:
+        done.append(what)
+        if what == "add":
+            app.current_batch().add(step.bind("added"))
+        if what == "cancel":
+            app.current_batch().cancel()
+        if what == "fail":
+            raise ValueError(what)
+
+    return step
+
+
+def test_a_batch_runs_and_then_what_follows(app: Qd, done: list[Any]):
+    step = step_of(app, done)
+    with app.inline() as ran:
+        sent = app.batch(
+            step.bind(1), step.bind("add"), step.bind(2),
+            then=step.bind("then"), catch=step.bind("catch"), finally_=step.bind("finally"),
+        ).dispatch()  # fmt: skip
+        assert (sent.total, sent.pending, sent.failed, sent.finished, sent.progress) == (4, 0, 0, True, 100)
+    assert done == [1, "add", "added", 2, "then", "finally"]
+    assert len(ran.batches[0].jobs) == 4
+
+
+def test_a_batch_with_a_failure_raises_it_in_the_end(app: Qd, done: list[Any]):
+    step = step_of(app, done)
+    with app.inline(), pytest.raises(ValueError, match="fail"):
+        app.batch(
+            step.bind("fail"), step.bind("fail"), step.bind(2),
+            then=step.bind("then"), catch=step.bind("catch"), finally_=step.bind("finally"),
+        ).dispatch()  # fmt: skip
+    assert done == ["fail", "catch", "fail", 2, "finally"]
+
+
+def test_a_batch_that_allows_failures_raises_none(app: Qd, done: list[Any]):
+    step = step_of(app, done)
+    with app.inline():
+        sent = app.batch(step.bind("fail"), step.bind(2), catch=step.bind("catch"), allow_failures=True).dispatch()
+        assert (sent.failed, sent.cancelled, sent.finished) == (1, False, True)
+    assert done == ["fail", "catch", 2]
+
+
+def test_a_cancelled_batch_has_no_then_where_a_job_was_skipped_for_that(app: Qd, done: list[Any]):
+    def skip(job: RunningJob, call_next: Callable[[], object]) -> object:
+        return SKIPPED if app.current_batch().cancelled else call_next()
+
+    @app.job("careful", middleware=[skip])
+    def careful(what: str) -> None:
+        done.append(what)
+        app.current_batch().cancel()
+
+    step = step_of(app, done)
+    with app.inline():
+        callbacks = {"then": step.bind("then"), "finally_": step.bind("finally")}
+        app.batch(careful.bind("a"), careful.bind("b"), **callbacks).dispatch()
+        app.batch(step.bind("cancel"), step.bind("c"), then=step.bind("then")).dispatch()
+    assert done == ["a", "finally", "cancel", "c", "then"]
+
+
+def test_a_batch_without_jobs_is_over_at_once(app: Qd, done: list[Any]):
+    step = step_of(app, done)
+    with app.inline():
+        assert app.batch(then=step.bind("then"), finally_=step.bind("finally")).dispatch().finished
+    assert done == ["then", "finally"]

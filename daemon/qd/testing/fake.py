@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from qd.bus.parcel import Parcel
+from qd.bus.send import Push
+from qd.connectors.batches import NewBatch
 from qd.errors import ArgumentError
 from qd.jobs import Job, JobFunction
 from qd.jobs.registry import Declared
 from qd.payload import read
-from qd.testing.records import Chained, Dispatched, Pushed, chained, dispatched, pushed
-from qd.testing.stage import no_server, posting, remembering, unread
+from qd.testing.batches import MemoryBatches
+from qd.testing.records import Batched, Chained, Dispatched, Pushed, batched, chained, dispatched, pushed
+from qd.testing.stage import staged
 from qd.ties import Link, Ties
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ class Fake:
         self._registry, self._handlers = app.registry, app._handlers
         self._lock = threading.Lock()
         self._parcels: list[Parcel] = []
-        self._made: dict[str, Parcel] = {}  # by id: those of a chain that are sent later, too
+        self._made: dict[str, Parcel] = {}  # by id: those that are sent later, by a chain or a batch, too
+        self._kept = MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
         """The calls of this job, or of the handler of commands of this class, that are sent now: of a chain only the first.
@@ -52,6 +56,11 @@ class Fake:
         """The chains, of at least two jobs or with something that catches."""
         return [chained(each, *self._behind(each)) for each in self._seen() if each.ties and is_chain(each.ties)]
 
+    @property
+    def batches(self) -> list[Batched]:
+        """The batches, each with all the jobs that were sent with it and added to it."""
+        return [self._batched(kept.new) for kept in self._kept.kept.values()]
+
     def pushed(self, queue: str) -> list[Pushed]:
         """What app.queue(queue).push and push_raw were given."""
         return [pushed(each) for each in self._seen() if each.plan is None and each.queue == queue]
@@ -60,8 +69,12 @@ class Fake:
         """Forget what was sent until now."""
         with self._lock:
             self._parcels.clear()
+            self._kept.kept.clear()
 
-    def _post(self, parcels: Sequence[Parcel], push: object = None) -> list[str]:
+    def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
+        """push: of a batch, which is kept in memory instead."""
+        if push is not None:
+            push(parcels)
         with self._lock:
             self._parcels += parcels
         return [parcel.id for parcel in parcels]
@@ -74,6 +87,15 @@ class Fake:
         """What comes after it has succeeded, and what after one of them has failed."""
         ties = parcel.ties or Ties()
         return [self._linked(link) for link in ties.chain], [self._linked(link) for link in ties.catch]
+
+    def _batched(self, new: NewBatch) -> Batched:
+        jobs = [each for each in self._seen() if each.ties is not None and each.ties.batch == new.id]
+        then, catch, last = (self._called_back(new, what) for what in ("then", "catch", "finally"))
+        return batched(new, jobs, then, catch, last)
+
+    def _called_back(self, new: NewBatch, what: str) -> Parcel | None:
+        callback = new.callbacks.get(what)
+        return callback and self._made[read(callback.payload).id or ""]
 
     def _linked(self, link: Link) -> Parcel:
         return self._made[read(link.payload.encode()).id or ""]
@@ -109,5 +131,5 @@ def faked(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
     fake = Fake(app)
-    with unread(app), no_server(app), remembering(app, fake._remember), posting(app, fake._post):
+    with staged(app, fake._post, fake._remember, fake._kept):
         yield fake

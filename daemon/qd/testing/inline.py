@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 from qd.bus.parcel import Parcel
 from qd.bus.running import RunningJob, run_here, tell_of_failure
+from qd.bus.send import Push
+from qd.connectors.batches import NewBatch
 from qd.errors import AttemptsExceeded, JobFailure
 from qd.limits import Release
 from qd.testing.fake import Fake
-from qd.testing.stage import no_server, posting, remembering, unread
+from qd.testing.stage import staged
+from qd.ties import SKIPPED
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -34,34 +37,66 @@ class Inline(Fake):
         super().__init__(app)
         self._listeners, self._common = app.listeners, app._send._common
 
-    def _post(self, parcels: Sequence[Parcel], push: object = None) -> list[str]:
-        sent = super()._post(parcels)
+    def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
+        sent, errors = super()._post(parcels, push), list[Exception]()
         for parcel in parcels:
-            beside_a_loop(self._run, parcel)
+            try:
+                beside_a_loop(self._run, parcel)
+            except Exception as error:
+                if push is None:
+                    raise
+                errors += self._unexpected(parcel, error)
+        if push is not None and not parcels:
+            self._finish_empty()
+        if errors:
+            raise errors[0]
         return sent
 
+    def _unexpected(self, parcel: Parcel, error: Exception) -> list[Exception]:
+        """The error of a job of a batch; none where it allows failures."""
+        kept = self._kept.kept[parcel.ties.batch or ""] if parcel.ties else None
+        return [] if kept and kept.new.allow_failures else [error]
+
+    def _finish_empty(self) -> None:
+        for id, kept in list(self._kept.kept.items()):
+            if not kept.total:
+                self._call_back(kept.new, self._kept.settled(id))
+
     def _run(self, parcel: Parcel) -> None:
+        """It, and what hangs on it. Raises what it raises, in the end."""
         if parcel.plan is None:
             return
         chain, catch = self._behind(parcel)
+        how = "failed"
         try:
-            for each in (parcel, *chain):
+            how = "skipped" if self._attempts(parcel) is SKIPPED else "done"
+            for each in chain:
                 self._attempts(each)
         except Exception:
             for each in catch:
                 self._run(each)
             raise
+        finally:
+            if parcel.ties is not None and parcel.ties.batch is not None:
+                id = parcel.ties.batch
+                self._call_back(self._kept.kept[id].new, self._kept.ended(id, parcel.uuid, how))
 
-    def _attempts(self, parcel: Parcel) -> None:
-        """Run it until it does not release itself. Raises what it raises; AttemptsExceeded: its tries are used up."""
+    def _call_back(self, new: NewBatch, due: Iterator[str]) -> None:
+        for what in due:
+            callback = self._called_back(new, what)
+            if callback is not None:
+                self._run(callback)
+
+    def _attempts(self, parcel: Parcel) -> object:
+        """Run it until it does not release itself; its result. Raises what it raises; AttemptsExceeded: its tries are
+        used up."""
         assert parcel.plan is not None
         declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
         stages, attempt = self._common.pipeline.around(declared), 1
         for _ in range(MOST):
             job = self._job(parcel, attempt)
             try:
-                run_here(declared, parcel.data, job, self._listeners, stages)
-                return
+                return run_here(declared, parcel.data, job, self._listeners, stages)
             except JobFailure:
                 if not isinstance(job.outcome, Release):
                     raise
@@ -111,5 +146,5 @@ def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
 def inlined(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
     inline = Inline(app)
-    with unread(app), no_server(app), remembering(app, inline._remember), posting(app, inline._post):
+    with staged(app, inline._post, inline._remember, inline._kept):
         yield inline

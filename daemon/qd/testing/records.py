@@ -10,6 +10,7 @@ import msgspec
 
 from qd.arguments import decode_value
 from qd.bus.parcel import Parcel
+from qd.connectors.batches import NewBatch
 from qd.jobs import Plan, Sending
 from qd.jobs.registry import Declared, DeclaredRaw
 from qd.options import JOB_KINDS
@@ -45,6 +46,34 @@ class Chained:
 
     jobs: list[Dispatched]
     catch: Dispatched | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """A batch that was dispatched: its jobs in order, and what is sent when they have ended."""
+
+    jobs: list[Dispatched]
+    then: Dispatched | None
+    catch: Dispatched | None
+    finally_: Dispatched | None
+    name: str
+    allow_failures: bool
+    id: str = field(compare=False)
+
+
+def batched(
+    new: NewBatch, jobs: list[Parcel], then: Parcel | None, catch: Parcel | None, last: Parcel | None
+) -> Batched:
+    after = [None if each is None else dispatched(each) for each in (then, catch, last)]
+    return Batched(
+        jobs=[dispatched(each) for each in jobs],
+        then=after[0],
+        catch=after[1],
+        finally_=after[2],
+        name=new.name,
+        allow_failures=new.allow_failures,
+        id=new.id,
+    )
 
 
 def chained(first: Parcel, rest: list[Parcel], catch: list[Parcel]) -> Chained:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from qd import config
 from qd.bus.parcel import Parcel
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
-from qd.jobs import Plan
-from qd.ties import Ties
+from qd.testing.batches import MemoryBatches
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -27,61 +27,43 @@ class Unread(Settings):
         return ConnectionSettings(name or self.default, url="fake://")
 
 
+class Nowhere:
+    """A connection without a server: all that it has are batches."""
+
+    def __init__(self, batches: MemoryBatches) -> None:
+        self.batches = batches
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> NoReturn:  # whatever else a connection can do
+        raise QdError(
+            f"app.fake() and app.inline() ask no server ('{name}'): what needs one is tested with the fixture qd_worker"
+        )
+
+
 @contextmanager
-def unread(app: Qd) -> Iterator[None]:
-    """The app reads no file and no variable; what it has read until now counts again after the block."""
+def staged(
+    app: Qd, post: Callable[..., list[str]], note: Callable[[Parcel], None], batches: MemoryBatches
+) -> Iterator[None]:
+    """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
+    with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
+    send: Any = app._send
+    before = app._settings, app.connections.make, send._post, send.parcel
+    app._settings = unread(app)
+    app.connections.make = lambda settings, name: cast(Any, Nowhere(batches))
+    send._post, send.parcel = post, partial(noted, send.parcel, note)
+    try:
+        yield
+    finally:
+        app._settings, app.connections.make, send._post, send.parcel = before
+
+
+def unread(app: Qd) -> Settings:
     built_in = config.unread(app.said)
-    before, app._settings = (
-        app._settings,
-        Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)}),
-    )
-    try:
-        yield
-    finally:
-        app._settings = before
+    return Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})
 
 
-@contextmanager
-def no_server(app: Qd) -> Iterator[None]:
-    """Whoever asks for a connection gets an error."""
-    before, app.connections.make = app.connections.make, refuse
-    try:
-        yield
-    finally:
-        app.connections.make = before
-
-
-def refuse(settings: Settings, name: str | None) -> Any:
-    raise QdError(
-        "app.fake() and app.inline() ask no server: what needs its answer is tested with the fixture qd_worker"
-    )
-
-
-@contextmanager
-def posting(app: Qd, post: Callable[..., list[str]]) -> Iterator[None]:
-    """What is sent goes to `post`, from every thread; with after_commit=True when that would have been."""
-    send: Any = app._send
-    before = send._post
-    send._post = post
-    try:
-        yield
-    finally:
-        send._post = before
-
-
-@contextmanager
-def remembering(app: Qd, note: Callable[[Parcel], None]) -> Iterator[None]:
-    """Each job that is made, to be sent now or later, goes by `note` too."""
-    send: Any = app._send
-    before = send.parcel
-
-    def parcel(plan: Plan, data: bytes, ties: Ties | None = None) -> Parcel:
-        made: Parcel = before(plan, data, ties)
-        note(made)
-        return made
-
-    send.parcel = parcel
-    try:
-        yield
-    finally:
-        send.parcel = before
+def noted(make: Callable[..., Parcel], note: Callable[[Parcel], None], *about: object) -> Parcel:
+    made = make(*about)
+    note(made)
+    return made
