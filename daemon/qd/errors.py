@@ -91,6 +91,21 @@ class JobFailure(QdError):
     """job.fail("why") was called."""
 
 
+class JobError(JobFailure):
+    """The job whose result was asked for has failed. kind: the name of its error ("ValueError"); message: its words."""
+
+    def __init__(self, id: str, kind: str, message: str) -> None:
+        super().__init__(id, kind, message)
+        self.id, self.kind, self.message = id, kind, message
+
+    def __str__(self) -> str:
+        return f"job {self.id} has failed: {self.kind}: {self.message}" if self.message else f"job {self.id} has failed: {self.kind}"
+
+
+class NoResult(QdError):
+    """There is no result to give: the job keeps none (result_ttl), it has expired, or JSON could not carry it."""
+
+
 class Settled(BaseException):
     """release() or fail() was called in the job: the outcome is noted, the rest of the job does not run."""
 

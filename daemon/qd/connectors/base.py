@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from qd.connectors.batches import Batches
 from qd.connectors.effects import Effect
+from qd.payload import Payload
 
 
 class Reserved(NamedTuple):
@@ -58,6 +59,52 @@ class Sizes:
     oldest_age: float | None
 
 
+Spot = Literal["delayed", "ready", "running", "failed"]
+
+
+class Found(NamedTuple):
+    """A job that was looked for by its id. text: as it stands there (a record and the payload where it has failed). score:
+    unix seconds at which it is due, or at which its lease runs out; None elsewhere."""
+
+    queue: str
+    spot: Spot
+    text: bytes
+    payload: Payload
+    score: float | None
+
+
+class Kept(NamedTuple):
+    """What is kept of a job with result_ttl. status: done or failed, None while it has not ended. value: JSON, its result or
+    {error, message}; b"!" and why where JSON cannot carry it. at: unix seconds."""
+
+    status: str | None
+    value: bytes
+    progress: float | None
+    at: float | None
+
+
+class Jobs(Protocol):
+    """Single jobs by their ids (`id` of the payload, or `uuid`). Raises as Queue."""
+
+    def find(
+        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
+    ) -> Found | None:
+        """Where it stands. Looks through the queue in many short calls; a job that moves meanwhile may be missed."""
+
+    def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
+        """Take a waiting job away for good, and do `effects` in the same step. False: it is not there any more."""
+
+    def stop(self, found: Found) -> bool:
+        """Ask for the end of a running job: its worker is told within a second or so. False: it does not run there any
+        more, or for a worker that is none of qd's."""
+
+    def kept(self, id: str) -> Kept | None:
+        """What is kept of it. None: nothing."""
+
+    def progress(self, id: str, percent: float, ttl: float) -> None:
+        """Keep how far it is, for `ttl` seconds."""
+
+
 class Queue(Protocol):
     """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
     of it but what `held` tells."""
@@ -65,6 +112,9 @@ class Queue(Protocol):
     @property
     def batches(self) -> Batches:
         """Those that it keeps."""
+
+    @property
+    def jobs(self) -> Jobs: ...
 
     def push(self, queue: str, payload: bytes) -> None:
         """Append to the ready jobs of `queue`."""

@@ -22,6 +22,7 @@ PARTS = {  # every other script is its own file
     **{f"keyed_{each}": ("keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
     "ack": (*EFFECTS, "ack.lua"),
     "release": (*EFFECTS, "release.lua"),
+    "drop": (*EFFECTS, "drop.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),
 }
 

@@ -1,0 +1,90 @@
+"""Single jobs in Redis, by their ids: found, cancelled, and what is kept of their ends. See base.Jobs.
+
+    find    find.lua       a thousand payloads a call: no call is long, all of them are O(n)
+    drop    drop.lua       a waiting job, by its exact bytes
+    stop    stop.lua       a running one: a field of qd:cancel, which the keeper of its worker reads
+    kept    HGETALL        the record that the end of a job wrote (keep.lua)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from qd.connectors.base import Found, Kept, Spot
+from qd.connectors.effects import Effect
+from qd.connectors.redis import keys
+from qd.connectors.redis.effects import spoken
+from qd.connectors.redis.scripts import script
+from qd.connectors.redis.wire import Wire
+from qd.errors import Malformed
+from qd.payload import Payload, read
+from qd.unit import split_mark
+
+# In the order in which a job goes through them, so that one that goes on meanwhile is met further behind.
+PLACES: tuple[tuple[Spot, str], ...] = (("delayed", "zset"), ("ready", "list"), ("running", "zset"), ("failed", "hash"))
+NAMES = {"delayed": keys.delayed, "ready": keys.ready, "running": keys.reserved, "failed": keys.failed}
+
+
+class RedisJobs:
+    def __init__(self, wire: Wire, prefix: str) -> None:
+        self.wire, self.prefix = wire, prefix
+
+    def find(self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")) -> Found | None:
+        for spot, kind in PLACES:
+            for text, beside in self._named(queue, id, spot, kind) if spot in spots else ():
+                raw = text.partition(b"\n")[2] if spot == "failed" else text
+                payload = understood(raw)
+                if payload is not None and id in (payload.id, payload.uuid):
+                    score = float(beside) if spot in ("delayed", "running") else None
+                    return Found(queue, spot, text, payload, score)
+        return None
+
+    def _named(self, queue: str, id: str, spot: Spot, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        """Whatever has the id somewhere in it."""
+        name, at = self.prefix + NAMES[spot](queue), b"0"
+        while True:
+            at, *found = script("find").call(self.wire, [name], kind, at, id)
+            yield from zip(found[::2], found[1::2], strict=True)
+            if at == b"0":
+                return
+
+    def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
+        more, said = spoken(effects)
+        names = [self.prefix + name for name in (NAMES[found.spot](found.queue), keys.notify(found.queue), *more)]
+        return bool(script("drop").call(self.wire, names, found.spot, found.text, *said))
+
+    def stop(self, found: Found) -> bool:
+        try:
+            mark = split_mark(found.payload.rsv or "")
+        except ValueError:
+            return False  # another program's
+        if not mark.n.isdecimal():
+            return False
+        names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
+        return bool(script("stop").call(self.wire, names, f"{mark.token}/{mark.slot}", mark.base))
+
+    def kept(self, id: str) -> Kept | None:
+        flat: list[Any] = self.wire.call("HGETALL", self.prefix + keys.kept(id))
+        said = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
+        if not said:
+            return None
+        status = said["status"].decode("utf-8", "replace") if "status" in said else None
+        return Kept(status, said.get("value", b""), number(said.get("progress")), number(said.get("at")))
+
+    def progress(self, id: str, percent: float, ttl: float) -> None:
+        script("progress").call(self.wire, [self.prefix + keys.kept(id)], percent, ttl)
+
+
+def understood(raw: bytes) -> Payload | None:
+    try:
+        return read(raw)
+    except Malformed:
+        return None
+
+
+def number(text: bytes | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None  # somebody else wrote it

@@ -1,0 +1,5 @@
+-- How far a running job is, in the record of its end to be.
+-- KEYS record   ARGV percent, seconds to keep it
+redis.call('HSET', KEYS[1], 'progress', ARGV[1])
+redis.call('EXPIRE', KEYS[1], math.max(1, math.ceil(tonumber(ARGV[2]))))
+return 1
