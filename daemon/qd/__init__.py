@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.arguments import Carrier, Given, provided
+    from qd.bus.batch import Batch
     from qd.bus.keyed import Keyed
     from qd.bus.named import Queue
     from qd.bus.running import RunningJob, current_job
-    from qd.errors import ArgumentError, DeclarationError, JobInterrupted, JobTimeout, ModelGone, NotInJob, QdError
+    from qd.connectors.batches import BatchState
+    from qd.errors import (
+        ArgumentError,
+        BatchFinished,
+        DeclarationError,
+        JobInterrupted,
+        JobTimeout,
+        ModelGone,
+        NotInJob,
+        QdError,
+        UnknownBatch,
+    )
     from qd.events import (
         Event,
         JobAttempted,
@@ -53,16 +65,20 @@ _ROOMS = {
     "qd.app": ("Qd",),
     "qd.arguments": ("Carrier", "Given", "provided"),
     "qd.bus.keyed": ("Keyed",),
+    "qd.bus.batch": ("Batch",),
     "qd.bus.named": ("Queue",),
     "qd.bus.running": ("RunningJob", "current_job"),
+    "qd.connectors.batches": ("BatchState",),
     "qd.errors": (
         "ArgumentError",
+        "BatchFinished",
         "DeclarationError",
         "JobInterrupted",
         "JobTimeout",
         "ModelGone",
         "NotInJob",
         "QdError",
+        "UnknownBatch",
     ),
     "qd.events": (
         "Event",
@@ -97,6 +113,9 @@ _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "ArgumentError",
+    "Batch",
+    "BatchFinished",
+    "BatchState",
     "Call",
     "Carrier",
     "DeclarationError",
@@ -137,6 +156,7 @@ __all__ = [
     "Sending",
     "Span",
     "UniqueJobSkipped",
+    "UnknownBatch",
     "WorkerIdle",
     "WorkerInterrupted",
     "WorkerPausing",

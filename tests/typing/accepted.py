@@ -9,6 +9,8 @@ from typing import Any, assert_type
 from uuid import UUID
 
 from qd import (
+    Batch,
+    BatchState,
     Call,
     Event,
     Handle,
@@ -200,3 +202,19 @@ def soon(call: Call[int]) -> int:
 
 later(bare)
 soon(welcome.bind("a@b.c"))
+
+
+# chains and batches
+chain = app.chain(welcome.bind("a@b.c"), welcome.using(delay=5).bind("d@e.f"), catch=bare.bind("sorry"))
+assert_type(chain.dispatch(), Handle[None])
+assert_type(chain.using(queue="high").run(), None)
+batch = app.batch(
+    *[bare.bind(str(n)) for n in range(3)], then=welcome.bind("all"), finally_=empty.bind("x"), name="three"
+)
+sent_batch = batch.using(delay=1).dispatch()
+assert_type(sent_batch, Batch)
+assert_type(sent_batch.progress, int)
+assert_type(sent_batch.look(), BatchState)
+assert_type(sent_batch.add(bare.bind("more")), list[Handle[Any]])
+assert_type(app.batch_of(sent_batch.id).cancelled, bool)
+tied: list[Call[None]] = [chain, batch]

@@ -97,3 +97,11 @@ def no_answer(event: Looping) -> str:
 
 app.on(timedelta)  # E: arg-type
 app.on(JobFailed)(lambda event: print(event.delay))  # E: attr-defined
+
+
+# chains and batches
+app.chain(welcome)  # E: arg-type
+app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: arg-type
+app.batch([welcome.bind("a@b.c")])  # E: arg-type
+app.batch(welcome.bind("a@b.c"), allow_failures="yes")  # E: arg-type
+app.batch_of(7)  # E: arg-type
