@@ -1,6 +1,6 @@
 """The middleware that comes with qd, for `from qd.middleware import RateLimited`. What each does stands in its docstring."""
 
-from qd.bus.middleware import FailOnException, RateLimited, SkipIf, ThrottlesExceptions
+from qd.bus.middleware import FailOnException, RateLimited, SkipIf, SkipIfBatchCancelled, ThrottlesExceptions
 from qd.bus.places import ConcurrencyLimit, WithoutOverlapping
 from qd.jobs.plan import Middleware
 
@@ -10,6 +10,7 @@ __all__ = [
     "Middleware",
     "RateLimited",
     "SkipIf",
+    "SkipIfBatchCancelled",
     "ThrottlesExceptions",
     "WithoutOverlapping",
 ]

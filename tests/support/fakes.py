@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +70,9 @@ class FakeQueue:
     def clear(self, queue: str) -> int:
         self.cleared.append(queue)
         return 2
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         self.closed = True

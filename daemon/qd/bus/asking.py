@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from qd.arguments import Pattern
+from qd.connectors.base import Queue
 from qd.errors import ConnectionLost, DeclarationError, ServerRefused
 from qd.process.shield import shield
 from qd.store.base import Store
@@ -52,27 +53,40 @@ class Key:
 
 
 def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:
-    """What the store of the job's connection says. While it is away the job is put back: that is no fault of the job, and
-    costs no attempt. In run() the error is raised."""
+    """What the store of the job's connection says; as queue_asked."""
+    return queue_asked(job, lambda queue: ask(store_of(queue)))
+
+
+def queue_asked(job: RunningJob, ask: Callable[[Queue], T]) -> T:
+    """What the job's connection says. While it is away the job is put back: that is no fault of the job, and costs no
+    attempt. In run() the error is raised."""
     try:
         return within(job, PATIENCE, ask)
     except (ConnectionLost, ServerRefused) as error:
         if not job.mark:
             raise
         said = str(error)
-    job.release(AWAY, reason=f"its middleware cannot ask: {said}", counts=False)
+    job.release(AWAY, reason=f"what is asked before it runs is not answered: {said}", counts=False)
 
 
 def told(job: RunningJob, tell: Callable[[Store], object]) -> None:
     """Tell the store something that the job's own end does not depend on."""
     try:
-        within(job, PATIENCE, tell)
+        within(job, PATIENCE, lambda queue: tell(store_of(queue)))
     except (ConnectionLost, ServerRefused) as error:
         log.warning("what middleware keeps of this job stays until its time is over: %s", error)
 
 
-def within(job: RunningJob, seconds: float, ask: Callable[[Store], T]) -> T:
+def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
+    """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.common is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
-    with shield:  # an alarm must not tear a call apart
-        return job.common.ask(job.connection or None, seconds, ask)
+    queue = job.common.connections.get(job.connection or None)
+    with shield, queue.within(seconds):  # an alarm must not tear a call apart
+        return ask(queue)
+
+
+def store_of(queue: Queue) -> Store:
+    from qd.store.redis import beside  # whose app has no such middleware loads no driver for it
+
+    return beside(queue)

@@ -1,11 +1,10 @@
-"""What all jobs of an app share: the pipeline around them, limits by name, and the way to the store."""
+"""What all jobs of an app share: the pipeline around them, limits by name, and its connections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from qd.bus.pipeline import Pipeline
 from qd.errors import DeclarationError
@@ -13,9 +12,6 @@ from qd.units import span
 
 if TYPE_CHECKING:
     from qd.connectors.manager import Connections
-    from qd.store.base import Store
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +24,18 @@ class Limit:
 
 def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
     """Raises DeclarationError for figures that let nothing through."""
-    seconds = span(per)
+    seconds = seconds_of(f"the limit '{name}'", "per", per)
     if most < 1 or seconds <= 0:
         raise DeclarationError(f"the limit '{name}' of {most} per {seconds:g} s lets nothing run; give 1 or more")
     return Limit(most, seconds)
+
+
+def seconds_of(whose: str, option: str, said: float | timedelta) -> float:
+    """Raises DeclarationError for what is no length of time."""
+    try:
+        return span(said)
+    except ValueError as error:
+        raise DeclarationError(f"{whose}: {option}: {error}") from None
 
 
 class Common:
@@ -50,12 +54,3 @@ class Common:
             known = ", ".join(sorted(self._limits)) or "none"
             raise DeclarationError(f"no limit is called '{name}' (known: {known}): app.limit(\"{name}\", 100, per=60)")
         return self._limits[name]
-
-    def ask(self, connection: str | None, seconds: float, ask: Callable[[Store], T]) -> T:
-        """What the store of a connection says (None: the default one), which may take so long. Raises ConfigError,
-        ConnectionLost, ServerRefused."""
-        from qd.store.redis import store_of  # whose app has no such middleware loads no driver for it
-
-        queue = self.connections.get(connection)
-        with queue.within(seconds):
-            return ask(store_of(queue))

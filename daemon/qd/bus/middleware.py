@@ -13,13 +13,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from qd.bus.asking import Key, Said, asked, log, told
-from qd.bus.common import limit_of
+from qd.bus.asking import Key, Said, asked, log, queue_asked, told
+from qd.bus.common import limit_of, seconds_of
 from qd.errors import DeclarationError
 from qd.limits import Fail
 from qd.store.rates import Rate, Strikes
-from qd.ties import plain_name
-from qd.units import span
+from qd.ties import SKIPPED, plain_name
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -85,8 +84,9 @@ class ThrottlesExceptions:
         only: type[Exception] | tuple[type[Exception], ...] = Exception,
         key: Said | None = None,
     ) -> None:
-        self._limit, self._wait, self._only = limit_of("ThrottlesExceptions", most, within), span(wait), only
-        self._key = Key("ThrottlesExceptions", key)
+        name = "ThrottlesExceptions"
+        self._limit, self._wait = limit_of(name, most, within), seconds_of(name, "wait", wait)
+        self._only, self._key = only, Key(name, key)
 
     def check(self, declared: Declared) -> None:
         self._key.check(declared)
@@ -120,6 +120,19 @@ class SkipIf:
         if self._predicate(job):
             log.info("skipped: %s", getattr(self._predicate, "__qualname__", "its predicate says so"))
             return None
+        return call_next()
+
+
+class SkipIfBatchCancelled:
+    """Ends a job of a batch, done, without running it, when its batch was cancelled. Other jobs run."""
+
+    def __call__(self, job: RunningJob, call_next: Next) -> object:
+        batch = None if job.ties is None else job.ties.batch
+        if batch is not None:
+            state = queue_asked(job, lambda queue: queue.batches.state(batch))
+            if state is not None and state.cancelled_at is not None:
+                log.info("skipped: its batch %s was cancelled", batch)
+                return SKIPPED
         return call_next()
 
 

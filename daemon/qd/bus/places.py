@@ -12,11 +12,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qd.bus.asking import Key, Said, asked, log, told
+from qd.bus.common import seconds_of
 from qd.connectors.redis import keys
 from qd.errors import DeclarationError
 from qd.store.locks import Places
 from qd.ties import plain_name
-from qd.units import span
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -32,8 +32,12 @@ class Held:
     """A place around a job. Both of the below are this, under another name."""
 
     def __init__(self, key: Key, most: int, release_after: Span, expires: Span | None, drop: bool = False) -> None:
+        name = type(self).__name__
         self._key, self._most, self._drop = key, most, drop
-        self._release_after, self._expires = span(release_after), None if expires is None else span(expires)
+        self._release_after = seconds_of(name, "release_after", release_after)
+        self._expires = None if expires is None else seconds_of(name, "expires", expires)
+        if self._expires == 0:
+            raise DeclarationError(f"{name}: a place that expires at once keeps nobody away: give expires more than 0")
 
     def check(self, declared: Declared) -> None:
         self._key.check(declared)

@@ -66,7 +66,7 @@ class RedisStore:
         return sorted(found)
 
 
-def store_of(queue: Queue) -> RedisStore:
+def beside(queue: Queue) -> RedisStore:
     """The store beside a queue, over its connection. Raises ConfigError where the queue is kept elsewhere."""
     from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
 

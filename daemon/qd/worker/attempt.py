@@ -16,6 +16,7 @@ from qd import events
 from qd.app import Qd
 from qd.bounds import too_deep
 from qd.bus import running
+from qd.bus.asking import queue_asked
 from qd.bus.pipeline import through
 from qd.bus.running import RunningJob
 from qd.bus.send import signing_of
@@ -108,7 +109,14 @@ class Attempts:
             return self._unroutable(payload, now, error)
         except WrongType as error:
             return self.judge.fail(attempt, error, begins=True)
+        if payload.qd is not None and payload.qd.unique is not None and payload.qd.until == "start":
+            call = partial(self._started, attempt.job, payload.qd.unique, call)
         return self._fire(attempt, call)
+
+    def _started(self, job: RunningJob, lock: str, call: Callable[[], object]) -> object:
+        """Inside all middleware: others of its kind may be sent once it really starts."""
+        queue_asked(job, lambda queue: queue.free(lock, job.uuid))
+        return call()
 
     def _running(
         self,

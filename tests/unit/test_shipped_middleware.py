@@ -1,0 +1,114 @@
+"""The middleware that comes with qd: what is refused where it is written, and what it does without a store."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qd import DeclarationError, JobFailed
+from qd.middleware import (
+    ConcurrencyLimit,
+    FailOnException,
+    RateLimited,
+    SkipIf,
+    SkipIfBatchCancelled,
+    ThrottlesExceptions,
+    WithoutOverlapping,
+)
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ConcurrencyLimit("crm", 0), "at most 0 jobs at a time would be none"),
+        (lambda: ConcurrencyLimit(7, 1), "the key 7 is neither a text nor a callable"),  # type: ignore[arg-type]
+        (lambda: ConcurrencyLimit("crm", 1, release_after=-1), "release_after"),
+        (lambda: WithoutOverlapping(expires=0), "expires"),
+        (lambda: WithoutOverlapping(shared=True), "shared=True needs a key"),
+        (lambda: RateLimited("stripe", 100), "half of its figures"),
+        (lambda: RateLimited("stripe", 0, per=60), "the limit 'stripe' of 0 per 60 s lets nothing run"),
+        (lambda: RateLimited("stripe", 1, per=0), "of 1 per 0 s lets nothing run"),
+        (lambda: ThrottlesExceptions(0, 60, 60), "lets nothing run"),
+        (lambda: SkipIf(True), "is not given a callable"),  # type: ignore[arg-type]
+        (lambda: FailOnException(), "is given the types of errors"),
+        (lambda: FailOnException("ValueError"), "is given the types of errors"),  # type: ignore[arg-type]
+    ],
+)
+def test_figures_that_cannot_be_are_refused_where_they_are_written(make, said):
+    with pytest.raises(DeclarationError, match=re.escape(said)):
+        make()
+
+
+NOBODY = [
+    ConcurrencyLimit("{nobody}", 1),
+    WithoutOverlapping("{nobody}"),
+    RateLimited("x", 1, per=1, key="{nobody}"),
+    ThrottlesExceptions(1, 1, 1, key="{nobody}"),
+]
+
+
+@pytest.mark.parametrize("middleware", NOBODY, ids=lambda each: type(each).__name__)
+def test_a_key_that_names_no_parameter_is_refused_at_the_declaration(app: FakeQd, middleware):
+    with pytest.raises(DeclarationError, match=r"middleware \w+ of .*work\(\): it has no parameter 'nobody'"):
+
+        @app.job("x", middleware=[middleware])
+        def work(order_id: int) -> None: ...
+
+
+def test_a_limit_is_declared_once(app: FakeQd):
+    app.limit("stripe", 100, per=60)
+    app.limit("stripe", 100, per=60.0)
+    with pytest.raises(DeclarationError, match="the limit 'stripe' is declared twice: 100 per 60 s before"):
+        app.limit("stripe", 50, per=60)
+
+
+def test_a_limit_that_nobody_declared_is_named_with_those_that_are_known(app: FakeQd):
+    app.limit("stripe", 100, per=60)
+
+    @app.job("x", middleware=[RateLimited("strip")])
+    def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"no limit is called 'strip' \(known: stripe\)"):
+        work.run()
+
+
+def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
+    @app.job("x", middleware=[WithoutOverlapping()])
+    def work() -> None: ...
+
+    with pytest.raises(Exception, match="keeps no locks"):
+        work.run()
+
+
+def test_skip_if_and_a_job_of_no_batch(app: FakeQd):
+    ran: list[int] = []
+
+    @app.job("x", middleware=[SkipIf(lambda job: job.arguments.get("n", 0) > 1), SkipIfBatchCancelled()])
+    def work(n: int = 0) -> None:
+        ran.append(n)
+
+    work.run()
+    work.run(1)
+    work.run(2)
+    assert ran == [0, 1]
+
+
+def test_fail_on_exception_fails_with_the_error_itself(app: FakeQd):
+    heard: list[JobFailed] = []
+    app.on(JobFailed)(heard.append)
+
+    @app.job("x", middleware=[FailOnException(KeyError, ValueError)])
+    def work(kind: str) -> None:
+        raise {"value": ValueError, "os": OSError}[kind]("no")
+
+    for kind, error in (("value", ValueError), ("os", OSError), ("none", KeyError)):
+        with pytest.raises(error):
+            work.run(kind)
+    assert [type(event.error) for event in heard] == [ValueError, OSError, KeyError]
