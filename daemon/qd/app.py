@@ -19,6 +19,7 @@ from qd.arguments import Carrier
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
 from qd.bus.common import Common, limit_of
+from qd.bus.hooks import PayloadHook
 from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
 from qd.bus.send import Send
@@ -195,6 +196,12 @@ class Qd:
         ended, and sees the error of one that raised. Once a job that asks for it, here and in run().
         """
         self.registry.known.provide(kind, make)
+
+    def payload_hook(self, hook: PayloadHook) -> PayloadHook:
+        """Add to each payload that is made: hook(connection, queue, payload) returns a mapping of further keys. As a
+        decorator, too. Nobody reads them but you: event.job.payload has them on the worker."""
+        self._send.hooks.add(hook)
+        return hook
 
     def recycle_on(self, *errors: type[BaseException]) -> None:
         """A worker whose job raises one of these errors leaves when the job is settled, and another takes its place: for

@@ -201,6 +201,7 @@ _HEAD = (
     '%s"data":'
 )
 _OWN = frozenset(Payload.__struct_fields__)
+OWN_KEYS = _OWN | {"tags"}
 
 
 def make(
@@ -251,6 +252,12 @@ def tied(body: bytes, id: str, ties: Ties) -> bytes:
     """The payload `body`, which `make` has made with this id, with what it is tied to in front of that."""
     at = len(body) - len(id) - _BEHIND
     return body[:at] + written(ties) + body[at:]
+
+
+def added(body: bytes, id: str, more: Mapping[str, object]) -> bytes:
+    """The same with keys of the app's there. Raises ArgumentError."""
+    at = len(body) - len(id) - _BEHIND
+    return body[:at] + _bytes(_more(more)) + body[at:]
 
 
 def new_uuid(seed: bytes) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from qd.arguments import Pattern
 from qd.bounds import check
+from qd.bus.hooks import PayloadHooks
 from qd.bus.parcel import Parcel
 from qd.bus.skeleton import Skeleton
 from qd.errors import DeclarationError
@@ -43,6 +44,7 @@ class Route(NamedTuple):
     display: Pattern | None  # where the arguments stand in the name for people
     ties: Ties | None  # of every job of the plan
     unique: Pattern | None
+    hooks: PayloadHooks
 
     def parcel(self, plan: Plan, data: bytes, seed: bytes, ties: Ties | None) -> Parcel:
         """Raises ArgumentError: it is too large. DeclarationError: a delay that is none."""
@@ -54,6 +56,8 @@ class Route(NamedTuple):
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
         body = self.skeleton.filled(data, uuid, id, int(now), until, display)
+        if self.hooks:
+            body = self.hooks.put_into(body, id, self.connection, self.queue)
         if ties is not None:
             body = tied(body, id, ties)
         if self.signing is not None:
@@ -78,7 +82,7 @@ class Route(NamedTuple):
         return Ties(**said)
 
 
-def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route:
+def routed(declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> Route:
     """What the declaration and .using(...) say, as the payload says it."""
     connection = settings.connection(options.connection)
     display, unique = patterns(declared, options)
@@ -105,6 +109,7 @@ def routed(declared: Declared, options: JobOptions, settings: Settings) -> Route
         display if display is not None and display.names else None,
         ties_of(options),
         unique,
+        hooks,
     )
 
 

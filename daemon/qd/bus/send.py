@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qd.bounds import check
 from qd.bus.common import Common
+from qd.bus.hooks import PayloadHooks
 from qd.bus.parcel import Parcel
 from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
@@ -48,6 +49,7 @@ class Send:
         self._connections = connections
         self._listeners = listeners
         self.transactions: list[Transaction] = []
+        self.hooks = PayloadHooks()
 
     def send(self, plan: Plan, data: bytes) -> str:
         """Make it ready, or due after its delay. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
@@ -71,11 +73,31 @@ class Send:
     def post(self, parcels: Sequence[Parcel]) -> list[str]:
         """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
         that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused."""
-        waiting = [parcel for parcel in parcels if waits(parcel)]
-        if not waiting or not self.after_commit(partial(self._post, waiting)):
+        special = [each for each in parcels if each.plan is not None and (each.plan.after_commit or each.plan.by)]
+        if not special:
+            return self._post(parcels)
+        by_hand = [parcel for parcel in special if parcel.plan is not None and parcel.plan.by is not None]
+        if by_hand:
+            return self._post_beside(by_hand, parcels)
+        if not self.after_commit(partial(self._post, special)):
             return self._post(parcels)
         sent = iter(self._post([parcel for parcel in parcels if not waits(parcel)]))
         return [parcel.id if waits(parcel) else next(sent) for parcel in parcels]
+
+    def _post_beside(self, by_hand: Sequence[Parcel], parcels: Sequence[Parcel]) -> list[str]:
+        """Jobs whose class has a send(): that is called, and the others are posted."""
+        others = iter(self.post(rest) if (rest := [each for each in parcels if each not in by_hand]) else ())
+        for parcel in by_hand:
+            if not waits(parcel) or not self.after_commit(partial(self._hand_over, parcel)):
+                self._hand_over(parcel)
+        return [parcel.id if parcel in by_hand else next(others) for parcel in parcels]
+
+    def _hand_over(self, parcel: Parcel) -> None:
+        from qd.bus.named import Queue  # stands above this
+
+        assert parcel.plan is not None
+        assert parcel.plan.by is not None
+        parcel.plan.by(Queue(self, parcel.queue, parcel.connection))
 
     def after_commit(self, act: Callable[[], object]) -> bool:
         """Let `act` be called when the transaction that is open now has been committed. False: none is open."""
@@ -136,11 +158,13 @@ class Send:
         """Send a job of another program, by the name it has there. Returns its id."""
         settings, seed = self._settings(), os.urandom(SEED)
         id, uuid, signing = new_id(seed), new_uuid(seed), signing_of(settings)
+        place = settings.connection(connection).name
         body = make(job, data, uuid=uuid, id=id, created_at=int(time.time()))
+        if self.hooks:
+            body = self.hooks.put_into(body, id, place, queue)
         if signing is not None:
             body = signing.signed(body, uuid, id, job, data or NO_DATA)
         check(body, job, settings.max_payload, settings.max_depth)
-        place = settings.connection(connection).name
         return self.post((Parcel(place, queue, body, delay, job, id, uuid, data),))[0]
 
     def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
@@ -171,7 +195,7 @@ class Send:
         for route in plan.notes:
             if route.settings is settings:
                 return route  # type: ignore[no-any-return]
-        plan.notes[:] = [routed(plan.declared, plan.options, settings)]
+        plan.notes[:] = [routed(plan.declared, plan.options, settings, self.hooks)]
         return plan.notes[0]  # type: ignore[no-any-return]
 
 

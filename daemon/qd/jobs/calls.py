@@ -21,10 +21,14 @@ from qd.arguments import ABSENT
 from qd.errors import DeclarationError
 from qd.jobs.plan import Handle, Plan, Sender, Sending
 
+if TYPE_CHECKING:
+    from qd.bus.named import Queue
+
 P = ParamSpec("P")
 C = TypeVar("C")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+COMPUTED = ("display_name", "tags", "tries", "backoff")
 
 
 class NeverSent(UserWarning):
@@ -146,6 +150,7 @@ class Job(Call[T_co]):
 
     _declared_as: ClassVar[tuple[Sender, Plan] | None] = None
     _defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _computed: ClassVar[tuple[str, ...]] = ()  # options that the class works out of the fields
 
     if TYPE_CHECKING:  # mypy makes none for a class without fields
 
@@ -161,6 +166,8 @@ class Job(Call[T_co]):
             )
         cls._declared_as = None  # a subclass of a declared job is not that job
         cls._defaults = tuple([(each.name, each.default) for each in own])
+        names = [each.name for each in own]
+        cls._computed = tuple([name for name in COMPUTED if name not in names and hasattr(cls, name)])
 
     def handle(self) -> T_co | Coroutine[Any, Any, T_co]:
         """The work. May be async."""
@@ -169,13 +176,41 @@ class Job(Call[T_co]):
     def failed(self, error: BaseException) -> None:
         """The job has failed for good; called in a worker, on a fresh instance."""
 
+    def send(self, connection: Queue) -> object:
+        """A class that defines this is sent by it: called in place of the push, with the queue that the job would go to."""
+        raise NotImplementedError
+
     def _to_send(self) -> tuple[Sender, Plan, bytes]:
         self._origin = None
         if self._declared_as is None:
             raise DeclarationError(f"{type(self).__qualname__} is not a job of any app yet: put @app.job(...) above it")
         sender, plan = self._declared_as
         given = {name: value for name, default in self._defaults if not same(value := getattr(self, name), default)}
-        return sender, self.__dict__.get("_plan", plan), plan.declared.encode((), given)
+        data, mine = plan.declared.encode((), given), self.__dict__.get("_plan", plan)
+        if self._computed:
+            try:
+                mine = mine.using(self._worked_out(plan, mine))
+            except DeclarationError as error:
+                raise DeclarationError(f"{type(self).__qualname__.rpartition('<locals>.')[2]}: {error}") from None
+        if type(self).send is not Job.send:
+            mine = mine.using({})
+            mine.by = self.send
+        return sender, mine, data
+
+    def _worked_out(self, plan: Plan, mine: Plan) -> dict[str, Any]:
+        """The options that are methods, properties or class variables; what using() said goes before. Raises
+        DeclarationError."""
+        found = {}
+        for name in self._computed:
+            if getattr(mine.options, name) is getattr(plan.options, name):  # using() did not say it
+                value = getattr(self, name)
+                found[name] = literal(value() if callable(value) else value)
+        return found
+
+
+def literal(value: object) -> object:
+    """A text with braces is no pattern when it was worked out."""
+    return value.replace("{", "{{").replace("}", "}}") if isinstance(value, str) else value
 
 
 def plan_of(job: object) -> Plan | None:

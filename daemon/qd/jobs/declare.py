@@ -116,5 +116,7 @@ def check_class(target: type[Any]) -> None:
         refuse(target, "is not derived from qd.Job", f"write class {target.__name__}(Job[None])")
     if target.handle is Job.handle:
         refuse(target, "has no handle()", "define it: it does the work")
+    if inspect.iscoroutinefunction(target.send):
+        refuse(target, "has an async send(), which would never run", "make send() a def")
     if inspect.iscoroutinefunction(target.failed):
         refuse(target, "has an async failed(), which would never run", "make failed() a def")

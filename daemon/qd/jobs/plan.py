@@ -61,7 +61,7 @@ class Plan:
     notes: the sender's, on what follows from declaration and options; shared by plans that differ in the delay only.
     """
 
-    __slots__ = ("after_commit", "declared", "delay", "key", "notes", "options")
+    __slots__ = ("after_commit", "by", "declared", "delay", "key", "notes", "options")
 
     def __init__(self, declared: Declared, options: JobOptions) -> None:
         if options.unique is not None or options.display_name is not None:
@@ -71,6 +71,7 @@ class Plan:
         self.delay: Span | datetime | None = None
         self.key: str | None = None
         self.after_commit: bool | None = None
+        self.by: Callable[[Any], object] | None = None  # called with its bus.named.Queue, in place of the push
         self.notes: list[Any] = []
 
     def using(self, given: Mapping[str, Any]) -> Plan:

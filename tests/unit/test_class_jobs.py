@@ -1,0 +1,261 @@
+"""Class jobs to the full: options worked out of the fields, and a send() of their own. And app.payload_hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from qd import ArgumentError, DeclarationError, Job, Queue
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+# -- options that are worked out
+
+
+def test_display_name_tags_tries_and_backoff_may_be_worked_out_of_the_fields(app: FakeQd):
+    @app.job("charge", tags=["declared"], tries=1)
+    class Charge(Job[None]):
+        order_id: int
+        backoff: ClassVar[list[int]] = [1, 5]
+
+        @property
+        def display_name(self) -> str:
+            return f"Charge {{{self.order_id}}}"
+
+        def tags(self) -> list[str]:
+            return ["charge", f"order:{self.order_id}"]
+
+        def tries(self) -> int:
+            return 3 if self.order_id > 5 else 2
+
+        def handle(self) -> None: ...
+
+    app.dispatch(Charge(order_id=7), Charge(order_id=1))
+    first, second = [sent.read for sent in app.sent]
+    assert (first["displayName"], first["tags"], first["maxTries"]) == ("Charge {7}", ["charge", "order:7"], 3)
+    assert (second["displayName"], second["tags"], second["maxTries"]) == ("Charge {1}", ["charge", "order:1"], 2)
+    assert first["backoff"] == "1,5"
+    assert first["data"] == {"order_id": 7}
+
+
+def test_using_goes_before_what_is_worked_out(app: FakeQd):
+    @app.job("charge", tags=["declared"])
+    class Charge(Job[None]):
+        order_id: int
+
+        def tags(self) -> list[str]:
+            return ["worked out"]
+
+        def handle(self) -> None: ...
+
+    Charge(order_id=7).using(tags=["said"], delay=5).dispatch()
+    Charge(order_id=7).using(delay=5).dispatch()
+    assert [(sent.read["tags"], sent.delay) for sent in app.sent] == [(["said"], 5), (["worked out"], 5)]
+
+
+def test_a_field_of_that_name_is_an_argument(app: FakeQd):
+    @app.job("charge")
+    class Charge(Job[None]):
+        tags: list[str]
+        tries: int = 3
+
+        def handle(self) -> None: ...
+
+    Charge(tags=["a"]).dispatch()
+    payload = app.sent[0].read
+    assert (payload["data"], payload["maxTries"], "tags" in payload) == ({"tags": ["a"]}, None, False)
+
+
+def test_what_is_worked_out_wrongly_is_told_with_the_option(app: FakeQd):
+    @app.job("charge")
+    class Charge(Job[None]):
+        def tries(self) -> int:
+            return -1
+
+        def handle(self) -> None: ...
+
+    with pytest.raises(DeclarationError, match="Charge: option tries of a job: -1 is not a whole number, 0 or more"):
+        Charge().dispatch()
+    assert app.sent == []
+
+
+# -- send()
+
+
+def test_a_class_with_a_send_is_sent_by_it(app: FakeQd):
+    asked: list[tuple[int, str]] = []
+
+    @app.job("charge", queue="payments")
+    class Charge(Job[None]):
+        order_id: int
+
+        def handle(self) -> None: ...
+
+        def send(self, connection: Queue) -> None:
+            asked.append((self.order_id, connection.name))
+            if self.order_id > 0:
+                connection.push("charge", {"order_id": self.order_id}, delay=60)
+
+    @app.job("plain")
+    def plain(number: int) -> None: ...
+
+    assert Charge(order_id=-1).dispatch().id
+    ids = [sent.id for sent in app.dispatch(plain.bind(1), Charge(order_id=7), plain.bind(2))]
+    Charge(order_id=8).using(queue="high").dispatch()
+    assert asked == [(-1, "payments"), (7, "payments"), (8, "high")]
+    sent = [(one.queue, one.delay, one.read["job"], one.read["data"]) for one in app.sent]
+    assert sent == [
+        ("default", None, "plain", {"number": 1}),
+        ("default", None, "plain", {"number": 2}),
+        ("payments", 60, "charge", {"order_id": 7}),
+        ("high", 60, "charge", {"order_id": 8}),
+    ]
+    assert [ids[0], ids[2]] == [one.read["id"] for one in app.sent[:2]]
+    assert app.sent[0].trip == app.sent[1].trip
+    Charge(order_id=7).run()
+    assert len(asked) == 3
+
+
+def test_send_waits_for_the_commit_too(app: FakeQd):
+    asked: list[str] = []
+    waiting: list[Any] = []
+
+    @app.job("charge")
+    class Charge(Job[None]):
+        def handle(self) -> None: ...
+
+        def send(self, connection: Queue) -> None:
+            asked.append(connection.name)
+
+    def open_transaction(act: Any) -> bool:
+        waiting.append(act)
+        return True
+
+    app.transactions.append(open_transaction)
+    Charge().using(after_commit=True).dispatch()
+    assert asked == []
+    waiting[0]()
+    assert asked == ["default"]
+
+
+def test_an_async_send_is_refused(app: FakeQd):
+    with pytest.raises(DeclarationError, match=r"Charge cannot be a job: it has an async send\(\)"):
+
+        @app.job("charge")
+        class Charge(Job[None]):
+            def handle(self) -> None: ...
+
+            async def send(self, connection: Queue) -> None: ...
+
+
+# -- payload hooks
+
+
+def test_a_hook_adds_keys_where_laravels_hooks_put_theirs(app: FakeQd):
+    seen: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    @app.payload_hook
+    def tenant(connection: str, queue: str, payload: Mapping[str, Any]) -> dict[str, object]:
+        seen.append((connection, queue, payload))
+        return {"tenant": "a/b", "trace": {"id": 7}}
+
+    app.payload_hook(lambda connection, queue, payload: {"seen": payload["tenant"]})
+
+    @app.job("mail.welcome", queue="mail", tags=["x"])
+    def welcome(to: str) -> None: ...
+
+    welcome.dispatch("you")
+    app.dispatch(welcome.bind("me"), welcome.using(unique="u").bind("them"))
+    app.queue("php").push("Report@fire", {"month": 7})
+    app.queue("php").push_raw(b'{"job":"x"}')
+    for sent in app.sent[:4]:
+        assert (sent.read["tenant"], sent.read["trace"], sent.read["seen"]) == ("a/b", {"id": 7}, "a/b")
+    assert app.sent[4].payload == b'{"job":"x"}'
+    keys = list(app.sent[0].read)
+    assert keys[keys.index("createdAt") :] == [
+        "createdAt",
+        "tags",
+        "tenant",
+        "trace",
+        "seen",
+        "id",
+        "attempts",
+        "delay",
+    ]
+    assert seen[0][:2] == ("redis", "mail")
+    assert (seen[0][2]["job"], seen[0][2]["data"]) == ("mail.welcome", {"to": "you"})
+
+
+def test_a_hook_that_is_added_later_counts_from_then_on(app: FakeQd):
+    @app.job("mail.welcome")
+    def welcome() -> None: ...
+
+    welcome.dispatch()
+    app.payload_hook(lambda connection, queue, payload: {"tenant": 1})
+    welcome.dispatch()
+    assert ["tenant" in sent.read for sent in app.sent] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"attempts": 7}, "tenant gave 'attempts', a key of qd's own: name it otherwise"),
+        ({"tags": []}, "gave 'tags', a key of qd's own"),
+        ({"qd": {}}, "gave 'qd', a key of qd's own"),
+        ({7: 1}, "gave 7, a key of qd's own"),
+        ({"tenant": object()}, "job 'mail.welcome': the extra payload keys tenant are no JSON"),
+        ({"tenant": float("nan")}, "the extra payload keys tenant are no JSON"),
+        (7, "returned 7, which is no mapping of keys"),
+    ],
+)
+def test_what_a_hook_may_not_add_is_refused_before_anything_is_sent(app: FakeQd, given: Any, said: str):
+    def tenant(connection: str, queue: str, payload: Mapping[str, Any]) -> Any:
+        return given
+
+    app.payload_hook(tenant)
+
+    @app.job("mail.welcome")
+    def welcome() -> None: ...
+
+    with pytest.raises(ArgumentError, match=said):
+        welcome.dispatch()
+    assert app.sent == []
+
+
+def takes_two(connection: str, queue: str) -> dict[str, object]:
+    return {}
+
+
+async def asynchronous(connection: str, queue: str, payload: Mapping[str, Any]) -> dict[str, object]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (takes_two, r"takes_two cannot be called with \(connection, queue, payload\)"),
+        (asynchronous, "asynchronous is async"),
+        (7, "the payload hook 7 cannot be called"),
+    ],
+)
+def test_a_hook_of_the_wrong_shape_is_refused(app: FakeQd, hook: Any, said: str):
+    with pytest.raises(DeclarationError, match=said):
+        app.payload_hook(hook)
+
+
+# -- recycling
+
+
+def test_only_errors_can_recycle(app: FakeQd):
+    app.recycle_on(OSError)
+    app.recycle_on(ValueError, KeyError)
+    assert app.recycling == (OSError, ValueError, KeyError)
+    with pytest.raises(DeclarationError, match=r"app.recycle_on was given 7, which is no class of errors"):
+        app.recycle_on(7)  # type: ignore[arg-type]
