@@ -96,9 +96,10 @@ class Sweep:
         assert len(set(seen)) == len(seen), f"killed at {line}, and sent twice: {seen}"
 
 
-@pytest.fixture
-def sweep(shop: Project, redis: Client, figures: Figures) -> Sweep:
-    return Sweep(shop, redis, 1 if figures.strict else EVERY)
+@pytest.fixture(params=[EVERY, pytest.param(1, marks=pytest.mark.slow)])
+def sweep(shop: Project, redis: Client, request: pytest.FixtureRequest) -> Sweep:
+    """Slow: every line, some thousand kills in ten minutes."""
+    return Sweep(shop, redis, request.param)
 
 
 def telling(figures: Figures, sweep: Sweep) -> None:
