@@ -99,7 +99,11 @@ class JobError(JobFailure):
         self.id, self.kind, self.message = id, kind, message
 
     def __str__(self) -> str:
-        return f"job {self.id} has failed: {self.kind}: {self.message}" if self.message else f"job {self.id} has failed: {self.kind}"
+        return (
+            f"job {self.id} has failed: {self.kind}: {self.message}"
+            if self.message
+            else f"job {self.id} has failed: {self.kind}"
+        )
 
 
 class NoResult(QdError):

@@ -88,7 +88,7 @@ NO = JobFailure("no")
         (Done(SKIPPED), Count("b", "u", "skipped")),
         (Dropped("its model is gone"), Count("b", "u", "done")),
         (Failed(NO, 1), Count("b", "u", "failed", "q T.1.7.1")),
-        (Cancelled(NO), Count("b", "u", "failed", "q T.1.7.1")),
+        (Cancelled(NO), Count("b", "u", "failed", "")),
         (Back(0.0, "again"), None),
         (Lost(NO), None),
     ],

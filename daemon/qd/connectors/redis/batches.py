@@ -80,7 +80,7 @@ class RedisBatches:
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         flat = self._wire.call("HGETALL", *self._keys(keys.batch_failed(id)))
         places = [place.decode().rpartition(" ") for place in flat[1::2]]
-        return {uuid.decode(): (queue, mark) for uuid, (queue, _, mark) in zip(flat[::2], places, strict=True)}
+        return {uuid.decode(): (queue, id) for uuid, (queue, _, id) in zip(flat[::2], places, strict=True) if id}
 
     def _keys(self, *names: str) -> list[str]:
         return [self._prefix + name for name in names]

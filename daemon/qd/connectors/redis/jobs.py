@@ -1,9 +1,9 @@
 """Single jobs in Redis, by their ids: found, cancelled, and what is kept of their ends. See base.Jobs.
 
-    find    find.lua       a thousand payloads a call: no call is long, all of them are O(n)
-    drop    drop.lua       a waiting job, by its exact bytes
-    stop    stop.lua       a running one: a field of qd:cancel, which the keeper of its worker reads
-    kept    HGETALL        the record that the end of a job wrote (keep.lua)
+find    find.lua       a thousand payloads a call: no call is long, all of them are O(n)
+drop    drop.lua       a waiting job, by its exact bytes
+stop    stop.lua       a running one: a field of qd:cancel, which the keeper of its worker reads
+kept    HGETALL        the record that the end of a job wrote (keep.lua)
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class RedisJobs:
     def __init__(self, wire: Wire, prefix: str) -> None:
         self.wire, self.prefix = wire, prefix
 
-    def find(self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")) -> Found | None:
+    def find(
+        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
+    ) -> Found | None:
         for spot, kind in PLACES:
             for text, beside in self._named(queue, id, spot, kind) if spot in spots else ():
                 raw = text.partition(b"\n")[2] if spot == "failed" else text
