@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import qd
+from tests.support.burying import bury
 from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.pushing import failed, push
@@ -48,8 +49,8 @@ def test_the_page_has_the_four_users():
 
 def test_a_worker_may_do_what_the_scripts_do():
     folder = Path(qd.__file__).parent / "connectors" / "redis"
-    others = ("clear.lua", "find.lua", "unique.lua")  # for operators, and for those that send unique jobs
-    texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in others]
+    operators = ("clear.lua", "find.lua", "retry.lua", "forget.lua")
+    texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in (*operators, "unique.lua")]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert len(called) > 15
     assert called <= {rule[1:] for rule in USERS["qd-worker"] if rule.startswith("+")}
@@ -166,6 +167,15 @@ def test_a_looker_sees_and_an_operator_steers(
         assert done.returncode == 0, (words, done.stderr)
     assert shop.qd("restart", **operator).returncode == 0
     assert shop.qd("clear", "default", **operator).returncode == 0
+    bury(redis, "T.0.1.1", queue="default")
+    bury(redis, "T.0.2.1", queue="default")
+    assert shop.qd("failed", "list", **looker).returncode == 0
+    assert shop.qd("failed", "show", "T.0.1", **looker).returncode == 0
+    assert not refused()
+    more = re.findall(r"`qd failed retry` and `forget` add `(.*?)`", PAGE)
+    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    assert shop.qd("failed", "retry", "T.0.1.1", **operator).returncode == 0
+    assert shop.qd("failed", "forget", "T.0.2.1", **operator).returncode == 0
     assert not refused()
 
 

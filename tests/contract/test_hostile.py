@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qd.connectors.base import Reserved
-from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.queue import Bounds, RedisQueue
 from qd.errors import Malformed
 from qd.payload import Payload, read
 from qd.unit import answered, original
@@ -74,7 +74,7 @@ def test_more_than_a_hundred_malformed_ones_take_more_than_a_turn(place, queue: 
 
 
 def test_what_a_turn_buries_stays_within_the_bounds_of_the_store(place, connect, seen: Seen):
-    queue = connect(keep=(5, 3600.0))
+    queue = connect(keep=Bounds(5, 3600.0))
     seen.call("HSET", "a", "failed", "ancient", b'{"id":"ancient"}\nraw')
     seen.call("ZADD", "a", "failed_at", 1, "ancient")
     for n in range(9):

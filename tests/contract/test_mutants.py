@@ -51,11 +51,11 @@ MUTANTS = {
     "marks that repeat themselves": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
     "a turn that believes its ack": Mutant("turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}),
     "a turn that does not ack": Mutant(
-        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[10])\n": "  acked = 1\n"}
+        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])\n": "  acked = 1\n"}
     ),
     "a turn that takes a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
     "a late turn that takes the name off the next job": Mutant(
-        "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[10] then": "  if true then"}
+        "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[11] then": "  if true then"}
     ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
     "an ack without a check": Mutant("ack", {"return held and 1 or 0": "return 1"}),

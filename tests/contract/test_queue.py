@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from qd.connectors.base import Reserved, Sizes, Turn
-from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.queue import Bounds, RedisQueue
 from qd.payload import read
 from qd.unit import answered, original
 from tests.contract.conftest import ONE
@@ -316,14 +316,14 @@ def test_a_buried_job_is_kept_with_its_record_and_its_bytes(queue, seen):
     assert queue.bury(held, b'{"why":"because\\n"}', b"raw \n bytes \x00\xff")
     (buried,) = seen.failed("a")
     assert (buried.id, buried.record, buried.raw) == (held.mark, {"why": "because\n"}, b"raw \n bytes \x00\xff")
-    (at,) = [float(score) for score in seen.call("ZRANGE", "a", "failed_at", 0, -1, "WITHSCORES")[1::2]]
+    (at,) = [float(score) for score in seen.call("ZRANGE", "a", "failed_at", 1, -1, "WITHSCORES")[1::2]]
     assert before - 1 <= at <= seen.now()
     assert (seen.reserved("a"), seen.owners("a"), seen.ready("a")) == ({}, {}, [])
 
 
 @pytest.mark.leaves(*FAILED)
 def test_the_failed_store_keeps_the_latest_up_to_its_number(connect, seen):
-    queue = connect(keep=(3, 3600.0))
+    queue = connect(keep=Bounds(3, 3600.0))
     for n in range(6):
         queue.push("a", job(n))
         assert queue.bury(take(queue), b"{}", job(n))
@@ -332,7 +332,7 @@ def test_the_failed_store_keeps_the_latest_up_to_its_number(connect, seen):
 
 @pytest.mark.leaves(*FAILED)
 def test_the_failed_store_forgets_what_is_too_old(connect, seen):
-    queue = connect(keep=(1000, 3600.0))
+    queue = connect(keep=Bounds(1000, 3600.0))
     for n in range(150):
         seen.call("HSET", "a", "failed", f"old{n}", b"{}\nraw")
         seen.call("ZADD", "a", "failed_at", seen.now() - 3601, f"old{n}")
@@ -340,6 +340,38 @@ def test_the_failed_store_forgets_what_is_too_old(connect, seen):
         queue.push("a", job(left))
         assert queue.bury(take(queue), b"{}", job(left))
         assert len(seen.failed("a")) == left
+
+
+@pytest.mark.leaves(*FAILED)
+def test_the_failed_store_keeps_the_latest_up_to_its_bytes(connect, seen):
+    queue = connect(keep=Bounds(1000, 3600.0, 3000))
+    for n, size in enumerate((1000, 1000, 900, 500, 4000, 10)):
+        queue.push("a", job(n))
+        assert queue.bury(take(queue), b"{}", b"x" * size)
+        kept = [len(buried.raw) for buried in seen.failed("a")]
+        assert kept == ([1000], [1000, 1000], [1000, 1000, 900], [1000, 900, 500], [4000], [10])[n]
+
+
+@pytest.mark.leaves(*FAILED)
+def test_a_failed_store_that_nobody_has_counted_is_counted_once(connect, seen):
+    queue = connect(keep=Bounds(1000, 3600.0, 3000))
+    for n in range(5):
+        seen.call("HSET", "a", "failed", f"old{n}", b"x" * 1000)
+        seen.call("ZADD", "a", "failed_at", seen.now() - 10 + n, f"old{n}")
+    queue.push("a", job(1))
+    assert queue.bury(take(queue), b"{}", b"y" * 500)
+    assert seen.call("ZRANGEBYSCORE", "a", "failed_at", "(0", "+inf")[:2] == [b"old3", b"old4"]
+    assert seen.call("ZSCORE", "a", "failed_at", "bytes") == b"-2503"
+
+
+@pytest.mark.leaves(*FAILED)
+def test_a_failed_store_that_is_switched_off_keeps_nothing(connect, seen):
+    queue = connect(keep=Bounds(0, 3600.0))
+    queue.push_many([("a", b"no payload", None), ("a", job(1), None)])
+    held = queue.turn(None, ["a"])
+    assert held.malformed == 1
+    assert queue.bury(held.reserved, b"{}", b"raw")
+    assert seen.every_key() == []
 
 
 # -- after a broken call

@@ -51,10 +51,12 @@ class Seen:
 
     def failed(self, queue: str) -> list[Buried]:
         """The oldest first, by the index; index and hash must tell of the same records."""
-        order = [name.decode() for name in self.call("ZRANGE", queue, "failed_at", 0, -1)]
+        order = [name.decode() for name in self.call("ZRANGEBYSCORE", queue, "failed_at", "(0", "+inf")]
         flat = self.call("HGETALL", queue, "failed")
         kept = {name.decode(): text.split(b"\n", 1) for name, text in zip(flat[::2], flat[1::2], strict=True)}
         assert set(order) == set(kept)
+        bytes = self.call("ZSCORE", queue, "failed_at", "bytes")
+        assert -int(bytes or 0) == sum(map(len, flat[1::2])) or not order
         return [Buried(name, json.loads(kept[name][0]), kept[name][1]) for name in order]
 
     def everywhere(self, queue: str) -> Counter[bytes]:

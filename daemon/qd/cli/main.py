@@ -34,7 +34,7 @@ COMMANDS = {
     "run": ("queues", "run"),
     "jobs": ("queues", "jobs"),
     "clear": ("queues", "clear"),
-    "failed": ("failed", "failed"),
+    "failed": ("failed.family", "failed"),
     "doctor": ("doctor", "command"),
     "config": ("setup", "config"),
     "init": ("setup", "init"),

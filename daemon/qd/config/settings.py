@@ -37,10 +37,12 @@ class LaravelSettings:
 
 @dataclass(frozen=True, slots=True)
 class FailedSettings:
-    """The bounds of the failed store of each queue. keep: seconds."""
+    """The failed store of each queue and its bounds. keep: seconds; database: the url of the copy, "" for none."""
 
+    enabled: bool = True
     keep: float = 30 * 86400.0
     max_count: int = 10_000
+    max_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

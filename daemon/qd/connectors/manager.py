@@ -39,9 +39,10 @@ def open_queue(
     if found.driver not in DRIVERS:
         near = did_you_mean(found.driver, DRIVERS)
         raise ConfigError(f"unknown driver '{found.driver}' of connection '{found.name}' (known: redis){near}")
-    from qd.connectors.redis.queue import RedisQueue  # a driver is loaded when it is used
+    from qd.connectors.redis.queue import Bounds, RedisQueue  # a driver is loaded when it is used
 
-    keep = (settings.failed.max_count, settings.failed.keep)
+    kept = settings.failed
+    keep = Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes)
     queue = RedisQueue(
         located(found, settings),
         token=token,

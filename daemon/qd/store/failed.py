@@ -16,11 +16,16 @@ import msgspec
 
 from qd import payload
 from qd.connectors.redis import keys
+from qd.connectors.redis.scripts import script
+from qd.connectors.redis.wire import Arg
 from qd.errors import Malformed
+from qd.retried import sent_again
 from qd.store import hosts
 from qd.store.redis import RedisStore
 
 PAGE = 500  # records whose names are read at once
+LOCK = 86400.0  # seconds for which the lock of a unique job is taken again: its payload does not say how long it was
+ANSWERS: dict[int, str | None] = {1: None, 0: "", -1: "another job has the lock of its unique name"}
 LIGHT = 4 << 20  # bytes of records that are in memory at once, as far as one record is not larger
 
 
@@ -135,7 +140,7 @@ class FailedStore:
     ) -> Iterator[list[tuple[str, float]]]:
         """Ids and moments, a page at a time. What is taken away or added meanwhile disturbs nothing: the next page begins
         at the moment of the last one, and those of that moment are told once."""
-        low = b"0" if since is None else repr(since).encode()
+        low = b"(0" if since is None else repr(since).encode()
         high = b"+inf" if until is None else repr(until).encode()
         command, edge, seen, size = "ZREVRANGEBYSCORE" if newest else "ZRANGEBYSCORE", b"", set[bytes](), PAGE
         while True:
@@ -189,6 +194,42 @@ class FailedStore:
                     if means(record, word):
                         found[word].append(record)
         return found
+
+    def count(self, queues: Sequence[str]) -> int:
+        """How many records there are."""
+        counts = self.wire.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
+        return sum(count for count in counts if isinstance(count, int))
+
+    # -- changing
+
+    def retry(self, queue: str, records: Sequence[Record], now: float) -> list[str | None]:
+        """Move these (at most 100) to ready, each in the step that takes it out of the store; now: the server's clock.
+
+        None for each that was moved, "" for one that is not there any more, else the reason why it stays. After
+        ConnectionLost nobody knows which were moved: those that were not are still there.
+        """
+        names = [keys.failed(queue), keys.failed_at(queue), keys.ready(queue), keys.notify(queue)]
+        args, said = list[Arg](), list[str | None]()
+        for record in records:
+            try:
+                again, tied = sent_again(record.payload, now), payload.read(record.payload)
+            except Malformed as error:
+                said.append(f"it cannot be run: {error}")
+                continue
+            place, lock = 0, tied.qd.unique if tied.qd else None
+            if lock is not None:
+                names.append(keys.unique(lock))
+                place = len(names)
+            args += [_raw(record.id), again, tied.uuid or "", LOCK, place]
+            said.append(None)
+        answers = iter(script("retry").call(self.wire, [self._key(name) for name in names], *args) if args else ())
+        return [ANSWERS[next(answers)] if why is None else why for why in said]
+
+    def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:
+        """Delete these (at most 100). None for each."""
+        names = [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))]
+        script("forget").call(self.wire, names, *[_raw(record.id) for record in records])
+        return [None] * len(records)
 
     def _of_id(self, queues: Sequence[str], id: str) -> list[Record]:
         commands = [("ZSCORE", self._key(keys.failed_at(queue)), _raw(id)) for queue in queues]

@@ -63,7 +63,8 @@ class Worker:
         self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep)
         self.leaving = Leaving(self.work, self.slot)
         self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
-        self.ending = Ending(Settler(queue, self.log), self.answering, self.attempts, self.slot)
+        self.keeps = settings.failed.enabled
+        self.ending = Ending(Settler(queue, self.log, keeps=self.keeps), self.answering, self.attempts, self.slot)
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
@@ -188,7 +189,7 @@ class Worker:
     def _took(self, turn: Turn, done: Reserved | None) -> Reserved | None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
-            self.log.error("job.malformed", count=turn.malformed, kept="failed store")
+            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
         if turn.acked is False and done is not None:
             return self.ending.lost_before(done, turn.reserved)
         return turn.reserved

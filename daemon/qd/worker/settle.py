@@ -24,10 +24,10 @@ LONGEST = 16_000  # characters of a traceback that are kept
 
 
 class Settler:
-    """What an answer writes, and what is said of it once it is given."""
+    """What an answer writes, and what is said of it once it is given. keeps: whether failed jobs are kept."""
 
-    def __init__(self, queue: Queue, log: Log) -> None:
-        self.queue, self.log = queue, log
+    def __init__(self, queue: Queue, log: Log, *, keeps: bool = True) -> None:
+        self.queue, self.log, self.keeps = queue, log, keeps
 
     def give_back(self, job: Reserved, back: Back, unsaved: bytes | None) -> bool:
         """unsaved: a checkpoint that the server does not have yet."""
@@ -68,7 +68,8 @@ class Settler:
 
     def tell_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
-        self.log.error(event, **self._job(job), error=short(failed.error), trace=full(failed.error))
+        kept = None if self.keeps else "no"
+        self.log.error(event, **self._job(job), kept=kept, error=short(failed.error), trace=full(failed.error))
 
     def tell_cancelled(self, job: Reserved) -> None:
         self.log.warning("job.cancelled", **self._job(job))

@@ -82,7 +82,7 @@ def work_tries(prefix: str, queue: str) -> Tries:
         ("BLPOP", scratch, 0.01),
         ("LPOP", scratch),
         ("ZADD", none, "XX", 1, "m"),
-        *((name, none, "m") for name in ("ZREM", "ZSCORE", "HGET", "HDEL", "HMGET")),
+        *((name, none, "m") for name in ("ZREM", "ZSCORE", "HGET", "HDEL", "HMGET", "HSTRLEN")),
         *((name, none) for name in ("ZCARD", "HLEN", "HKEYS", "HGETALL", "EXISTS", "GET")),
         ("ZRANGE", none, 0, 0),
         ("ZRANGEBYSCORE", none, 0, 1),

@@ -1,15 +1,16 @@
 -- Move a reserved job into the failed store, in one step, and keep the store within its bounds.
 -- KEYS reserved, owners, failed, failed_at, those of effects
--- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, most records, seconds to keep, effects
+-- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, most records, seconds to keep them, bytes of
+--      them at most, effects
 -- Returns 1, or 0 when the lease was lost: then nothing is added.
 redis.call('HDEL', KEYS[2], '') -- the first write takes something away: see turn.lua
 local mine = redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2]
 local held = redis.call('ZSCORE', KEYS[1], ARGV[2])
 if held then
   local time = redis.call('TIME')
-  effects(TRY, 5, 8)
-  bury(KEYS[3], KEYS[4], ARGV[3], ARGV[4], ARGV[5], time[1] + time[2] / 1000000, ARGV[6], ARGV[7])
-  effects(DO, 5, 8)
+  effects(TRY, 5, 9)
+  bury(KEYS[3], KEYS[4], ARGV[3], ARGV[4], ARGV[5], time[1] + time[2] / 1000000, ARGV[6], ARGV[7], ARGV[8])
+  effects(DO, 5, 9)
   redis.call('ZREM', KEYS[1], ARGV[2])
 end
 if mine then redis.call('HDEL', KEYS[2], ARGV[1]) end

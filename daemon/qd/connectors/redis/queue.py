@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qd.connectors.base import Outgoing, Reserved, Sizes, Turn
 from qd.connectors.effects import Effect
@@ -41,6 +41,17 @@ ANSWERS = ("turn", "ack", "release", "bury", "checkpoint", "free")
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
+class Bounds(NamedTuple):
+    """Of the failed store of each queue. records 0: nothing is kept."""
+
+    records: int
+    seconds: float
+    bytes: int = 256 << 20
+
+
+DEFAULT = Bounds(10_000, 30 * 86400.0)
+
+
 class RedisQueue:
     """url and names from `settings`; token and slot say who reserves (a worker), and stay empty for a producer."""
 
@@ -52,7 +63,7 @@ class RedisQueue:
         slot: int = 0,
         turns: int = 0,
         name: str = "",
-        keep: tuple[int, float] = (10_000, 30 * 86400.0),
+        keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
         self.settings = settings
@@ -60,7 +71,7 @@ class RedisQueue:
         self.batches = RedisBatches(self.wire, settings.prefix)
         self.owner = f"{token}/{slot}"
         self.base = f"{token}.{slot}."
-        self.keep = keep  # records, seconds
+        self.keep = keep
         self.longest = TAKEN * max_payload
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
@@ -184,8 +195,7 @@ class RedisQueue:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
         more, said = spoken(effects, self.settings.prefix)
         names = self._keys(*[kind(held.queue) for kind in kinds], *more)
-        most, seconds = self.keep
-        args = (self.owner, held.member, held.mark, record, raw, most, seconds, *said)
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep, *said)
         return bool(script("bury").call(self.wire, names, *args))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:

@@ -24,6 +24,8 @@ PARTS = {  # every other script is its own file
     "release": (*EFFECTS, "release.lua"),
     "drop": (*EFFECTS, "drop.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),
+    "retry": ("failed.lua", "retry.lua"),
+    "forget": ("failed.lua", "forget.lua"),
 }
 
 

@@ -1,15 +1,15 @@
 -- One turn of a worker: ack the job before, lease the next.
 -- KEYS  eight a queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
---       4 records in the failed store at most   5 seconds it keeps them   6 bytes of a payload at most, 0: any
---       7 what the names of locks begin with
---       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
+--       4 records in the failed store at most   5 seconds it keeps them   6 bytes of them at most
+--       7 bytes of a payload at most, 0: any   8 what the names of locks begin with
+--       9 mark base "<token>.<slot>.<turn>"   10 index of the queue of the job to ack, 0 for none   11 its payload
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
 --           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
 -- Add before remove, read before pop: whatever stops this script, every payload still stands somewhere.
 
-local owner, most, locks, base, done = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
+local owner, most, locks, base, done = ARGV[1], tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local acked, malformed, paused, due, free = -1, 0, {}, nil, nil
@@ -49,11 +49,10 @@ local function reject(i, p, head, reason)
   local id = base .. '.m' .. malformed
   local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now)
   redis.call('LPOP', KEYS[i + 3])
-  bury(KEYS[i + 6], KEYS[i + 7], id, record, p, now, ARGV[4], ARGV[5])
+  bury(KEYS[i + 6], KEYS[i + 7], id, record, p, now, ARGV[4], ARGV[5], ARGV[6])
   local step = pop(KEYS[i], p, head)
   if type(step) ~= 'table' then malformed = malformed + 1 return nil end
-  redis.call('HDEL', KEYS[i + 6], id)
-  redis.call('ZREM', KEYS[i + 7], id)
+  unbury(KEYS[i + 6], KEYS[i + 7], {id}, (kept_bytes(KEYS[i + 6], KEYS[i + 7])))
   return step
 end
 
@@ -97,8 +96,8 @@ end
 -- rest of the script pass, and a full queue can be worked off.
 if done > 0 then
   local i = (done - 1) * 8
-  acked = redis.call('ZREM', KEYS[i + 2], ARGV[10])
-  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[10] then
+  acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])
+  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[11] then
     redis.call('HDEL', KEYS[i + 5], owner)
     free = i + 5
   end

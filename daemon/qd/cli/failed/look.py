@@ -1,132 +1,29 @@
-"""`qd failed list | show`: the jobs that have failed for good."""
+"""`qd failed list` and `show`: what has failed, when, where and why. Reads only."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd import units
 from qd.cli import common, output
+from qd.cli.failed.which import Filters, filters, place, single
 
 if TYPE_CHECKING:
-    from qd.store.failed import FailedStore, Record, Wanted
+    from qd.store.failed import Record
 
 SHOWN = 100  # records of a table, where nobody says how many
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group("failed")
-def failed() -> None:
-    """List the jobs that have failed for good, look at one, send them again, or forget them."""
-
-
-# -- which of them
-
-
-class Moment(click.ParamType[float]):
-    """A moment: "90s", "2h", "7d" ago as negative seconds; "2026-11-21", "2026-11-21T10:00" as unix seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return -units.span(value)
-        except ValueError:
-            pass
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except (ValueError, OverflowError, OSError):
-            known = "'2h', '7d', '2026-11-21', '2026-11-21T10:00', '2026-11-21T10:00+01:00'"
-            self.fail(f"{value!r} is neither a length of time ago nor a moment (as {known})", param, ctx)
-
-
-@dataclass(frozen=True)
-class Filters:
-    """What the options of a command say. Moments as `Moment` gives them."""
-
-    queue: tuple[str, ...] = ()
-    job: str | None = None
-    error: str | None = None
-    text: str | None = None
-    since: float | None = None
-    until: float | None = None
-    older_than: float | None = None
-
-    @property
-    def any(self) -> bool:
-        return self != Filters()
-
-    def wanted(self, now: float) -> Wanted:
-        """now: the moment at which the command began, by the server's clock; nothing newer is meant."""
-        from qd.store.failed import Wanted
-
-        ends = [now, *(moment(at, now) for at in (self.until,) if at is not None)]
-        ends += [now - self.older_than] if self.older_than is not None else []
-        since = None if self.since is None else moment(self.since, now)
-        return Wanted(self.job, self.error, self.text, since, min(ends))
-
-
-def moment(at: float, now: float) -> float:
-    return now + at if at <= 0 else at
-
-
-def filters(function: F) -> F:
-    """Decorator: the options that say which records; the command is given them as `Filters`."""
-    add = (
-        click.option(
-            "-q", "--queue", multiple=True, metavar="QUEUE", help="Only those of this queue; more than once: any."
-        ),
-        click.option("--job", metavar="NAME", help="Only jobs of this name; 'mail.*' is any that fits."),
-        click.option(
-            "--error", metavar="CLASS", help="Only those that ended with this exception; '*Error' is any that fits."
-        ),
-        click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
-        click.option(
-            "--since", type=Moment(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
-        ),
-        click.option("--until", type=Moment(), metavar="TIME", help="Only those that had failed by then: as --since."),
-        click.option(
-            "--older-than", type=common.Span(), metavar="TIME", help="Only those that failed longer ago than this."
-        ),
-    )
-    for decorator in reversed(add):
-        function = decorator(function)
-    return function
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a command looks: a connection's failed stores, those of `queues`, at the moment it began."""
-
-    store: FailedStore
-    connection: str
-    queues: list[str]
-    now: float
-
-
-def place(asked: tuple[str, ...]) -> Place:
-    """Raises ConfigError, ConnectionLost."""
-    from qd.store.failed import FailedStore
-
-    found = common.settings()
-    name = common.connection_name(found)
-    store = common.store(found, name)
-    kept = FailedStore(store)
-    queues = list(asked) or kept.queues([*common.queues_named(found, name), found.connection(name).queue])
-    return Place(kept, name, queues, store.now())
 
 
 # -- list
 
 
-@failed.command("list")
+@click.command("list")
 @filters
 @click.option(
     "--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; with --json: all]"
@@ -176,7 +73,7 @@ def document(record: Record) -> dict[str, Any]:
 # -- show
 
 
-@failed.command("show")
+@click.command("show")
 @click.argument("id", metavar="ID")
 @click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Look in this queue only.")
 @common.options
@@ -198,14 +95,6 @@ def show(id: str, queue: tuple[str, ...]) -> int:
     for line in told(one, at.now):
         output.say(line)
     return 0
-
-
-def single(word: str, found: list[Record]) -> Record:
-    """Raises Refused when the word means several."""
-    if len(found) > 1:
-        names = ", ".join(record.id for record in found[:5])
-        raise common.Refused(f"'{word}' means {len(found)} failed jobs ({names}{', ...' if len(found) > 5 else ''})")
-    return found[0]
 
 
 def told(record: Record, now: float) -> Iterator[str]:

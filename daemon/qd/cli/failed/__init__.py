@@ -1,0 +1,1 @@
+"""`qd failed`: the jobs that have failed for good."""

@@ -1,0 +1,178 @@
+"""`qd failed retry` and `forget`: failed jobs are sent again, or deleted, a hundred at most in a step.
+
+Wherever such a command is ended, each job has either been moved or not: it is called again, and does the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import common, output
+from qd.cli.failed.progress import Progress
+from qd.cli.failed.which import Filters, Place, filters, place, single
+
+if TYPE_CHECKING:
+    from qd.store.failed import Record
+
+CHUNK = 100  # records of one step,
+HEAVY = 4 << 20  # and bytes of them, as far as one is not larger
+TOLD = 20  # records that are not sent, each in a line
+Step = Callable[[list["Record"]], list[str | None]]  # what became of each: None, done; "", gone before; else why not
+
+
+@dataclass
+class Tally:
+    """What a command has done so far."""
+
+    done: int = 0
+    gone: int = 0  # somebody else was faster
+    refused: list[dict[str, str]] = field(default_factory=list)  # the first TOLD of them
+    refusals: int = 0
+    unknown: list[str] = field(default_factory=list)
+
+    def count(self, record: Record, why: str | None) -> None:
+        if why is None:
+            self.done += 1
+        elif not why:
+            self.gone += 1
+        else:
+            self.refusals += 1
+            if self.refusals <= TOLD:
+                self.refused.append({"id": record.id, "reason": why})
+                output.note(f"qd: {record.id} ({record.job or 'no job'}) stays failed: {why}")
+
+    @property
+    def code(self) -> int:
+        return 1 if self.refusals or self.unknown else 0
+
+
+@click.command("retry")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
+)
+@filters
+@click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="Send this many a second at most.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@common.options
+def retry(ids: tuple[str, ...], every: bool, rate: float | None, dry_run: bool, **said: Any) -> int:
+    """Send failed jobs to their queues again, the oldest first.
+
+    Each begins anew: no attempts, no crashes, and its time to be retried as long as it was. Ended half-way, it is called
+    again: no job is lost or doubled.
+    """
+    which = Filters(**said)
+    asked(ids, every, which, "send again")
+    at = place(which.queue)
+    step = looked if dry_run else resent(at)
+    tally = Tally()
+    go(at, chosen(at, ids, which, tally), step, tally, "would be sent again" if dry_run else "sent again", rate)
+    if common.given().json:
+        output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    return tally.code
+
+
+@click.command("forget")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
+)
+@filters
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@common.options
+def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int:
+    """Delete failed jobs, for good and without asking."""
+    which = Filters(**said)
+    asked(ids, every, which, "forget")
+    at = place(which.queue)
+    step = looked if dry_run else forgotten(at)
+    tally = Tally()
+    go(at, chosen(at, ids, which, tally), step, tally, "would be forgotten" if dry_run else "forgotten")
+    if common.given().json:
+        output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    return tally.code
+
+
+def asked(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
+    """Raises UsageError unless the words say which records are meant, in one way."""
+    if ids and (every or which.narrows):
+        raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: records are named in one way only")
+    if not ids and not every and not which.any:
+        raise click.UsageError(f"say which to {verb}: ids of `qd failed list`, filters, or --all")
+
+
+def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
+    would = {"would": tally.done} if dry_run else {}
+    return {**would, "gone": tally.gone, "refusals": tally.refusals, "refused": tally.refused, "unknown": tally.unknown}
+
+
+# -- which records
+
+
+def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
+    """The records that are meant, queue by queue, the oldest first. Words that mean none are noted; raises Refused for
+    one that means several, before anything is done."""
+    if not ids:
+        wanted = which.wanted(at.now)
+        return chain.from_iterable(at.store.of_queue(queue, wanted, newest=False) for queue in at.queues)
+    found = at.store.find(at.queues, list(dict.fromkeys(ids)))
+    tally.unknown = [word for word, records in found.items() if not records]
+    for word in tally.unknown:
+        output.note(f"qd: no failed job '{word}' (`qd failed list` shows them)")
+    named = {record.id: record for word, records in found.items() if records for record in [single(word, records)]}
+    return sorted(named.values(), key=lambda record: (record.queue, record.failed_at))
+
+
+def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+    """In their order, each chunk of one queue."""
+    chunk, heavy = list[Any](), 0
+    for record in records:
+        if chunk and (len(chunk) >= most or heavy + len(record.payload) > HEAVY or chunk[0].queue != record.queue):
+            yield chunk
+            chunk, heavy = [], 0
+        chunk.append(record)
+        heavy += len(record.payload)
+    if chunk:
+        yield chunk
+
+
+# -- what is done with them
+
+
+def go(at: Place, records: Iterable[Record], step: Step, tally: Tally, what: str, rate: float | None = None) -> None:
+    """Chunk by chunk, no faster than `rate` a second, with a bar on a terminal; then a line that says what was done."""
+    most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
+    with Progress(what, at) as progress:
+        due = time.monotonic()
+        for chunk in chunks(records, most):
+            if rate is not None:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+            for record, why in zip(chunk, step(chunk), strict=True):
+                tally.count(record, why)
+            progress.at(tally.done)
+    if common.given().json:
+        return
+    if tally.refusals > TOLD:
+        output.note(f"qd: {tally.refusals} stay failed, the first {TOLD} are named above")
+    if tally.done or not tally.code:
+        output.say(output.clean(f"{output.count(tally.done, 'job')} {what}"))
+
+
+def looked(chunk: list[Record]) -> list[str | None]:
+    """A dry run: what a retry would refuse is not known before it is tried."""
+    return [None] * len(chunk)
+
+
+def resent(at: Place) -> Step:
+    return lambda chunk: at.store.retry(chunk[0].queue, chunk, at.store.store.now())
+
+
+def forgotten(at: Place) -> Step:
+    return lambda chunk: at.store.forget(chunk[0].queue, chunk)

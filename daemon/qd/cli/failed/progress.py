@@ -1,0 +1,48 @@
+"""How far a command has come: a bar where stderr is a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qd.cli import common, output
+
+if TYPE_CHECKING:
+    from qd.cli.failed.which import Place
+
+EVERY = 5.0  # seconds between two lines
+
+
+class Progress:
+    def __init__(self, what: str, place: Place) -> None:
+        self.what, self.place = what, place
+        self.said_at = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty() and not common.given().json:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self.what, total=self.place.store.count(self.place.queues))
+            self._bar.start()
+        return self
+
+    def at(self, done: int) -> None:
+        """So many are done."""
+        if self._bar is not None:
+            self._bar.update(0, completed=done)
+        elif time.monotonic() - self.said_at >= EVERY:
+            self.said_at = time.monotonic()
+            output.note(f"{output.count(done, 'job')} {self.what} so far")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

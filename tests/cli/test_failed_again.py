@@ -1,0 +1,207 @@
+"""qd failed retry and forget."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qd.cli.failed import again
+from qd.payload import make, read
+from tests.cli.conftest import Run, document, done
+from tests.support.burying import bury
+from tests.support.resp import Client
+
+NOW = time.time()
+STORE = ("queues:mail:failed", "queues:mail:failed_at")
+
+
+def ready(redis: Client, queue: str = "mail") -> list[bytes]:
+    found: list[bytes] = redis.call("LRANGE", f"queues:{queue}", 0, -1)
+    return found
+
+
+def left(redis: Client, queue: str = "mail") -> list[str]:
+    """What is still failed, by the index; the hash must tell of the same."""
+    ids: list[str] = redis.text("ZRANGEBYSCORE", f"queues:{queue}:failed_at", "(0", "+inf")
+    assert sorted(ids) == sorted(redis.text("HKEYS", f"queues:{queue}:failed"))
+    if not ids:
+        assert not redis.call("EXISTS", f"queues:{queue}:failed_at")
+    return ids
+
+
+def test_a_job_is_sent_again_as_it_was_pushed(qd: Run, redis: Client) -> None:
+    raw = bury(redis, "T.0.1.3", at=NOW - 100)
+    bury(redis, "T.0.2.3", at=NOW - 50)
+    assert done(qd("failed", "retry", "T.0.1.3")) == "1 job sent again\n"
+    (sent,) = ready(redis)
+    again, before = read(sent), read(raw)
+    assert (again.attempts, again.rsv, again.uuid, again.id) == (0, None, before.uuid, before.id)
+    assert bytes(again.data) == bytes(before.data)
+    assert abs((again.createdAt or 0) - time.time()) < 10
+    assert redis.call("LLEN", "queues:mail:notify") == 1
+    assert left(redis) == ["T.0.2.3"]
+
+
+def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -> None:
+    for n in range(250):
+        bury(redis, f"m{n}", at=NOW - n)
+    bury(redis, "r", queue="reports")
+    assert done(qd("failed", "retry", "--all")) == "251 jobs sent again\n"
+    assert [json.loads(raw)["data"]["to"] for raw in ready(redis)] == [f"m{n}" for n in reversed(range(250))]
+    assert len(ready(redis, "reports")) == 1
+    assert (left(redis), left(redis, "reports")) == ([], [])
+    assert redis.call("LLEN", "queues:mail:notify") == 250
+    assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
+
+
+@pytest.mark.parametrize("verb", ["retry", "forget"])
+def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
+    bury(redis, "a", at=NOW - 3600)
+    bury(redis, "b", at=NOW - 1800, error="KeyError")
+    bury(redis, "c", at=NOW - 600, error="KeyError")
+    counts = document(qd("failed", verb, "--error", "KeyError", "--older-than", "20m", "--dry-run", "--json"))
+    assert counts["would"] == 1
+    assert left(redis) == ["a", "b", "c"]
+    assert done(qd("failed", verb, "--error", "KeyError", "--older-than", "20m")).startswith("1 job ")
+    assert left(redis) == ["a", "c"]
+    assert done(qd("failed", verb, "-q", "nobody")).startswith("0 jobs ")
+    assert done(qd("failed", verb, "--all", "--job", "mail.*", "-q", "mail")).startswith("2 jobs ")
+    assert len(ready(redis)) == (3 if verb == "retry" else 0)
+
+
+@pytest.mark.parametrize("verb", ["retry", "forget"])
+def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, verb: str) -> None:
+    bury(redis, "a")
+    some = qd("failed", verb, "nobody", "a")
+    assert (some.exit_code, left(redis)) == (1, [])
+    assert some.stderr == "qd: no failed job 'nobody' (`qd failed list` shows them)\n"
+    none = qd("failed", verb, "nobody", "--json")
+    assert (none.exit_code, json.loads(none.stdout)["unknown"]) == (1, ["nobody"])
+    assert qd("failed", verb, "nobody").stdout == ""
+
+
+@pytest.mark.parametrize("verb", ["retry", "forget"])
+@pytest.mark.parametrize(
+    "words", [(), ("a", "--all"), ("a", "--job", "x"), ("--all", "--since", "x"), ("--rate", "0", "--all")]
+)  # fmt: skip
+def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
+    bury(redis, "a")
+    assert qd("failed", verb, *words).exit_code == 2
+    assert left(redis) == ["a"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "forget"])
+def test_an_id_that_means_several_does_nothing(qd: Run, redis: Client, verb: str) -> None:
+    for name in ("one", "T.1", "T.2"):
+        bury(redis, name)
+    assert qd("failed", verb, "one", "T.").exit_code == 2
+    assert len(left(redis)) == 3
+    assert done(qd("failed", verb, "one", "T.1")).startswith("2 jobs ")
+    assert left(redis) == ["T.2"]
+
+
+def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
+    bury(redis, "bad", raw=b"not JSON", job=None)
+    bury(redis, "good")
+    some = qd("failed", "retry", "--all")
+    assert (some.exit_code, some.stdout) == (1, "1 job sent again\n")
+    assert some.stderr.startswith("qd: bad (no job) stays failed: it cannot be run: not JSON")
+    assert left(redis) == ["bad"]
+    assert done(qd("failed", "forget", "bad")) == "1 job forgotten\n"
+
+
+def test_the_time_that_a_job_may_be_retried_begins_anew(qd: Run, redis: Client) -> None:
+    raw = make("mail.welcome", b"{}", created_at=int(NOW) - 1000, retry_until=NOW - 940)
+    bury(redis, "a", raw=raw)
+    done(qd("failed", "retry", "a"))
+    again = read(ready(redis)[0])
+    assert 55 < (again.retryUntil or 0) - time.time() < 65
+
+
+def unique(name: str, uuid: str) -> bytes:
+    ties = json.dumps({"unique": name}).encode()
+    raw = make("mail.welcome", b"{}", created_at=1, uuid=uuid)
+    return raw.replace(b',"id":', b',"qd":' + ties + b',"id":')
+
+
+def test_a_unique_job_takes_its_lock_again(qd: Run, redis: Client) -> None:
+    bury(redis, "a", raw=unique("order:1", "u1"), at=NOW - 5)
+    bury(redis, "b", raw=unique("order:1", "u2"), at=NOW - 4)
+    bury(redis, "c", raw=unique("order:2", "u3"), at=NOW - 3)
+    redis.call("SET", "qd:unique:order:2", "another")
+    some = qd("failed", "retry", "--all")
+    assert (some.exit_code, some.stdout, left(redis)) == (1, "1 job sent again\n", ["b", "c"])
+    assert some.stderr.count("another job has the lock of its unique name") == 2
+    assert redis.text("GET", "qd:unique:order:1") == "u1"
+    assert 0 < redis.call("PTTL", "qd:unique:order:1") <= 86_400_000
+    assert redis.text("GET", "qd:unique:order:2") == "another"
+
+
+def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
+    qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        bury(redis, f"a{n}", at=time.time())
+    steps: list[int] = []
+    whole = again.resent
+
+    def failing(at: Any) -> Callable[[list[Any]], list[str | None]]:
+        step = whole(at)
+
+        def run(chunk: list[Any]) -> list[str | None]:
+            said = step(chunk)
+            steps.append(len(chunk))
+            for record in chunk:
+                bury(redis, f"again-{record.id}", at=time.time() + 0.001)
+            return said
+
+        return run
+
+    monkeypatch.setattr(again, "resent", failing)
+    monkeypatch.setattr(again, "CHUNK", 10)
+    assert done(qd("failed", "retry", "--all")) == "30 jobs sent again\n"
+    assert steps == [10, 10, 10]
+    assert len(left(redis)) == 30
+
+
+def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr("qd.cli.failed.again.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    for n in range(25):
+        bury(redis, f"a{n}", at=NOW - n)
+    done(qd("failed", "retry", "--all", "--rate", "10"))
+    assert waits == pytest.approx([0.0, 1.0, 1.0])
+    assert len(ready(redis)) == 25
+
+
+def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
+    from qd.connectors.redis.wire import Wire
+    from qd.store.failed import FailedStore
+    from qd.store.redis import RedisStore
+
+    bury(redis, "a", at=NOW)
+    wire = Wire(f"unix://{redis.path}")
+    store = FailedStore(RedisStore(wire))
+    records = list(store.of_queue("mail"))
+    assert store.retry("mail", records, NOW) == [None]
+    assert store.retry("mail", records, NOW) == [""]
+    assert len(ready(redis)) == 1
+    wire.close()
+
+
+def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Client) -> None:
+    bury(redis, "a")
+    redis.call("HDEL", STORE[0], "a")
+    assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
+    assert ready(redis) == []
