@@ -14,6 +14,7 @@ from qd.cli.failed import again
 from qd.payload import make, read
 from tests.cli.conftest import Run, document, done
 from tests.support.burying import bury
+from tests.support.project import Project
 from tests.support.resp import Client
 
 NOW = time.time()
@@ -205,3 +206,30 @@ def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Cli
     redis.call("HDEL", STORE[0], "a")
     assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
     assert ready(redis) == []
+
+
+HEARD = """
+from qd.events import JobRetryRequested
+
+@app.on(JobRetryRequested)
+def heard(event: JobRetryRequested) -> None:
+    print("heard", event.connection, event.queue, event.name, event.id)
+
+@app.on(JobRetryRequested)
+def broken(event: JobRetryRequested) -> None:
+    raise ValueError("a listener")
+"""
+
+
+def test_listeners_hear_of_what_is_sent_again_and_harm_nothing(project: Callable[..., Project], redis: Client) -> None:
+    shop = project(jobs=HEARD)
+    bury(redis, "a")
+    said = shop.qd("failed", "retry", "a")
+    assert (said.returncode, said.stdout) == (0, "heard redis mail mail.welcome a\n1 job sent again\n")
+    assert "a listener" in said.stderr
+    shop.jobs("import nothing.of.that.name")
+    bury(redis, "b")
+    said = shop.qd("failed", "retry", "b")
+    assert (said.returncode, said.stdout) == (0, "1 job sent again\n")
+    assert "listeners of JobRetryRequested are not told" in said.stderr
+    assert len(ready(redis)) == 2

@@ -16,6 +16,7 @@ import click
 from qd.cli import common, output
 from qd.cli.failed.progress import Progress
 from qd.cli.failed.which import Filters, Place, filters, place, single
+from qd.errors import QdError
 
 if TYPE_CHECKING:
     from qd.store.failed import Record
@@ -171,7 +172,35 @@ def looked(chunk: list[Record]) -> list[str | None]:
 
 
 def resent(at: Place) -> Step:
-    return lambda chunk: at.store.retry(chunk[0].queue, chunk, at.store.store.now())
+    tell = teller(at.connection)
+
+    def step(chunk: list[Record]) -> list[str | None]:
+        said = at.store.retry(chunk[0].queue, chunk, at.store.store.now())
+        tell([record for record, why in zip(chunk, said, strict=True) if why is None])
+        return said
+
+    return step
+
+
+def teller(connection: str) -> Callable[[list[Record]], None]:
+    """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
+    from qd.cli.apps import app_if_named
+    from qd.events import JobRetryRequested
+
+    try:
+        found = app_if_named(common.loaded())
+    except QdError as error:
+        output.note(f"qd: listeners of JobRetryRequested are not told: {error}")
+        found = None
+    listeners = None if found is None else found.listeners
+    if listeners is None or not listeners.has(JobRetryRequested):
+        return lambda records: None
+
+    def tell(records: list[Record]) -> None:
+        for record in records:
+            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.id, record.payload))
+
+    return tell
 
 
 def forgotten(at: Place) -> Step:

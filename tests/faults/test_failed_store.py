@@ -1,0 +1,158 @@
+"""The failed store under the killer: workers on the way to a record, and `qd failed retry` half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.procs import QD, Procs
+from tests.support.project import SOURCE, MakeProject, Project
+from tests.support.pushing import push
+from tests.support.resp import Client
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*")]
+
+JOBS = """
+@app.job("fails")
+def fails(n: int) -> None:
+    raise ValueError(f"number {n}")
+"""
+STANDS = """
+local k = 'queues:default'
+return {redis.call('LRANGE', k, 0, -1), redis.call('ZRANGE', k .. ':reserved', 0, -1),
+    redis.call('ZRANGE', k .. ':delayed', 0, -1), redis.call('HVALS', k .. ':failed')}
+"""
+
+
+def numbers(payloads: list[bytes]) -> list[int]:
+    return [int(payload.partition(b'"n":')[2].split(b"}")[0]) for payload in payloads]
+
+
+def standing(redis: Client) -> Counter[int]:
+    """Each job that stands anywhere, looked at in one moment."""
+    return Counter([n for place in redis.call("EVAL", STANDS, 0) for n in numbers(place)])
+
+
+def killed(shop: Project, file: Path, *words: str) -> Procs:
+    command = [sys.executable, "-m", "tests.support.lines", str(file), *words]
+    path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
+    procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path))
+    shop.started.append(procs)
+    return procs
+
+
+def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
+    project: MakeProject, redis: Client
+) -> None:
+    shop, count = project(jobs=JOBS), 500
+    file = shop.run / "lines"
+    for n in range(count):
+        push(redis, "fails", n=n)
+    work = killed(shop, file, "work", "-w", "1", "--max-crashes", "100000")
+    everyone = Counter(range(count))
+
+    def over() -> bool:
+        assert standing(redis) == everyone
+        return int(redis.call("HLEN", "queues:default:failed")) == count
+
+    eventually(over, 200, every=0.05, what="all failed")
+    work.stop()
+    lines = file.read_text().splitlines()
+    file.unlink()
+    assert len(lines) == len(set(lines)) > 100
+    assert {line.split(":")[0] for line in lines} > {"worker/ending.py", "worker/settle.py", "worker/answering.py"}
+    records = [json.loads(value.partition(b"\n")[0]) for value in redis.call("HVALS", "queues:default:failed")]
+    # Killed where listeners and failed() run, the next worker buries it without them, and says how the last one died.
+    assert {record["error"] for record in records} <= {"ValueError", "AttemptsExceeded"}
+    assert sum(record["error"] == "ValueError" for record in records) > count // 2
+    assert sum(record["crashes"] for record in records) < len(lines)  # the others were killed behind their record
+
+
+def bury_many(redis: Client, count: int) -> None:
+    """So many records, as a worker leaves them; a few bytes each."""
+    began = time.time() - count / 1000
+    for at in range(0, count, 1000):
+        some, index = list[bytes | str](), list[bytes | str]()
+        for n in range(at, min(at + 1000, count)):
+            raw = make("fails", b'{"n":%d}' % n, created_at=1).replace(b'"attempts":0', b'"attempts":1,"rsv":"T.0.1.-"')
+            line = json.dumps({"id": f"T.0.{n}.1", "job": "fails", "error": "ValueError", "reason": "x", "attempts": 1})
+            some += [f"T.0.{n}.1", line.encode() + b"\n" + raw]
+            index += [repr(began + n / 1000), f"T.0.{n}.1"]
+        redis.call("HSET", "queues:default:failed", *some)
+        redis.call("ZADD", "queues:default:failed_at", *index)
+
+
+def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(project: MakeProject, redis: Client) -> None:
+    shop, count = project(jobs=JOBS), 1200
+    file = shop.run / "lines"
+    bury_many(redis, count)
+    retry = killed(shop, file, "failed", "retry", "--all")
+    everyone = Counter(range(count))
+
+    def over() -> bool:
+        assert standing(redis) == everyone
+        return retry.process.poll() is not None
+
+    eventually(over, 120, every=0.5, what="a retry that comes through")
+    assert retry.wait() == 0
+    lines = file.read_text().splitlines()
+    file.unlink()
+    assert len(lines) == len(set(lines)) > 100
+    assert any(line.startswith("store/failed.py") for line in lines)
+    assert sorted(numbers(redis.call("LRANGE", "queues:default", 0, -1))) == list(range(count))
+    assert not redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at")
+
+
+def peak(process: psutil.Process) -> int:
+    """The most memory it has had, in bytes; 0: it is gone."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return 0
+    found = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0].split()[1]) * 1024 if found else 0
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(300_000, marks=pytest.mark.slow)])
+def test_a_retry_of_many_with_a_kill_in_the_middle_loses_and_doubles_nothing(
+    count: int, project: MakeProject, redis: Client
+) -> None:
+    shop = project(jobs=JOBS)
+    bury_many(redis, 1000)
+    small = run(shop, redis, 1000)
+    redis.call("DEL", "queues:default", "queues:default:notify")
+    bury_many(redis, count)
+    large = run(shop, redis, count, kills=(count // 4, count // 2))
+    assert sorted(numbers(redis.call("LRANGE", "queues:default", 0, -1))) == list(range(count))
+    assert redis.call("LLEN", "queues:default:notify") == count
+    assert not redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at")
+    assert large < small + (24 << 20), f"{small >> 20} MB for 1,000 and {large >> 20} MB for {count}"
+
+
+def run(shop: Project, redis: Client, count: int, kills: tuple[int, ...] = ()) -> int:
+    """Retry all, with a kill -9 whenever so many are ready again. Returns the peak of its memory."""
+    most = 0
+    for kill in (*kills, None):
+        command = subprocess.Popen(
+            [*QD, "failed", "retry", "--all"], cwd=shop.root, env=shop.env(), stdout=subprocess.DEVNULL
+        )
+        process = psutil.Process(command.pid)
+        while command.poll() is None:
+            most = max(most, peak(process))
+            if kill is not None and redis.call("LLEN", "queues:default") >= kill:
+                command.kill()
+            time.sleep(0.01)
+        assert command.returncode == (0 if kill is None else -9)
+        moved, kept = redis.call("LLEN", "queues:default"), redis.call("HLEN", "queues:default:failed")
+        assert moved + kept == count
+    return most
