@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.marks import FAILED
 from tests.support.project import MakeProject, Project
+from tests.support.resp import Client
 from tests.support.samples import ROOT, STANDINS, program
 from tests.support.witness import Witness
 
@@ -55,3 +56,33 @@ def test_slow_sql_is_logged_with_its_job(shop: Project):
     work = shop.work_off()
     assert work.matches(r"s in reports\.sum: SELECT 40 \+ 2.* job=reports\.sum"), work.tail()
     assert work.matches(r"reports\.sum took .* of CPU"), work.tail()
+
+
+SPANS = """
+
+@app.job("see")
+def see() -> None:
+    here = trace.get_current_span().get_span_context()
+    with open("witness", "a") as file:
+        print(f"{here.trace_id:032x}", file=file)
+"""
+SENDS = """
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from jobs import see, trace
+
+context = SpanContext(int("ab" * 16, 16), int("cd" * 8, 16), is_remote=False, trace_flags=TraceFlags(1))
+with trace.use_span(NonRecordingSpan(context)):
+    see.dispatch()
+see.dispatch()
+"""
+
+
+def test_a_trace_goes_on_in_the_worker(project: MakeProject, redis: Client, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    shop = project(jobs=PAGE + SPANS)
+    witness = Witness(shop)
+    shop.python(SENDS)
+    first = json.loads(redis.call("LINDEX", "queues:default", 0))
+    assert first["traceparent"] == f"00-{'ab' * 16}-{'cd' * 8}-01"
+    shop.work_off()
+    assert witness.lines == ["ab" * 16, "0" * 32]
