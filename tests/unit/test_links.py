@@ -15,7 +15,7 @@ from qd.links import linked
 from qd.payload import make, read
 from qd.ties import SKIPPED, Link, Ties, written
 from qd.worker.effects import effects_of
-from qd.worker.outcome import DONE, Back, Cancelled, Done, Dropped, Failed, Lost, Outcome
+from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
 
 TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain":[]},"retryUntil":9,"data":1}'
 
@@ -86,7 +86,6 @@ NO = JobFailure("no")
     [
         (Done("result"), Count("b", "u", "done")),
         (Done(SKIPPED), Count("b", "u", "skipped")),
-        (Dropped("its model is gone"), Count("b", "u", "done")),
         (Failed(NO, 1), Count("b", "u", "failed", "q T.1.7.1")),
         (Cancelled(NO), Count("b", "u", "failed", "")),
         (Back(0.0, "again"), None),

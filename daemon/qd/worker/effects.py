@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from qd.bus.ends import ends
 from qd.connectors.base import Reserved
-from qd.connectors.effects import Count, Effect
+from qd.connectors.effects import Effect
 from qd.payload import Payload
 from qd.ties import SKIPPED
-from qd.worker.outcome import Back, Cancelled, Dropped, Failed, Lost, Outcome
+from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 
 
 def effects_of(job: Reserved, payload: Payload, outcome: Outcome) -> tuple[Effect, ...]:
-    """() for a job that is tied to nothing, and for one that comes back. One that was dropped is still counted; who
-    cancelled or moved it has seen to the rest."""
+    """() for a job that is tied to nothing, and for one that comes back."""
     ties = payload.qd
     if ties is None or isinstance(outcome, Back | Lost):
         return ()
-    if isinstance(outcome, Dropped):
-        return () if ties.batch is None else (Count(ties.batch, payload.uuid or ""),)
     if isinstance(outcome, Failed | Cancelled):
         return tuple(ends(payload, "failed", f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""))
     return tuple(ends(payload, "skipped" if outcome.result is SKIPPED else "done"))

@@ -16,7 +16,7 @@ from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
 from qd.worker.effects import effects_of
-from qd.worker.outcome import Back, Cancelled, Done, Dropped, Failed, Lost, Missing, Outcome
+from qd.worker.outcome import Back, Cancelled, Done, Failed, Lost, Missing, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
 
@@ -30,11 +30,9 @@ class Ending:
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome)
-        if isinstance(outcome, Done | Dropped):
+        if isinstance(outcome, Done):
             self.answering.done = job
-            if isinstance(outcome, Dropped):
-                settler.tell_dropped(job, outcome.why)
-            elif isinstance(outcome, Missing):
+            if isinstance(outcome, Missing):
                 settler.tell_missing(job, outcome.why)
             elif settler.log.informs:
                 settler.tell_done(job, took)

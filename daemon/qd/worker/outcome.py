@@ -33,14 +33,6 @@ class Missing(Done):
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """It is not run and not wanted any more: cancelled, or moved, since it became ready. What stands in its place, or
-    nothing, is what counts: it is acked, and nothing follows from it."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Back:
     """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
 
@@ -76,7 +68,7 @@ class Cancelled:
     error: BaseException
 
 
-Outcome = Done | Dropped | Back | Failed | Lost | Cancelled
+Outcome = Done | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 

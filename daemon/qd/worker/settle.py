@@ -84,9 +84,6 @@ class Settler:
     def tell_missing(self, job: Reserved, why: str) -> None:
         self.log.info("job.missing", **self._job(job), reason=why)
 
-    def tell_dropped(self, job: Reserved, why: str) -> None:
-        self.log.info("job.cancelled", **self._job(job), reason=why)
-
     def death_before(self, job: Reserved) -> Death:
         """How the worker died that held this job before, where somebody wrote it down. Older notes have no facts."""
         try:

@@ -1,6 +1,6 @@
 -- Jobs that are tied to a lock or a key, put in front of turn.lua: what becomes of that when they are taken. Locks and entries
 -- are named in the payload, so they are no KEYS.
---   "unique":"NAME"       its lock: held anew from now on, or freed when it is held until the start only
+--   "unique":"NAME"       its lock: held anew from now on; who holds it until the start only frees it once middleware is past
 --   "key":"TURN NAME"     its entry under NAME. The entry has the same turn: it is taken, and can no longer be moved or
 --                         cancelled; the payload says "taken" from now on. Another turn, or no entry: it was, and is dropped
 
@@ -28,12 +28,8 @@ local function renewed(p, ties, locks)
   local lock = locks .. name
   local owner = redis.call('GET', lock)
   if not owner or not string.find(p, '"uuid":"' .. owner .. '"', 1, true) then return nil end
-  local starts = string.find(ties, '"until":"start"', 1, true)
   local hold = tonumber(string.match(ties, '"hold":([%d.]+)') or 86400)
-  return function()
-    if starts then redis.call('EXPIRE', lock, 0)
-    else redis.call('EXPIRE', lock, string.format('%.0f', math.ceil(hold))) end
-  end
+  return function() redis.call('EXPIRE', lock, string.format('%.0f', math.ceil(hold))) end
 end
 
 -- The payload as it is taken, and what to do once it is leased (nil: nothing). False: it was cancelled or moved.
