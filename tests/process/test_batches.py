@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:bat
 SHOP = (
     JOBS
     + """
+from qd.middleware import SkipIfBatchCancelled
+
 @app.job("part")
 def part(n: int, fails: bool = False) -> None:
     note("part", n)
@@ -30,6 +32,10 @@ def more(depth: int) -> None:
     note("more", depth)
     if depth:
         app.current_batch().add(*[more.bind(depth - 1) for _ in range(2)])
+
+@app.job("wanted", middleware=[SkipIfBatchCancelled()])
+def wanted(n: int) -> None:
+    note("wanted", n)
 
 @app.job("watch")
 def watch() -> None:
@@ -57,6 +63,15 @@ def send(shop: Project, code: str) -> str:
 
 def ask(shop: Project, id: str, what: str) -> str:
     return shop.python(f"from jobs import *\nbatch = app.batch_of({id!r})\nprint({what})").stdout.strip()
+
+
+def retry(shop: Project, redis: Client) -> None:
+    """The one that has failed, after its fault was mended."""
+    ((_, raw),) = failed(redis)
+    (shop.root / "mended").touch()
+    shop.allowed.add("mended")
+    redis.call("RPUSH", "queues:default", raw.replace(b'"attempts":1', b'"attempts":0'))
+    shop.work_off()
 
 
 LOOK = "batch.name, batch.total, batch.pending, batch.failed, batch.progress, batch.finished, batch.cancelled"
@@ -92,11 +107,7 @@ def test_then_comes_when_what_has_failed_is_retried_with_success(
 ) -> None:
     send(shop, "app.batch(part.bind(1, True), part.bind(2), allow_failures=True, **CALLED).dispatch()")
     shop.work_off()
-    ((_, raw),) = failed(redis)
-    (shop.root / "mended").touch()
-    shop.allowed.add("mended")
-    redis.call("RPUSH", "queues:default", raw.replace(b'"attempts":1', b'"attempts":0'))
-    shop.work_off()
+    retry(shop, redis)
     assert witness.lines[-2:] == ["part 1", "told then 2 0 0"]
     assert len(witness.starting("told")) == 3
 
@@ -116,6 +127,22 @@ def test_a_batch_is_cancelled_by_hand(shop: Project, witness: Witness) -> None:
     assert ask(shop, id, "batch.cancel(), batch.cancel(), batch.cancelled") == "True False True"
     shop.work_off()
     assert witness.lines == ["watch True", "told finally 1 0 0"]
+
+
+def test_jobs_that_are_not_wanted_any_more_are_skipped_and_then_is_not_sent(shop: Project, witness: Witness) -> None:
+    id = send(
+        shop, "app.batch(wanted.bind(1), part.bind(1, True), wanted.bind(2), wanted.bind(3), **CALLED).dispatch()"
+    )
+    shop.work_off()
+    assert witness.lines == ["wanted 1", "part 1", "told catch 4 0 1", "told finally 4 0 1"]
+    assert ask(shop, id, LOOK) == "4 0 1 100 True True"
+
+
+def test_a_skipped_job_is_missed_when_the_failed_one_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
+    send(shop, "app.batch(part.bind(1, True), wanted.bind(2), **CALLED).dispatch()")
+    shop.work_off()
+    retry(shop, redis)
+    assert witness.lines == ["part 1", "told catch 2 0 1", "told finally 2 0 1", "part 1"]
 
 
 def test_a_batch_of_nothing_has_succeeded(shop: Project, witness: Witness) -> None:

@@ -78,4 +78,4 @@ class Batches(Protocol):
         """None: it is not there, or not any more."""
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        """uuid of each job of it that has failed -> queue and id of its record in the failed store; of those that have one."""
+        """uuid of each job of it that has failed and has a record -> queue and id of that in the failed store."""
