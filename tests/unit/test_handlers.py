@@ -147,7 +147,7 @@ def test_wrong_values_are_told_where_it_is_sent(app: FakeQd):
     app.map(SendInvoice, send_invoice)
     wrong: Any = "seven"
     with pytest.raises(
-        ArgumentError, match=r"SendInvoice\(\): argument 'order_id' cannot be sent: expected int, got str"
+        ArgumentError, match=r"job '.*SendInvoice': argument 'order_id' cannot be sent: expected int, got str"
     ):
         app.send(SendInvoice(wrong))
 
@@ -202,7 +202,7 @@ def test_a_command_has_one_handler(app: FakeQd):
 
 
 def test_options_are_checked(app: FakeQd):
-    with pytest.raises(DeclarationError, match=r"unknown option 'qeue' of a job.*queue"):
+    with pytest.raises(DeclarationError, match=r"unknown option 'qeue' of job '.*SendInvoice'.*queue"):
         app.map(SendInvoice, send_invoice, qeue="mail")  # type: ignore[call-arg]
     with pytest.raises(DeclarationError, match="cannot be raw"):
         app.map(SendInvoice, send_invoice, raw=True)
@@ -280,7 +280,7 @@ def test_a_wrong_field_is_told_before_anybody_hears_of_it(app: FakeQd):
     app.on(OrderPaid)(heard.append)
     app.on(OrderPaid, queue="mail")(thank)
     wrong: Any = "seven"
-    with pytest.raises(ArgumentError, match=r"OrderPaid\(\): argument 'order_id' cannot be sent"):
+    with pytest.raises(ArgumentError, match=r"job '.*': argument 'order_id' cannot be sent"):
         app.emit(OrderPaid(wrong))
     assert heard == []
 

@@ -162,7 +162,7 @@ def test_names_of_a_class_job_are_its_fields(app: FakeQd):
 )
 def test_a_wrong_name_is_told_at_the_declaration(app: FakeQd, option: str, text: str, reason: str):
     said: Any = {option: text}
-    with pytest.raises(DeclarationError, match=rf"option {option} of charge\(\).*{reason}"):
+    with pytest.raises(DeclarationError, match=rf"option {option} of job '.*charge'.*{reason}"):
         app.job("shop.charge", **said)(charge)
     job = app.job("shop.other")(charge)
     with pytest.raises(DeclarationError, match=option):

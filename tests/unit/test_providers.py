@@ -135,7 +135,7 @@ def test_a_value_for_a_provided_parameter_is_refused(app: FakeQd, making: Making
         lambda: Charge(session=Session()).dispatch(),
     ):
         with pytest.raises(
-            ArgumentError, match=r"\(\): argument 'session' is provided on the worker, and cannot be se"
+            ArgumentError, match=r"job '.*': argument 'session' is provided on the worker, and cannot be se"
         ):
             give()
     with pytest.raises(ArgumentError, match=r"takes 1 arguments by place, 2 were given"):
@@ -157,7 +157,7 @@ def test_where_nothing_provides_it_dispatch_goes_on_and_the_run_says_so(app: Fak
 
     count.dispatch()
     with pytest.raises(
-        NoProvider, match=r"count\(\): nothing provides its parameter 'session': call app.provide\(Sess"
+        NoProvider, match=r"job 'count': nothing provides its parameter 'session': call app.provide\(Sess"
     ):
         count.run()
 
@@ -396,7 +396,7 @@ def test_a_row_that_is_gone_is_told_with_the_job_and_the_argument(app: FakeQd, s
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
-    with pytest.raises(ModelGone, match=r"ship\(\): argument 'order': shop.Order 42 is gone"):
+    with pytest.raises(ModelGone, match=r"job 'ship': argument 'order': shop.Order 42 is gone"):
         ship.run(Order(42))
 
 
@@ -405,7 +405,7 @@ def test_what_has_no_key_yet_is_refused_where_it_is_sent(app: FakeQd, shelf: She
     def ship(order: Order, several: list[Order] | None = None) -> None: ...
 
     with pytest.raises(
-        ArgumentError, match=r"ship\(\): argument 'order' cannot be sent: this shop.Order has no key yet"
+        ArgumentError, match=r"job 'ship': argument 'order' cannot be sent: this shop.Order has no key yet"
     ):
         ship.dispatch(Order(None))
     with pytest.raises(ArgumentError, match=r"argument 'several' cannot be sent: this shop.Order has no key yet"):
@@ -417,7 +417,7 @@ def test_a_key_that_json_cannot_say_is_refused(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
-    with pytest.raises(ArgumentError, match=r"ship\(\): argument 'order' cannot be sent: expected int"):
+    with pytest.raises(ArgumentError, match=r"job 'ship': argument 'order' cannot be sent: expected int"):
         ship.dispatch(Order(1.5))
 
 

@@ -25,13 +25,13 @@ _SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
 _SERIES = (list, tuple, set, frozenset, deque)
 
 
-def encode_value(value: object) -> bytes:
-    """`value` as JSON text. Raises ArgumentError."""
+def encode_value(value: object, what: str = "the data of a job") -> bytes:
+    """`value` as JSON text. what: whose it is, for the error. Raises ArgumentError."""
     try:
         look(value)
         return encode(value)
     except FAILURES as error:
-        raise ArgumentError(f"the data of a job cannot be sent: {why(error)}") from None
+        raise ArgumentError(f"{what} cannot be sent: {why(error)}") from None
 
 
 def decode_value(data: bytes) -> Any:

@@ -21,8 +21,9 @@ class Queue:
 
     def push(self, job: str, data: object = "", *, delay: Span | datetime | None = None) -> Handle[None]:
         """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
-        seconds = 0.0 if delay is None else due_in(delay)
-        return Handle(self._send.push_named(self._connection, self.name, job, encode_value(data), seconds))
+        seconds = 0.0 if delay is None else due_in(delay, job)
+        text = encode_value(data, f"the data of job '{job}'")
+        return Handle(self._send.push_named(self._connection, self.name, job, text, seconds))
 
     def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
         """Send these bytes as they are; only their size and depth are looked at."""

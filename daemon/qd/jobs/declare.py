@@ -52,25 +52,25 @@ class Declare:
 
     def _declared_function(self, target: Any, where: str) -> JobFunction[..., Any, Any]:
         check_function(target)
-        options = JobOptions.read(self._options)
+        name = self._name_of(target)
+        options = JobOptions.read(self._options, name)
         signature = signature_of(target, self._registry.known)
         if options.raw:
             check_raw(target, signature)
         kind = DeclaredRaw if options.raw else Declared
-        declared = kind(self._name_of(target), target, signature, options, where)
+        declared = kind(name, target, signature, options, where)
         check_stages(declared)
         self._registry.add(declared)
         return JobFunction(self._sender, Plan(declared, options))
 
     def _declared_class(self, target: type[Any], where: str) -> type[Any]:
         check_class(target)
-        options = JobOptions.read(self._options)
+        name = self._name_of(target)
+        options = JobOptions.read(self._options, name)
         if options.raw:
             refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
         hears = target.failed is not Job.failed
-        declared = DeclaredClass(
-            self._name_of(target), target, signature_of_fields(target, self._registry.known), options, where, hears
-        )
+        declared = DeclaredClass(name, target, signature_of_fields(target, self._registry.known), options, where, hears)
         check_stages(declared)
         self._registry.add(declared)
         target._declared_as = (self._sender, Plan(declared, options))

@@ -71,7 +71,7 @@ class Handlers:
             raise DeclarationError(f"the handler of {kind.__qualname__} cannot be raw: it takes the object")
         frame = sys._getframe(3)  # who called app.map, or the decorator of app.on
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        options = JobOptions.read({option: value for option, value in said.items() if option not in SENDING})
+        options = JobOptions.read({option: value for option, value in said.items() if option not in SENDING}, name)
         declared = DeclaredObject(name, kind, handler, options, where, self._registry.known)
         self._registry.add(declared)
         sending = {option: value for option, value in said.items() if option in SENDING}

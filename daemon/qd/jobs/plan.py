@@ -90,7 +90,9 @@ class Plan:
             raise DeclarationError(
                 f"option after_commit of job '{self.declared.name}': {after_commit!r} is neither True nor False"
             )
-        plan = Plan(self.declared, JobOptions.read(said).over(self.options) if said else self.options)
+        plan = Plan(
+            self.declared, JobOptions.read(said, self.declared.name).over(self.options) if said else self.options
+        )
         plan.delay, plan.key, plan.after_commit = delay, key, after_commit
         if not said:
             plan.notes = self.notes

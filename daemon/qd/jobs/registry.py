@@ -24,6 +24,7 @@ class Declared:
         self.signature = signature
         self.options = options
         self.where = where
+        signature.title = f"job '{name}'"  # what its errors are about
         self.is_async = inspect.iscoroutinefunction(target)
         self._needs = any(parameter.required for parameter in signature.parameters)
 
@@ -84,7 +85,7 @@ class DeclaredRaw(Declared):
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         (value,) = self.signature.bind(args, kwargs).values()
-        return encode_value(value)
+        return encode_value(value, f"the data of job '{self.name}'")
 
     def prepare(self, data: bytes) -> Callable[[], object]:
         return partial(self.target, decode_value(data))

@@ -38,9 +38,11 @@ class JobOptions:
     raw: bool | None = _said("switch")
 
     @classmethod
-    def read(cls, given: Mapping[str, object]) -> Self:
-        """The options as a programmer wrote them, checked and converted. Raises DeclarationError naming the option."""
-        return cls(**{name: _read_job_option(name, value) for name, value in given.items()})
+    def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:
+        """The options as a programmer wrote them, checked and converted. job: whose. Raises DeclarationError naming job
+        and option."""
+        what = "a job" if job is None else f"job '{job}'"
+        return cls(**{name: _read_job_option(name, value, what) for name, value in given.items()})
 
     def over(self, below: JobOptions) -> JobOptions:
         """What is said here, and what `below` says where nothing is said here: `.using(...)` over `@app.job(...)`."""
@@ -51,11 +53,11 @@ class JobOptions:
 JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fields(JobOptions)}
 
 
-def _read_job_option(name: str, value: object) -> Any:
+def _read_job_option(name: str, value: object, what: str) -> Any:
     if name not in JOB_KINDS:
         near = units.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
-        raise DeclarationError(f"unknown option '{name}' of a job{near}")
+        raise DeclarationError(f"unknown option '{name}' of {what}{near}")
     try:
         return None if value is None else KINDS[JOB_KINDS[name]](value)
     except ValueError as error:
-        raise DeclarationError(f"option {name} of a job: {error}") from None
+        raise DeclarationError(f"option {name} of {what}: {error}") from None
