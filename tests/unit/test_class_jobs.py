@@ -81,7 +81,7 @@ def test_what_is_worked_out_wrongly_is_told_with_the_option(app: FakeQd):
 
         def handle(self) -> None: ...
 
-    with pytest.raises(DeclarationError, match="Charge: option tries of a job: -1 is not a whole number, 0 or more"):
+    with pytest.raises(DeclarationError, match="option tries of job 'charge': -1 is not a whole number, 0 or more"):
         Charge().dispatch()
     assert app.sent == []
 

@@ -56,7 +56,7 @@ NOBODY = [
 
 @pytest.mark.parametrize("middleware", NOBODY, ids=lambda each: type(each).__name__)
 def test_a_key_that_names_no_parameter_is_refused_at_the_declaration(app: FakeQd, middleware):
-    with pytest.raises(DeclarationError, match=r"middleware \w+ of .*work\(\): it has no parameter 'nobody'"):
+    with pytest.raises(DeclarationError, match=r"middleware \w+ of job 'x': it has no parameter 'nobody'"):
 
         @app.job("x", middleware=[middleware])
         def work(order_id: int) -> None: ...
