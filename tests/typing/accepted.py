@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, assert_type
@@ -12,7 +14,9 @@ from qd import (
     Batch,
     BatchState,
     Call,
+    Carrier,
     Event,
+    Given,
     Handle,
     Job,
     JobExceptionOccurred,
@@ -26,6 +30,7 @@ from qd import (
     Span,
     WorkerStopping,
     current_job,
+    provided,
 )
 
 # an app
@@ -178,6 +183,127 @@ def everything(event: Event) -> None: ...
 
 
 app.on(JobProcessing)(lambda event: print(event.job.name))
+
+
+class OrderPaid(Event):
+    order_id: int
+    currency: str = "EUR"
+
+
+@app.on(OrderPaid)
+def count(event: OrderPaid) -> None:
+    assert_type(event.order_id, int)
+
+
+@app.on(OrderPaid, queue="mail", tries=3, delay=timedelta(minutes=1), after_commit=True)
+def thank(event: OrderPaid) -> str:
+    return event.currency
+
+
+@app.on(OrderPaid, "books.paid")
+async def book(event: OrderPaid) -> None: ...
+
+
+app.emit(OrderPaid(7))
+app.emit(OrderPaid(order_id=7, currency="USD"))
+
+
+@app.payload_hook
+def tenant(connection: str, queue: str, payload: Mapping[str, Any]) -> dict[str, object]:
+    return {"tenant": queue}
+
+
+# commands
+@dataclass
+class SendInvoice:
+    order_id: int
+
+
+def send_invoice(command: SendInvoice, session: Session = provided()) -> str:
+    return f"{command.order_id} {session}"
+
+
+async def send_later(command: SendInvoice) -> None: ...
+
+
+class Invoices:
+    def handle(self, command: SendInvoice) -> None: ...
+
+
+app.map(SendInvoice, send_invoice, queue="mail", tries=5)
+app.map(SendInvoice, send_later, "mail.later")
+app.map(SendInvoice, Invoices)
+assert_type(app.send(SendInvoice(7)), Handle[Any])
+assert_type(app.bind(SendInvoice(7)), Call[Any])
+app.bind(SendInvoice(7)).using(delay=60).dispatch()
+
+
+# what the worker provides, and models
+class Session: ...
+
+
+def make_session() -> Iterator[Session]:
+    yield Session()
+
+
+@contextmanager
+def opened() -> Generator[Session]:
+    yield Session()
+
+
+app.provide(Session, make_session)
+app.provide(Session, opened)
+app.provide(Session, Session)
+app.provide(Session, lambda: Session())
+app.recycle_on(OSError, ValueError)
+
+
+@app.job("orders.count")
+def count_orders(customer: int, session: Session = provided()) -> int:
+    return customer
+
+
+assert_type(count_orders.dispatch(7), Handle[int])
+
+
+@app.job
+class CountOrders(Job[int]):
+    customer: int
+    session: Session = provided()
+
+    @property
+    def display_name(self) -> str:
+        return f"of {self.customer}"
+
+    def tags(self) -> list[str]:
+        return ["orders"]
+
+    def handle(self) -> int:
+        return self.customer
+
+    def send(self, connection: Queue) -> None:
+        connection.push("orders.count", {"customer": self.customer})
+
+
+CountOrders(customer=7).dispatch()
+
+
+class Orders:
+    def recognises(self, kind: type) -> bool:
+        return issubclass(kind, Session)
+
+    def name(self, kind: type) -> str:
+        return kind.__name__
+
+    def pack(self, thing: Session) -> int | None:
+        return 7
+
+    def load(self, kind: type, key: object, given: Given) -> Session | None:
+        return given(Session)
+
+
+orders: Carrier = Orders()
+app.carry(orders)
 app.on(JobExceptionOccurred)(lambda event: print(event.error))
 
 

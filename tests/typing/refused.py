@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from qd import Handle, Job, JobFailed, JobProcessing, Looping, Qd, current_job
+from qd import Event, Handle, Job, JobFailed, JobProcessing, Looping, Qd, current_job, provided
 
 app = Qd()
 
@@ -105,3 +105,49 @@ app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: arg-type
 app.batch([welcome.bind("a@b.c")])  # E: arg-type
 app.batch(welcome.bind("a@b.c"), allow_failures="yes")  # E: arg-type
 app.batch_of(7)  # E: arg-type
+
+
+class OrderPaid(Event):
+    order_id: int
+
+
+OrderPaid("7")  # E: arg-type
+OrderPaid()  # E: call-arg
+OrderPaid(7).order_id = 8  # E: misc
+app.emit(7)  # E: arg-type
+app.on(OrderPaid, qeue="mail")  # E: call-overload
+
+
+@app.on(OrderPaid, queue="mail")  # E: arg-type
+def other_queued(event: JobFailed) -> None: ...
+
+
+@app.on(OrderPaid)  # E: arg-type
+async def not_queued(event: OrderPaid) -> None: ...
+
+
+# commands, providers, hooks
+class SendInvoice:
+    order_id: int = 0
+
+
+class Session: ...
+
+
+def send_invoice(command: SendInvoice) -> None: ...
+
+
+def needs_url(url: str) -> Session:
+    return Session()
+
+
+@app.job
+def count(customer: int, session: Session = provided()) -> None: ...
+
+
+app.map(OrderPaid, send_invoice)  # E: arg-type
+app.map(SendInvoice, send_invoice, delay=5)  # E: call-arg
+app.provide(Session, needs_url)  # E: arg-type
+app.recycle_on("OperationalError")  # E: arg-type
+app.payload_hook(send_invoice)  # E: arg-type
+count.dispatch(7, "no session")  # E: arg-type
