@@ -11,6 +11,8 @@ import pytest
 
 from qd import Job, JobFailed, JobProcessed, JobProcessing, JobReleased, NotInJob, Qd, RunningJob, current_job
 from qd.errors import AttemptsExceeded, ConfigError, JobFailure
+from qd.jobs.plan import Middleware
+from qd.middleware import ConcurrencyLimit, RateLimited, SkipIfBatchCancelled, ThrottlesExceptions, WithoutOverlapping
 from qd.ties import SKIPPED
 
 
@@ -79,6 +81,28 @@ def test_a_job_dispatched_by_a_job_runs_in_it(app: Qd, done: list[Any]):
     with app.inline():
         outer.dispatch()
     assert done == ["begin", "inner", "outer"]
+
+
+def test_middleware_that_holds_jobs_back_lets_all_through(app: Qd, done: list[Any]):
+    """There is nobody else to wait for."""
+    held: list[Middleware] = [
+        WithoutOverlapping("{number}"),
+        ConcurrencyLimit("crm", 1),
+        RateLimited("crm", 1, per=60),
+        ThrottlesExceptions(1, 60, 60),
+        SkipIfBatchCancelled(),
+    ]
+
+    @app.job("sync", middleware=held)
+    def sync(number: int) -> None:
+        done.append(number)
+        if number == 1:
+            sync.dispatch(3)
+
+    with app.inline():
+        app.dispatch(sync.bind(1), sync.bind(2))
+        app.batch(sync.bind(4)).dispatch()
+    assert done == [1, 3, 2, 4]
 
 
 def test_an_error_comes_out_of_dispatch_after_failed_and_the_listeners(app: Qd, done: list[Any]):

@@ -89,4 +89,5 @@ def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
 def store_of(queue: Queue) -> Store:
     from qd.store.redis import beside  # whose app has no such middleware loads no driver for it
 
-    return beside(queue)
+    own: Store | None = getattr(queue, "store", None)  # of a connection that is made up for tests
+    return beside(queue) if own is None else own

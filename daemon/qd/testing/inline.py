@@ -117,6 +117,8 @@ class Inline(Fake):
             payload=parcel.body,
             uuid=parcel.uuid,
             ties=parcel.ties,
+            declared=parcel.plan.declared if parcel.plan else None,
+            data=parcel.data,
             common=self._common,
         )
 
