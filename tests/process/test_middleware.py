@@ -30,7 +30,7 @@ async def inside(job, call_next):
     note("inside")
     return await call_next()
 
-@app.job("plain", middleware=[doubled], tags=["a", "b"])
+@app.job("plain", middleware=[doubled], tags=["a", "b"], display_name="a plain one")
 def plain() -> int:
     note("ran", "plain")
     return 1
@@ -89,6 +89,8 @@ def test_it_stands_around_plain_and_async_jobs(shop: Project, redis: Client, wit
         "result 2",
     ]
     assert len(work.matches("job.done")) == 2
+    assert work.matches('job.done .*job=plain display="a plain one" .*tags=a,b')
+    assert not work.matches("job.done .*job=async .*(display|tags)=")
 
 
 def test_a_release_by_middleware_costs_no_attempt_and_says_why(shop: Project, redis: Client, witness: Witness):

@@ -66,6 +66,21 @@ def killed(n: int = 0) -> None:
     note("killed", n, os.getpid())
     while n == 1 and not os.path.exists("go"):
         time.sleep(0.01)
+
+@app.job("forks", middleware=[WithoutOverlapping()])
+def forks() -> None:
+    pid = os.fork()
+    if pid == 0:
+        return  # a copy that comes back, through all middleware
+    os.waitpid(pid, 0)
+    note("forked")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+@app.job("long", middleware=[WithoutOverlapping()], timeout=0.5, tries=1)
+def long(seconds: float) -> None:
+    note("long", current_job().attempt)
+    time.sleep(seconds)
 """
 )
 
@@ -146,6 +161,42 @@ def test_a_killed_job_has_its_own_lock_again(shop: Project, redis: Client, witne
     assert [line.rsplit(" ", 1)[0] for line in witness.lines] == ["killed 1", "killed 1", "killed 2"]
 
 
+def test_a_copy_of_the_worker_that_comes_back_from_the_job_frees_nothing(
+    shop: Project, redis: Client, witness: Witness
+):
+    shop.allowed.add("go")
+    work = ready(shop)
+    push(redis, "forks")
+    witness.wait("forked")
+    assert redis.call("EXISTS", "qd:lock:forks") == 1
+    (shop.root / "go").touch()
+    work.wait_line("job.done")
+    work.stop()
+
+
+@pytest.mark.leaves("queues:default:failed*")
+def test_a_job_that_ran_out_of_time_gives_its_lock_back(shop: Project, redis: Client, witness: Witness):
+    work = ready(shop)
+    push(redis, "long", seconds=60)
+    work.wait_line("job.failed")
+    push(redis, "long", seconds=0)
+    work.wait_line("job.done")
+    work.stop()
+    assert not work.matches("another job of long runs")
+
+
+def test_a_job_that_is_handed_back_gives_its_lock_back(shop: Project, redis: Client, witness: Witness):
+    shop.allowed.add("go")
+    work = ready(shop, "--stop-timeout", "1")
+    push(redis, "killed", n=1)
+    witness.wait("killed")
+    work.stop()
+    assert redis.call("EXISTS", "qd:lock:killed") == 0
+    (shop.root / "go").touch()
+    shop.work_off()
+    assert len(witness.starting("killed 1")) == 2
+
+
 @pytest.mark.leaves("qd:rate:*")
 def test_never_over_the_rate_in_any_window_of_the_servers_clock(shop: Project, redis: Client, witness: Witness):
     for n in range(30):
@@ -175,7 +226,11 @@ def after_a_while(job, call_next):
     note("asks", job.attempt)
     while not os.path.exists("go"):
         time.sleep(0.01)
-    return call_next()
+    try:
+        return call_next()
+    except BaseException:
+        note("put back")
+        raise
 
 @app.job("x", middleware=[after_a_while, RateLimited("x", 100, per=1), WithoutOverlapping()], tries=1)
 def x() -> None:
@@ -194,12 +249,12 @@ def x() -> None:
         redis.close()
         own.kill()
         (shop.root / "go").touch()
-        work.wait_line("redis.away")
+        witness.wait("put back")
         own.start()
         witness.wait("ran", seconds=30)
         work.wait_line("job.done")
         work.stop()
-        assert work.matches(r"job.released .*reason=\"its middleware cannot ask: .*Redis")
+        assert work.matches(r'job.released .*reason="nobody could say whether it may run: .*Redis')
         assert witness.starting("ran") == ["ran 1"]
         redis = own.client()
         assert failed(redis) == []

@@ -66,7 +66,7 @@ def queue_asked(job: RunningJob, ask: Callable[[Queue], T]) -> T:
         if not job.mark:
             raise
         said = str(error)
-    job.release(AWAY, reason=f"what is asked before it runs is not answered: {said}", counts=False)
+    job.release(AWAY, reason=f"nobody could say whether it may run: {said}", counts=False)
 
 
 def told(job: RunningJob, tell: Callable[[Store], object]) -> None:

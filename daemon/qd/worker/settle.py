@@ -14,7 +14,7 @@ from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
 from qd.masks import masked
-from qd.payload import Payload, read
+from qd.payload import Payload, read, tags_of
 from qd.unit import answered, original, saving, split_mark
 from qd.worker.outcome import Back, Death, Failed
 
@@ -102,10 +102,18 @@ class Settler:
         return {
             "queue": job.queue,
             "job": cut(payload.job),
+            "display": shown_otherwise(payload),
             "id": cut(payload.id or payload.uuid or job.mark),
             "attempt": payload.attempts,
             "crashes": payload.crashes or None,
+            "tags": cut(",".join(tags_of(job.member))) if b'"tags":' in job.member else None,
         }
+
+
+def shown_otherwise(payload: Payload) -> str | None:
+    """What people are to be shown in place of the name, where it was said."""
+    shown = payload.displayName
+    return None if shown is None or shown in (payload.job, payload.job.partition("@")[0]) else cut(shown)
 
 
 def flat(facts: dict[str, object]) -> dict[str, object]:
