@@ -115,3 +115,14 @@ def test_a_chain_waits_for_the_commit(shop: Project, redis: Client) -> None:
         app.queue("default").clear()
         """
     )
+
+
+@pytest.mark.leaves("qd:batch:*")
+def test_links_and_callbacks_are_signed_when_they_are_made(shop: Project, witness: Witness) -> None:
+    """Their moments, and what is tied to them, are written anew by workers and by the server: that is not signed."""
+    shop.config('[signing]\nkeys = ["k1:0123456789abcdef0123456789abcdef"]\nrequire = true\n')
+    code = "app.chain(step.bind('a'), step.bind('b'), step.bind('c')).dispatch()"
+    then = "app.batch(step.bind('d'), then=step.using(retry_for=60).bind('e')).dispatch()"
+    shop.python(f"from jobs import *\n{code}\n{then}")
+    shop.work_off()
+    assert sorted(witness.lines) == [f"step {name} 1" for name in "abcde"]
