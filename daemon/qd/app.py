@@ -26,7 +26,7 @@ from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, DeclarationError, UnknownJob
 from qd.events import Event, Listeners, Looping
-from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Plan, Registry, Sending
+from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Place, Plan, Registry, Sending
 from qd.jobs.calls import caller, plan_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,15 @@ class Qd:
         if len(ready) < len(calls):
             stranger = next(call for call in calls if not isinstance(call, Call))
             raise ArgumentError(f"{stranger!r} is not a call: give job.bind(...) or an instance of a class job")
-        return [Handle(id) for id in self._send.send_many([(plan, data) for _, plan, data in ready])]
+        calls_made = [(plan, data) for _, plan, data in ready]
+        sent = zip(self._send.send_many(calls_made), calls_made, strict=True)
+        return [Handle(id, self._send, plan) for id, (plan, _) in sent]
+
+    def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]:
+        """The handle of a job that was sent before, by its id. queue: where it was sent, None: to the connection's own;
+        connection: None is the default one."""
+        place = self.settings.connection(connection)
+        return Handle(id, self._send, Place(place.name, queue or place.queue))
 
     def chain(self, *calls: Call[Any], catch: Call[Any] | None = None) -> Chain:
         """Jobs of which each is sent when the one before it has succeeded. catch: sent when one of them has failed for
@@ -177,7 +185,8 @@ class Qd:
 
     def send(self, command: object) -> Handle[Any]:
         """Send this command to its handler. Raises ArgumentError, and what dispatch raises."""
-        return Handle(self._send.send(*self._handlers.command(command)))
+        plan, data = self._handlers.command(command)
+        return Handle(self._send.send(plan, data), self._send, plan)
 
     def emit(self, event: Event) -> None:
         """Call the listeners of an event of the app's own, here and now, and send it to its queued ones, in one round trip.

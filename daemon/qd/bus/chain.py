@@ -51,7 +51,7 @@ class Chain(Together):
         """Send the first, which carries the others. Its handle. Raises ArgumentError: all of them are too large for a
         payload; and as the dispatch of one job."""
         self._origin = None
-        return Handle(self._send.post((self._parcel(),))[0])
+        return Handle(self._send.post((self._parcel(),))[0], self._send, self._members[0].plan)
 
     async def adispatch(self) -> Handle[None]:
         """Send it, in a thread: the loop goes on meanwhile."""

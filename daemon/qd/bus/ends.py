@@ -1,4 +1,4 @@
-"""What the end of a job does to what it is tied to: its lock, its chain, its batch. The worker asks for each end, and
+"""What the end of a job does to what it is tied to: its lock, its chain, its batch, its record. The worker asks for each end, and
 whoever takes a waiting job away."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from qd.connectors.effects import Count, Effect, Free, Push
+from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.links import linked
 from qd.payload import Payload
 from qd.ties import Ties
@@ -14,9 +14,10 @@ from qd.ties import Ties
 End = Literal["done", "skipped", "failed"]  # skipped: not run, for its batch was cancelled
 
 
-def ends(payload: Payload, how: End, place: str = "") -> list[Effect]:
+def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") -> list[Effect]:
     """In the order in which they come to pass; [] for a job that is tied to nothing. To the others a job that was cancelled
-    has failed. place: queue and id of the record of one that has failed, "" where none is kept."""
+    has failed. place: queue and id of the record of one that has failed, "" where none is kept.
+    value: its result or error as JSON, for its record (result_ttl)."""
     ties, effects = payload.qd, list[Effect]()
     if ties is None:
         return effects
@@ -29,6 +30,8 @@ def ends(payload: Payload, how: End, place: str = "") -> list[Effect]:
         effects += _next(ties, now)
     if ties.batch is not None:
         effects.append(Count(ties.batch, uuid, how, place))
+    if ties.result and (known := payload.id or uuid):
+        effects.append(Keep(known, "failed" if how == "failed" else "done", value, ties.result))
     return effects
 
 

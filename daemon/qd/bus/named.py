@@ -7,7 +7,7 @@ from datetime import datetime
 from qd.arguments import encode_value
 from qd.bus.send import Send, due_in
 from qd.errors import ArgumentError
-from qd.jobs import Handle, Span
+from qd.jobs import Handle, Place, Span
 from qd.process.shield import shield
 
 
@@ -23,7 +23,8 @@ class Queue:
         """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'")
-        return Handle(self._send.push_named(self._connection, self.name, job, text, seconds))
+        id = self._send.push_named(self._connection, self.name, job, text, seconds)
+        return Handle(id, self._send, Place(self._connection, self.name))
 
     def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
         """Send these bytes as they are; only their size and depth are looked at."""

@@ -39,6 +39,7 @@ class RunningJob:
     __slots__ = (
         "_keep",
         "_saved",
+        "_tell",
         "attempt",
         "common",
         "connection",
@@ -74,10 +75,12 @@ class RunningJob:
         declared: Declared | None = None,
         data: bytes | Raw = b"{}",
         common: Common | None = None,
+        tell: Callable[[float], None] | None = None,
     ) -> None:
         """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. common: what
-        it shares with every job of its app. data: its arguments, as they travelled."""
-        self._saved, self._keep = saved, keep
+        it shares with every job of its app. data: its arguments, as they travelled. tell: takes how far the job is, None:
+        nobody can ask."""
+        self._saved, self._keep, self._tell = saved, keep, tell
         self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
         self.declared, self.data = declared, data
@@ -118,6 +121,17 @@ class RunningJob:
         if self._keep is not None:
             self._keep(text)
         self._saved = text
+
+    def progress(self, percent: float) -> None:
+        """Say how far the job is, 0 to 100, for handle.progress(). One call of the server, from any thread of the job; a
+        server that is away is passed over. Nothing happens in a job without result_ttl, whose record it stands in.
+
+        Raises ArgumentError for what is no number from 0 to 100.
+        """
+        if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
+            raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
+        if self._tell is not None:
+            self._tell(percent)
 
     def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
         """Stop here, and run again in `delay` seconds. Raises through the job.

@@ -18,6 +18,7 @@ from qd.bounds import check
 from qd.bus.common import Common
 from qd.bus.hooks import PayloadHooks
 from qd.bus.parcel import Parcel
+from qd.bus.results import Asked
 from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
@@ -26,7 +27,7 @@ from qd.bus.skeleton import SEED
 from qd.connectors.base import Outgoing, Queue
 from qd.connectors.manager import Connections
 from qd.events import JobQueued, JobQueueing, Listeners, UniqueJobSkipped
-from qd.jobs import Plan
+from qd.jobs import Place, Plan
 from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield
 from qd.ties import HOLD, Ties
@@ -179,6 +180,13 @@ class Send:
 
     def queue(self, connection: str | None) -> Queue:
         return self._connections.get(self.connection(connection))
+
+    def ask(self, at: Plan | Place) -> Asked:
+        """Who knows what became of jobs of this plan, or of jobs sent there."""
+        if isinstance(at, Place):
+            return Asked(lambda: self.queue(at.connection).jobs, at.queue)
+        route = self.route(at)
+        return Asked(lambda: self.queue(route.connection).jobs, route.queue, bool(at.options.result_ttl), at.declared)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""

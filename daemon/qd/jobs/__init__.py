@@ -8,10 +8,11 @@ from qd.jobs.calls import Call, Job, JobFunction, NeverSent
 from qd.jobs.declare import Declare
 from qd.jobs.handlers import Handlers
 from qd.jobs.objects import Handles
-from qd.jobs.plan import Handle, Options, Plan, Sender, Sending, Span
+from qd.jobs.plan import Asks, Handle, Options, Place, Plan, Sender, Sending, Span, Status
 from qd.jobs.registry import Declared, Registry
 
 __all__ = [
+    "Asks",
     "Call",
     "Declare",
     "Declared",
@@ -22,9 +23,11 @@ __all__ = [
     "JobFunction",
     "NeverSent",
     "Options",
+    "Place",
     "Plan",
     "Registry",
     "Sender",
     "Sending",
     "Span",
+    "Status",
 ]

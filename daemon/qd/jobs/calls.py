@@ -76,7 +76,7 @@ class Call(Unsent, Generic[T_co]):
     def dispatch(self) -> Handle[T_co]:
         """Send it."""
         sender, plan, data = self._to_send()
-        return Handle(sender.send(plan, data))
+        return Handle(sender.send(plan, data), sender, plan)
 
     async def adispatch(self) -> Handle[T_co]:
         """Send it, in a thread: the loop goes on meanwhile."""
@@ -94,7 +94,7 @@ class Call(Unsent, Generic[T_co]):
 async def sent_in_thread(sender: Sender, plan: Plan, data: bytes) -> Handle[Any]:
     import asyncio  # who awaits has loaded it; who does not need not
 
-    return Handle(await asyncio.to_thread(sender.send, plan, data))
+    return Handle(await asyncio.to_thread(sender.send, plan, data), sender, plan)
 
 
 class JobFunction(Unsent, Generic[P, C, T]):
@@ -128,7 +128,7 @@ class JobFunction(Unsent, Generic[P, C, T]):
         """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""
         self._origin = None
         plan = self._plan
-        return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)))
+        return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
 
     async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
         """Send it, in a thread: the loop goes on meanwhile."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments import Pattern
 from qd.errors import DeclarationError
 from qd.jobs.registry import Declared
 from qd.options import JobOptions
+from qd.units import span
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -110,6 +111,28 @@ def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, P
     return display, unique
 
 
+Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
+
+
+class Place(NamedTuple):
+    """Where jobs are sent: what a handle needs that was made of an id alone. connection: None is the default one."""
+
+    connection: str | None
+    queue: str
+
+
+class Asks(Protocol):
+    """What became of a job, by its id."""
+
+    def status(self, id: str) -> Status: ...
+
+    def result(self, id: str, timeout: float | None) -> Any: ...
+
+    def progress(self, id: str) -> float | None: ...
+
+    def cancel(self, id: str) -> bool: ...
+
+
 class Sender(Protocol):
     """The way out, as app.py hands it in."""
 
@@ -119,14 +142,55 @@ class Sender(Protocol):
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; what it returned."""
 
+    def ask(self, at: Plan | Place) -> Asks:
+        """Who knows what became of jobs that were sent so, or there."""
+
 
 class Handle(Generic[T_co]):
-    """A job that was sent. id: what current_job().id is while it runs, and what the log lines name."""
+    """A job that was sent. id: what current_job().id is while it runs, and what the log lines name.
 
-    __slots__ = ("id",)
+    Nothing is asked of the server before a method is called. Each of them may raise ConnectionLost and ServerRefused.
+    """
 
-    def __init__(self, id: str) -> None:
+    __slots__ = ("_at", "_sender", "id")
+
+    def __init__(self, id: str, sender: Sender | None = None, at: Plan | Place | None = None) -> None:
         self.id: Final[str] = id
+        self._sender, self._at = sender, at
+
+    def status(self) -> Status:
+        """Where it is now. Without result_ttl a job that has ended well is "unknown". A job that waits is looked for in
+        its queue, which takes the longer the longer that is."""
+        return self._asks().status(self.id)
+
+    def result(self, timeout: Span | None = None) -> T_co:
+        """What the job returned, waited for: for `timeout` seconds at most, None: until it has ended.
+
+        Raises TimeoutError; JobError when the job has failed, or was cancelled; NoResult when it keeps none
+        (result_ttl), or it has expired.
+        """
+        return self._asks().result(self.id, None if timeout is None else span(timeout))  # type: ignore[no-any-return]
+
+    async def aresult(self, timeout: Span | None = None) -> T_co:
+        """The same, waited for in a thread: the loop goes on meanwhile."""
+        import asyncio  # who awaits has loaded it; who does not need not
+
+        return await asyncio.to_thread(self.result, timeout)
+
+    def progress(self) -> float | None:
+        """The percent that the job told last; None: none yet, or it keeps no result (result_ttl)."""
+        return self._asks().progress(self.id)
+
+    def cancel(self) -> bool:
+        """See to it that it does not run, or not to its end. True: it will not run any more, or runs and was told to end.
+        False: it had ended, nobody knows it, or a program that is not qd runs it. A job that waits is looked for in its
+        queue, which takes the longer the longer that is."""
+        return self._asks().cancel(self.id)
+
+    def _asks(self) -> Asks:
+        if self._sender is None or self._at is None:
+            raise DeclarationError(f"{self!r} knows no queue: app.handle(id, queue=...) makes one that does")
+        return self._sender.ask(self._at)
 
     def __repr__(self) -> str:
         return f"Handle({self.id!r})"

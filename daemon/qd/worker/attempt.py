@@ -38,10 +38,17 @@ class Attempts:
     """What stays the same from job to job in this worker."""
 
     def __init__(
-        self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: Coroutines, keep: Callable[[str, bytes], None]
+        self,
+        app: Qd,
+        work: WorkOptions,
+        alarm: Alarm,
+        coroutines: Coroutines,
+        keep: Callable[[str, bytes], None],
+        tell: Callable[[str, str, float, float], None],
     ) -> None:
-        """keep: takes the checkpoints of the job that was reserved under a mark."""
-        self._keep = keep
+        """keep: takes the checkpoints of the job that was reserved under a mark. tell: how far that job is; its id, for
+        how many seconds that is kept, and the percent."""
+        self._keep, self._tell = keep, tell
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app.listeners, alarm)
@@ -131,6 +138,7 @@ class Attempts:
         if self._signing is not None:
             saved = self._signing.opened(payload)
             keep = partial(self._keep_sealed, self._signing, payload, reserved.mark)
+        told = payload.qd is not None and payload.qd.result
         return RunningJob(
             known,
             payload.job,
@@ -147,6 +155,7 @@ class Attempts:
             declared=declared,
             data=payload.data,
             common=self.app.common,
+            tell=partial(self._tell, reserved.mark, known, told) if told else None,
         )
 
     def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:

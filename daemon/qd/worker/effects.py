@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from qd.bus.ends import ends
+from qd.bus.results import value_of_error, value_of_result
 from qd.connectors.base import Reserved
 from qd.connectors.effects import Effect
 from qd.payload import Payload
 from qd.ties import SKIPPED
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
+from qd.worker.settle import words_of
 
 
-def effects_of(job: Reserved, payload: Payload, outcome: Outcome) -> tuple[Effect, ...]:
-    """() for a job that is tied to nothing, and for one that comes back."""
+def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
+    """() for a job that is tied to nothing, and for one that comes back. most: bytes of a result that is kept, 0: any."""
     ties = payload.qd
     if ties is None or isinstance(outcome, Back | Lost):
         return ()
+    kept = ties.result is not None
     if isinstance(outcome, Failed | Cancelled):
-        return tuple(ends(payload, "failed", f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""))
-    return tuple(ends(payload, "skipped" if outcome.result is SKIPPED else "done"))
+        place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
+        return tuple(
+            ends(payload, "failed", place, value_of_error(outcome.error, words_of(outcome.error)) if kept else b"")
+        )
+    skipped = outcome.result is SKIPPED
+    value = value_of_result(None if skipped else outcome.result, most) if kept else b""
+    return tuple(ends(payload, "skipped" if skipped else "done", value=value))

@@ -26,10 +26,11 @@ UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
 class Ending:
     def __init__(self, settler: Settler, answering: Answering, attempts: Attempts, slot: Slot) -> None:
         self.settler, self.answering, self.attempts, self.slot = settler, answering, attempts, slot
+        self.most = attempts.app.settings.max_payload
 
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
-        effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome)
+        effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
         if isinstance(outcome, Done):
             self.answering.done = job
             if isinstance(outcome, Missing):

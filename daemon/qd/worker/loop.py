@@ -60,7 +60,7 @@ class Worker:
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
         self.saver = Saver(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep, self.saver.tell)
         self.leaving = Leaving(self.work, self.slot)
         self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled

@@ -1,4 +1,5 @@
-"""What the job in hand saves, on its way to the server: job.checkpoint() -> Saver -> queue.checkpoint.
+"""What the job in hand saves or tells, on its way to the server: job.checkpoint() -> Saver -> queue.checkpoint, and
+job.progress() -> Saver -> queue.jobs.progress.
 
 A call of it may come from any thread of the job, and from its main thread is never torn by an alarm. Nothing of a server
 that is away reaches the job: what could not be kept is remembered, and goes with the next checkpoint or with the answer.
@@ -84,6 +85,33 @@ class Saver:
             self.alarm.lease_lost()
             if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
+
+    def tell(self, mark: str, id: str, ttl: float, percent: float) -> None:
+        """Keep how far the job is that was reserved under `mark`, as well as it goes. Raises NotInJob."""
+        with shield:
+            if os.getpid() != self._pid:
+                raise NotInJob(
+                    "job.progress() was called in a process that the job has forked: call it in the job's own"
+                )
+            self._used = True
+            with self._lock:
+                if self._mark != mark:
+                    raise NotInJob("job.progress() was called after its job had ended")
+                if self._calling or time.monotonic() < self._not_before:
+                    return
+                self._progress(id, percent, ttl)
+
+    def _progress(self, id: str, percent: float, ttl: float) -> None:
+        began = time.monotonic()
+        self._calling = True
+        try:
+            with self.queue.within(PATIENCE):
+                self.queue.jobs.progress(id, percent, ttl)
+        except AWAY as error:
+            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
+            self.log.debug("job.progress", kept=False, error=str(error))
+        finally:
+            self._calling = False
 
     def _send(self, state: bytes) -> bool:
         """False: the lease was lost."""

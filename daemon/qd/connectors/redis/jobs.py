@@ -19,6 +19,7 @@ from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Wire
 from qd.errors import Malformed
 from qd.payload import Payload, read
+from qd.process.shield import shield
 from qd.unit import split_mark
 
 # In the order in which a job goes through them, so that one that goes on meanwhile is met further behind.
@@ -46,7 +47,8 @@ class RedisJobs:
         """Whatever has the id somewhere in it."""
         name, at = self.prefix + NAMES[spot](queue), b"0"
         while True:
-            at, *found = script("find").call(self.wire, [name], kind, at, id)
+            with shield:
+                at, *found = script("find").call(self.wire, [name], kind, at, id)
             yield from zip(found[::2], found[1::2], strict=True)
             if at == b"0":
                 return
@@ -54,7 +56,8 @@ class RedisJobs:
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         more, said = spoken(effects)
         names = [self.prefix + name for name in (NAMES[found.spot](found.queue), keys.notify(found.queue), *more)]
-        return bool(script("drop").call(self.wire, names, found.spot, found.text, *said))
+        with shield:
+            return bool(script("drop").call(self.wire, names, found.spot, found.text, *said))
 
     def stop(self, found: Found) -> bool:
         try:
@@ -64,10 +67,12 @@ class RedisJobs:
         if not mark.n.isdecimal():
             return False
         names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
-        return bool(script("stop").call(self.wire, names, f"{mark.token}/{mark.slot}", mark.base))
+        with shield:
+            return bool(script("stop").call(self.wire, names, f"{mark.token}/{mark.slot}", mark.base))
 
     def kept(self, id: str) -> Kept | None:
-        flat: list[Any] = self.wire.call("HGETALL", self.prefix + keys.kept(id))
+        with shield:
+            flat: list[Any] = self.wire.call("HGETALL", self.prefix + keys.kept(id))
         said = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         if not said:
             return None

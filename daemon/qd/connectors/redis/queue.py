@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import Outgoing, Reserved, Sizes, Turn
+from qd.connectors.base import Jobs, Outgoing, Reserved, Sizes, Turn
 from qd.connectors.effects import Effect
 from qd.connectors.redis import keyed, keys
 from qd.connectors.redis.batches import RedisBatches
 from qd.connectors.redis.effects import spoken
+from qd.connectors.redis.jobs import RedisJobs
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.sending import sent
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
@@ -74,6 +75,7 @@ class RedisQueue:
         self.keep = keep
         self.longest = TAKEN * max_payload
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
+        self.jobs: Jobs = RedisJobs(self.wire, settings.prefix)
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
         if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
             for each in ANSWERS:
