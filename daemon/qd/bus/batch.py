@@ -157,7 +157,7 @@ class Batch(Handle[None]):
         return self.look().failed
 
     @property
-    def progress(self) -> int:
+    def progress(self) -> int:  # type: ignore[override]  # of a batch, a number that it always has
         """Percent of its jobs that have ended."""
         return self.look().progress
 
@@ -185,7 +185,7 @@ class Batch(Handle[None]):
         here = Parcel(self._connection, "", b"", name=f"batch {self.id}")
         together([here, *parcels], WHAT)
         self._post(parcels, self._added)
-        return [Handle(parcel.id) for parcel in parcels]
+        return [Handle(parcel.id, self._send, parcel.plan) for parcel in parcels]
 
     @property
     def _kept(self) -> Batches:

@@ -54,7 +54,7 @@ class RedisJobs:
                 return
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
-        more, said = spoken(effects)
+        more, said = spoken(effects, self.prefix)
         names = [self.prefix + name for name in (NAMES[found.spot](found.queue), keys.notify(found.queue), *more)]
         with shield:
             return bool(script("drop").call(self.wire, names, found.spot, found.text, *said))
