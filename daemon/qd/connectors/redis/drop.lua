@@ -1,8 +1,8 @@
 -- Take one waiting job away, by its exact bytes, and do what its end does to others.
--- KEYS ready or delayed, notify, those of effects
--- ARGV which of them ("ready", "delayed"), payload, effects
+-- KEYS ready or delayed, notify, keyed, those of effects
+-- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its turn there ("": none), effects
 -- Returns 1, or 0 when it does not stand there any more: then nothing is changed.
-effects(TRY, 3, 3)
+effects(TRY, 4, 5)
 local gone
 if ARGV[1] == 'ready' then
   gone = redis.call('LREM', KEYS[1], -1, ARGV[2])
@@ -10,5 +10,8 @@ if ARGV[1] == 'ready' then
 else
   gone = redis.call('ZREM', KEYS[1], ARGV[2])
 end
-if gone == 1 then effects(DO, 3, 3) end
-return gone
+if gone == 0 then return 0 end
+local entry = ARGV[3] ~= '' and redis.call('HGET', KEYS[3], ARGV[3])
+if entry and string.match(entry, '^%S+') == ARGV[4] then redis.call('HDEL', KEYS[3], ARGV[3]) end
+effects(DO, 4, 5)
+return 1

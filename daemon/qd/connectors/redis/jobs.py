@@ -55,9 +55,11 @@ class RedisJobs:
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         more, said = spoken(effects, self.prefix)
-        names = [self.prefix + name for name in (NAMES[found.spot](found.queue), keys.notify(found.queue), *more)]
+        own = (NAMES[found.spot](found.queue), keys.notify(found.queue), keys.keyed(found.queue))
+        names = [self.prefix + name for name in (*own, *more)]
+        turn, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
-            return bool(script("drop").call(self.wire, names, found.spot, found.text, *said))
+            return bool(script("drop").call(self.wire, names, found.spot, found.text, key, turn, *said))
 
     def stop(self, found: Found) -> bool:
         try:
