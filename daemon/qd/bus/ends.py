@@ -1,5 +1,5 @@
-"""What the end of a job does to what it is tied to: its lock, its chain, its batch, its record. The worker asks for each end,
-and whoever takes a waiting job away."""
+"""What the end of a job does to what it is tied to: its lock, its chain, its batch, its record. The worker asks for each
+end, and whoever takes a waiting job away."""
 
 from __future__ import annotations
 
