@@ -367,8 +367,8 @@ LOOP.append(LOOP)
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (object(), "cannot save object: object has no JSON form"),
-        ({"a": Opaque()}, "cannot save dict: opaque has no JSON form"),
+        (object(), "cannot save object: a value of type object has no JSON form"),
+        ({"a": Opaque()}, "cannot save dict: a value of type Opaque has no JSON form"),
         (float("nan"), "cannot save float: nan is no JSON number"),
         (datetime(2026, 11, 21), "cannot save datetime: a datetime without a time zone"),
         ("\ud800", "cannot save str: a text in it is no Unicode"),

@@ -52,7 +52,7 @@ def _plain(value: object) -> object:
         return float.__float__(value)
     if isinstance(value, deque):
         return list(value)
-    raise TypeError(f"{type(value).__qualname__} has no JSON form (send its id or its fields)")
+    raise TypeError(f"a value of type {type(value).__qualname__} has no JSON form (send its id or its fields)")
 
 
 encode = msgspec.json.Encoder(enc_hook=_plain).encode
