@@ -58,17 +58,6 @@ class UniqueJobSkipped(Event, frozen=True):
     unique: str
 
 
-class JobDebounced(Event, frozen=True):
-    """A keyed job was dispatched again while it waited: it was moved, not doubled. id: of the one that will run."""
-
-    connection: str
-    queue: str
-    name: str
-    key: str
-    id: str
-    delay: float
-
-
 class JobRetryRequested(Event, frozen=True):
     """A failed job goes back to its queue. payload: as it was kept."""
 
