@@ -1,4 +1,4 @@
-"""qd dispatch, run, jobs and clear."""
+"""qd dispatch, run, jobs, clear and cancel."""
 
 from __future__ import annotations
 
@@ -229,6 +229,39 @@ def test_clear_deletes_what_waits_and_never_what_runs(qd: Run, clean_redis: Clie
     assert clean_redis.keys() == ["queues:mail:reserved"]
     assert document(qd("clear", "mail", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}
     clean_redis.call("DEL", "queues:mail:reserved")
+
+
+# -- cancel
+
+KEYED = """
+@app.job("shop.remind", queue="mail")
+def remind(order_id: int) -> None: ...
+"""
+
+
+def test_cancel_calls_off_what_waits_under_a_key(project: Projects, clean_redis: Client) -> None:
+    shop = project(JOBS + KEYED)
+    shop.python("from jobs import remind\nremind.using(key='order:42', delay=600).dispatch(42)")
+    other = shop.qd("cancel", "--job", "shop.remind", "--key", "order:43")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert other.stderr == "no shop.remind waits under order:43 in mail\n"
+    assert shop.qd("cancel", "--job", "shop.remind", "--key", "order:42", "-q", "elsewhere").returncode == 1
+    found = shop.qd("cancel", "--job", "shop.remind", "--key", "order:42", "--json")
+    assert found.returncode == 0
+    assert json.loads(found.stdout) == {
+        "job": "shop.remind",
+        "key": "order:42",
+        "queue": "mail",
+        "connection": "redis",
+        "cancelled": True,
+    }
+    assert clean_redis.keys() == []
+    assert shop.qd("cancel", "--job", "shop.remind", "--key", "order:42").returncode == 1
+
+
+def test_cancel_needs_no_app(qd: Run, clean_redis: Client) -> None:
+    assert qd("cancel", "--job", "shop.remind", "--key", "order:42", "-q", "mail").exit_code == 1
+    assert qd("cancel", "--job", "shop.remind").exit_code == 2
 
 
 def test_a_dispatched_job_runs(project: Projects) -> None:

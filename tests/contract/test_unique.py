@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from qd.connectors.base import Outgoing
-from qd.connectors.effects import Free
+from qd.connectors.effects import Free, Hold
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import QdError
 from tests.contract.conftest import ONE
@@ -61,6 +61,16 @@ def test_the_end_of_the_job_frees_its_lock_and_no_other(queue, seen):
     queue.post([unique(2)])
     assert queue.ack(held, [Free(LOCK, "id1")])
     assert lock_of(seen) == "id2"
+
+
+def test_taken_or_put_back_its_lock_begins_anew(queue, seen):
+    queue.post([unique(1, hold=50.0)])
+    key = f"{seen.prefix}qd:unique:{LOCK}"
+    seen.client.call("EXPIRE", key, 5)
+    held = take(queue)
+    assert seen.client.call("TTL", key) > 1000  # a day: the payload says no other
+    assert queue.release(held, held.member, 60.0, effects=[Hold(LOCK, "id1", 110.0)])
+    assert 100 < seen.client.call("TTL", key) <= 110
 
 
 @pytest.mark.parametrize("spoilt", ["", "delayed", "notify"])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from qd.connectors.base import Reserved
-from qd.connectors.effects import Count, Effect, Free, Push
+from qd.connectors.effects import Count, Effect, Free, Hold, Push
 from qd.errors import JobFailure
 from qd.links import linked
 from qd.payload import make, read
@@ -70,7 +70,7 @@ def test_a_success_goes_on_and_a_failure_is_caught():
     own = [Free("n", "u")]
     assert names(*effects_of(JOB, TIED, DONE)) == [*own, "i2"]
     assert names(*effects_of(JOB, TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
-    assert effects_of(JOB, TIED, Back(0.0, "again")) == ()
+    assert effects_of(JOB, TIED, Back(5.0, "again")) == (Hold("n", "u", 86405.0),)
     assert effects_of(JOB, TIED, Lost(JobFailure("gone"))) == ()
 
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "run": ("queues", "run"),
     "jobs": ("queues", "jobs"),
     "clear": ("queues", "clear"),
+    "cancel": ("cancel", "cancel"),
     "failed": ("failed.family", "failed"),
     "doctor": ("doctor", "command"),
     "config": ("setup", "config"),

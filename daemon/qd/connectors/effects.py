@@ -28,6 +28,15 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Let `owner` keep the lock `name` for so many seconds from now, if it still has it."""
+
+    name: str
+    owner: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
 
@@ -50,4 +59,4 @@ class Keep:
     ttl: float
 
 
-Effect = Push | Free | Count | Keep
+Effect = Push | Free | Hold | Count | Keep

@@ -3,6 +3,7 @@
 --   push   KEYS ready, delayed, notify    ARGV payload, delay in seconds
 --   count  KEYS batch, pending, failed    ARGV uuid, how it ended, place of its record, prefix (see batch.lua)
 --   free   KEYS lock                      ARGV owner
+--   hold   KEYS lock                      ARGV owner, seconds
 --   keep   KEYS record                    ARGV id, status, value, seconds
 -- What may be refused comes before what adds, of all of them: a script that stops after it has added would add again at
 -- each try. So each is tried with writes that change nothing (see TRY), before the first of them is done.
@@ -20,6 +21,9 @@ local kinds = {
   end},
   free = {1, 1, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
     if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], 0) end -- gone, and no right to DEL is needed
+  end},
+  hold = {1, 2, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
+    if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], ARGV[a + 1]) end
   end},
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])

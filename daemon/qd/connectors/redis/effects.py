@@ -4,8 +4,9 @@ behind its arguments."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
-from qd.connectors.effects import Count, Effect, Free, Keep, Push
+from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
 from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
@@ -26,6 +27,8 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
         case Free(name, owner):
             return (keys.unique(name),), ("free", owner)
+        case Hold(name, owner, seconds):
+            return (keys.unique(name),), ("hold", owner, ceil(seconds))
         case Keep(id, status, value, ttl):
             return (keys.kept(id),), ("keep", id, status, value, ttl)
         case Count(id, job, how, place):

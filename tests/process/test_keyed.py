@@ -1,0 +1,146 @@
+"""Keyed and unique jobs with the real `qd work`: what was cancelled never runs, what was moved runs once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+Projects = Callable[..., Project]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+SHOP = (
+    JOBS
+    + """
+@app.job("remind", tries=3)
+def remind(key: str, id: str) -> None:
+    note("ran", key, id)
+    if id.endswith("r") and current_job().attempt == 1:
+        raise ValueError("once more")
+
+@app.job("charge", unique="order:{order}", tries=3, backoff=0.01)
+def charge(order: int, how: str = "well") -> None:
+    note("charge", order, how, current_job().attempt)
+    if how == "badly":
+        raise ValueError("never works")
+    if how == "killed" and current_job().attempt + os.path.exists("killed") == 1:
+        open("killed", "w").close()
+        os.kill(os.getpid(), 9)
+
+@app.job("late", unique="{order}", unique_until="start")
+def late(order: int) -> None:
+    note("late", order)
+    if order < 3:
+        late.dispatch(order + 1)
+"""
+)
+
+PRODUCE = """
+import json, os, random
+from jobs import app, remind
+
+which = int(os.environ["WHICH"])
+choice = random.Random(which)
+said = []
+for n in range(120):
+    key = f"k{choice.randrange(6)}"
+    keyed = app.keyed(remind, key)
+    match choice.randrange(5):
+        case 0 | 1 | 2:
+            id = f"{which}.{n}" + choice.choice(["", "r"])
+            remind.using(key=key, delay=choice.choice([0, 0.003, 0.02, 60])).dispatch(key, id)
+            said.append(["sent", key, id])
+        case 3:
+            keyed.reschedule(choice.choice([0, 0.01, 60]))
+        case _:
+            due = keyed.due()
+            said.append(["cancelled" if keyed.cancel() else "not there", key, ""])
+print(json.dumps(said))
+"""
+
+
+def quiet(redis: Client) -> bool:
+    """Nothing is ready, nothing runs, and what waits waits for a minute."""
+    busy = redis.call("LLEN", "queues:default") or redis.call("ZCARD", "queues:default:reserved")
+    soon = redis.call("ZCOUNT", "queues:default:delayed", "-inf", time.time() + 20)
+    keyed, delayed = counts(redis)
+    return not busy and not soon and keyed == delayed
+
+
+def counts(redis: Client) -> tuple[int, int]:
+    return redis.call("HLEN", "queues:default:keyed"), redis.call("ZCARD", "queues:default:delayed")
+
+
+def test_answers_are_true_while_workers_run_and_producers_move_and_cancel(project: Projects, redis: Client) -> None:
+    """Three producers, two workers, retries: nothing runs twice, and as much is left over as the answers say."""
+    shop = project(SHOP)
+    witness = Witness(shop)
+    work = shop.work("-w", "2")
+    work.wait_line("master.ready")
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(lambda which: shop.python(PRODUCE, WHICH=str(which)).stdout, range(3)))
+    said = [line for text in told for line in json.loads(text)]
+    eventually(lambda: quiet(redis), 20)
+    sent = {id for what, _, id in said if what == "sent"}
+    times = Counter(line.split()[2] for line in witness.starting("ran"))
+    waiting = counts(redis)[0]
+    assert set(times) <= sent
+    assert {id: count for id, count in times.items() if count != (2 if id.endswith("r") else 1)} == {}
+    cancelled = sum(what == "cancelled" for what, _, _ in said)
+    assert len(times) + cancelled + waiting <= len(sent)
+    assert len(times) > 10
+    assert cancelled > 3
+    called_off = [shop.qd("cancel", "--job", "remind", "--key", f"k{n}").returncode for n in range(6)]
+    assert called_off.count(0) == waiting
+    work.stop()
+
+
+@pytest.mark.leaves("queues:default:failed", "queues:default:failed_at", "queues:default:deaths")
+def test_a_lock_is_freed_however_the_job_ends_and_kept_while_it_is_tried_again(
+    project: Projects, redis: Client
+) -> None:
+    shop = project(SHOP)
+    shop.allowed.add("killed")
+    witness = Witness(shop)
+    send = """
+        from jobs import charge
+        print(*[charge.dispatch(order, how).id for order, how in {said}])
+    """
+
+    def ids(*said: tuple[int, str]) -> list[str]:
+        return shop.python(send.format(said=said)).stdout.split()
+
+    first = ids((1, "well"), (2, "badly"), (3, "killed"))
+    assert ids((1, "well"), (2, "badly"), (3, "killed")) == first
+    assert redis.call("LLEN", "queues:default") == 3
+    work = shop.work("-w", "1")
+    witness.wait("charge 1")
+    witness.wait("charge 2", 3)
+    witness.wait("charge 3", 2)
+    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 10, what="no lock left")
+    assert len(set(ids((1, "well"), (2, "well"), (3, "well"))) | set(first)) == 6
+    witness.wait("charge 2 well")
+    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 10)
+    work.stop()
+
+
+def test_until_the_start_lets_the_next_wait_while_one_runs(project: Projects) -> None:
+    shop = project(SHOP)
+    witness = Witness(shop)
+    assert (
+        len(set(shop.python("from jobs import late\nprint(*[late.dispatch(1).id for _ in range(3)])").stdout.split()))
+        == 1
+    )
+    work = shop.work("-w", "1")
+    witness.wait("late 3")
+    work.stop()
+    assert witness.starting("late") == ["late 1", "late 2", "late 3"]
