@@ -97,6 +97,21 @@ MECHANISMS = {
         "faults/test_mechanisms.py::test_the_kernel_takes_a_worker_before_the_master",
         "assert False",
     ),
+    "a lock is its job's": Named(
+        "the job of a killed worker has its own lock again, and nobody else passes",
+        "process/test_places.py::test_a_killed_job_has_its_own_lock_again",
+        "2 x 'killed 1'",
+    ),
+    "a window that slides": Named(
+        "a rate holds in any window, wherever it begins",
+        "process/test_places.py::test_never_over_the_rate_in_any_window_of_the_servers_clock",
+        ">= (0.5 - 1e-06)",
+    ),
+    "put back at no cost": Named(
+        "a job that middleware puts back keeps its attempt",
+        "process/test_middleware.py::test_a_release_by_middleware_costs_no_attempt_and_says_why",
+        "attempt 1",
+    ),
 }
 
 

@@ -103,8 +103,13 @@ def sure(real: Callable[..., Any]) -> Callable[..., Any]:
     return broke
 
 
+def spending(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever puts a job back, its attempt is spent."""
+    return lambda *args, **kwargs: real(*args, **kwargs | {"spends": True})
+
+
 SCRIPTS = "qd.connectors.redis.scripts"
-FRESH = "      text, mark, start, length, before = fresh_text(p, base)\n"
+FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
 
 # Mechanism -> what is done to which module.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
@@ -129,6 +134,11 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "a slower and slower start": [("qd.master.boots", replaced("Boots.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.answering", replaced("Answering.broke", sure))],
     "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
+    "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
+    "a window that slides": [
+        (SCRIPTS, script_without("admit", "score_at(KEYS[1], started + before - most) + window)", "now)")),
+    ],
+    "put back at no cost": [("qd.worker.judge", replaced("Back", spending))],
     "nothing": [],
 }
 
