@@ -11,6 +11,7 @@ import string
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from setproctitle import setproctitle
@@ -60,6 +61,8 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     work = settings.work
     if work.workers > MOST:
         raise ConfigError(f"workers = {work.workers} is more than the {MOST} of one `qd work` (start a second one)")
+    if settings.failed.database and find_spec("sqlalchemy") is None:
+        raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
 

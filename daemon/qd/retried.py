@@ -18,15 +18,26 @@ _TOKEN = re.compile(rb"[{}\[\]]|" + _STRING, re.DOTALL)
 _VALUE = re.compile(rb"\s*:\s*(" + _STRING + rb"|[^\s,}\]]+)", re.DOTALL)
 _COUNTS = (b'"crashes"', b'"exceptions"', b'"held"')
 _MARK = b'"rsv"'
-_OURS = (b'"attempts"', *_COUNTS, _MARK, b'"createdAt"', b'"retryUntil"', b'"timeoutAt"')
+_TIMES = (b'"createdAt"', b'"retryUntil"', b'"timeoutAt"')
+_OURS = (b'"attempts"', *_COUNTS, _MARK, *_TIMES)
 
 
 def sent_again(raw: bytes, now: float) -> bytes:
     """`raw` as it goes back to ready. now: unix seconds. Raises Malformed: it cannot be run, now or ever."""
     before = read(raw)
-    news = _news(before, now)
+    return _spliced(raw, before, _news(before, now))
+
+
+def as_pushed(raw: bytes) -> bytes:
+    """`raw` without what reserves have written; its time is left as it is. Raises Malformed."""
+    return _spliced(raw, read(raw), {b'"attempts"': b"0"})
+
+
+def _spliced(raw: bytes, before: Payload, news: dict[bytes, bytes]) -> bytes:
     text, end = bytearray(), 0
     for start, stop, key, value in _ours(raw):
+        if key in _TIMES and key not in news:
+            continue
         if key in news:
             text += raw[end:value] + news[key]
         else:

@@ -151,8 +151,8 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
     steps: list[int] = []
     whole = again.resent
 
-    def failing(at: Any) -> Callable[[list[Any]], list[str | None]]:
-        step = whole(at)
+    def failing(at: Any, force: bool) -> Callable[[list[Any]], list[str | None]]:
+        step = whole(at, force)
 
         def run(chunk: list[Any]) -> list[str | None]:
             said = step(chunk)

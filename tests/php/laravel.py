@@ -114,6 +114,16 @@ class Laravel:
         """Push with Laravel's queue (see rig/push.php); the ids, in order."""
         return self._run("push.php", {"jobs": entries}).split()
 
+    def artisan(self, *words: str, database: Path) -> str:
+        """A command on failed jobs, as `php artisan ...` runs it: what it prints. See rig/artisan.php."""
+        done = subprocess.run(
+            [self.php, str(RIG / "artisan.php"), *words],
+            cwd=self.folder, env={**os.environ, **self.settings, "RIG_FAILED": str(database)}, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        return done.stdout
+
     def cache(self, **what: object) -> str:
         """Do one thing with Laravel's cache; see rig/cache.php."""
         return self._run("cache.php", what).strip()

@@ -73,7 +73,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
 
 def _shown(option: Option, value: Any) -> Any:
     """The value without what is secret in it: a password, and all of a signing key but its id."""
-    if option.kind == "url" and value:
+    if option.kind in ("url", "database") and value:
         return mask_url(value)
     return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
 

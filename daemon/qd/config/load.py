@@ -92,7 +92,7 @@ class _Loading:
             connections=connections,
             work=self._work(connections, default),
             laravel=self._laravel(),
-            failed=FailedSettings(**self._all("failed", table.FAILED)),
+            failed=self._failed(),
             signing=self._signing(),
             max_payload=self._value("qd.max_payload", table.QD["max_payload"]),
             max_depth=self._value("qd.max_depth", table.QD["max_depth"]),
@@ -159,6 +159,15 @@ class _Loading:
             for key, option in table.CONNECTION.items()
         }
         return ConnectionSettings(name=name, **held, url_origin=self.origins[f"{section}.url"])
+
+    def _failed(self) -> FailedSettings:
+        found = FailedSettings(**self._all("failed", table.FAILED))
+        if found.database and not found.enabled:
+            where = self.origins["failed.database"]
+            raise ConfigError(
+                f"{where}: database is a copy of what enabled = false does not keep: leave one of them out"
+            )
+        return found
 
     def _laravel(self) -> LaravelSettings | None:
         held = self._all("laravel", table.LARAVEL)

@@ -43,6 +43,7 @@ class FailedSettings:
     keep: float = 30 * 86400.0
     max_count: int = 10_000
     max_bytes: int = 256 << 20
+    database: str = field(default="", repr=False)  # it may hold a password
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def hide_secrets(settings: Settings) -> None:
     """Nothing that this process shows from now on has them in it."""
     urls = [connection.url or "" for connection in settings.connections.values()]
     urls += [settings.laravel.cache_url] if settings.laravel else []
+    urls += [settings.failed.database]
     hide([password_in(url) for url in urls])
     hide([key.partition(":")[2] for key in settings.signing.keys])
 

@@ -75,6 +75,10 @@ FAILED = _rows(
         "max_bytes", 256 << 20, "size", "keep this much of failed jobs of a queue, the newest ones",
         "QD_FAILED_MAX_BYTES", at_least=1,
     ),
+    _key(
+        "database", "", "database", "copy failed jobs into Laravel's table failed_jobs there: mysql://, postgresql://, "
+        "sqlite:///", "QD_FAILED_DATABASE", shown="none",
+    ),
 )  # fmt: skip
 
 SIGNING = _rows(
@@ -101,7 +105,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
 }
 
 # Words that will be keys one day: said so, instead of "unknown".
-PLANNED = {"failed.database": "the mirror into a failed_jobs table"}
+PLANNED: dict[str, str] = {}
 
 
 def environ_name(option: Option, connection: str = "") -> str:

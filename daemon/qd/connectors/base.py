@@ -160,6 +160,9 @@ class Queue(Protocol):
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""
 
+    def copied(self, queue: str, id: str) -> None:
+        """Note in the record `id` that failed_jobs has a row for it."""
+
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         """Let the job in hand stand as `member` from now on: same lease, same mark. False: lease lost."""
 

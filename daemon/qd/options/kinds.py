@@ -57,6 +57,9 @@ def _several(value: object) -> list[object]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
+DATABASES = ("mysql", "mariadb", "postgresql", "postgres", "sqlite")
+
+
 def _names(value: object) -> tuple[str, ...]:
     """Names in order, each once: a queue asked for twice is asked first where it stood first."""
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
@@ -119,6 +122,15 @@ def _until(value: object) -> str:
     raise ValueError(f"{value!r} is neither 'start' nor 'done'")
 
 
+def _database(value: object) -> str:
+    """A url as SQLAlchemy reads it. Only its kind is ever shown."""
+    text = value.strip() if isinstance(value, str) else ""
+    kind = text.partition(":")[0].partition("+")[0]
+    if kind not in DATABASES or "://" not in text or not text.isprintable():
+        raise ValueError(f"not the url of a database (known: {', '.join(f'{name}://' for name in DATABASES)})")
+    return text
+
+
 def _middleware(value: object) -> tuple[Any, ...]:
     """What each of them must be like is looked at where the job's name is known: jobs/stages.py."""
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
@@ -134,6 +146,7 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "name": _name,
     "url": _url,
     "driver": _driver,
+    "database": _database,
     "keys": _keys,
     "names": _names,
     "texts": _texts,

@@ -22,9 +22,9 @@ from qd.errors import Malformed
 from qd.retried import sent_again
 from qd.store import hosts
 from qd.store.redis import RedisStore
+from qd.ties import HOLD, Ties
 
 PAGE = 500  # records whose names are read at once
-LOCK = 86400.0  # seconds for which the lock of a unique job is taken again: its payload does not say how long it was
 ANSWERS: dict[int, str | None] = {1: None, 0: "", -1: "another job has the lock of its unique name"}
 LIGHT = 4 << 20  # bytes of records that are in memory at once, as far as one record is not larger
 
@@ -45,6 +45,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     death: dict[str, Any] | None = None
     copied: bool = False  # whether a row of failed_jobs was written for it
     payload: bytes = b""
+    row: bool = False  # it is a row of failed_jobs and nothing else
+    elsewhere: bool = False  # its row is gone: retried or forgotten with artisan
 
     def text(self) -> str | None:
         """The payload as text; None: its bytes are none."""
@@ -79,6 +81,7 @@ class Wanted:
 
 
 EVERY = Wanted()
+NO_TIES = Ties()
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -202,8 +205,9 @@ class FailedStore:
 
     # -- changing
 
-    def retry(self, queue: str, records: Sequence[Record], now: float) -> list[str | None]:
+    def retry(self, queue: str, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
         """Move these (at most 100) to ready, each in the step that takes it out of the store; now: the server's clock.
+        force: also those that were retried elsewhere.
 
         None for each that was moved, "" for one that is not there any more, else the reason why it stays. After
         ConnectionLost nobody knows which were moved: those that were not are still there.
@@ -216,11 +220,11 @@ class FailedStore:
             except Malformed as error:
                 said.append(f"it cannot be run: {error}")
                 continue
-            place, lock = 0, tied.qd.unique if tied.qd else None
-            if lock is not None:
-                names.append(keys.unique(lock))
+            place, ties = 0, tied.qd or NO_TIES
+            if ties.unique is not None:
+                names.append(keys.unique(ties.unique))
                 place = len(names)
-            args += [_raw(record.id), again, tied.uuid or "", LOCK, place]
+            args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place]
             said.append(None)
         answers = iter(script("retry").call(self.wire, [self._key(name) for name in names], *args) if args else ())
         return [ANSWERS[next(answers)] if why is None else why for why in said]
@@ -230,6 +234,24 @@ class FailedStore:
         names = [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))]
         script("forget").call(self.wire, names, *[_raw(record.id) for record in records])
         return [None] * len(records)
+
+    def uncopied(self, queue: str, ids: Sequence[str]) -> None:
+        """Note that these (at most 100) have no row in failed_jobs any more."""
+        script("copied").call(self.wire, [self._key(keys.failed(queue))], "0", *map(_raw, ids))
+
+    def adopt(self, queue: str, records: Sequence[Record]) -> None:
+        """Take these (at most 100) into the store; those that are there already stay as they are."""
+        args = list[Arg]()
+        for record in records:
+            facts = {name: getattr(record, name) for name in _Line.__struct_fields__}
+            args += [_raw(record.id), msgspec.json.encode({"id": record.id, "queue": queue, **facts}), record.payload]
+        script("adopt").call(self.wire, [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))], *args)
+
+    def kept(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """Which of these have a record."""
+        name = self._key(keys.failed(queue))
+        sizes = self.wire.call_many([("HSTRLEN", name, _raw(id)) for id in ids]) if ids else []
+        return [isinstance(size, int) and size > 0 for size in sizes]
 
     def _of_id(self, queues: Sequence[str], id: str) -> list[Record]:
         commands = [("ZSCORE", self._key(keys.failed_at(queue)), _raw(id)) for queue in queues]

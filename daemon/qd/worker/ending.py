@@ -50,6 +50,8 @@ class Ending:
             settler.tell_failed(job, outcome)
             if kept is False:
                 self._lost(job)
+            else:
+                settler.copy()
         elif isinstance(outcome, Cancelled):
             kept = self.answering.surely(held, lambda job: settler.queue.ack(job, effects))
             settler.tell_cancelled(job)

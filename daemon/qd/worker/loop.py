@@ -29,6 +29,7 @@ from qd.process.signals import Mailbox
 from qd.worker.alarm import Alarm
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
+from qd.worker.copying import Copier
 from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
@@ -64,7 +65,10 @@ class Worker:
         self.leaving = Leaving(self.work, self.slot)
         self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
-        self.ending = Ending(Settler(queue, self.log, keeps=self.keeps), self.answering, self.attempts, self.slot)
+        url, place = settings.failed.database, settings.connection(self.work.connection).name
+        copier = Copier(url, place, queue, self.log) if url else None
+        settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
+        self.ending = Ending(settler, self.answering, self.attempts, self.slot)
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between

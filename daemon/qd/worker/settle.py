@@ -16,6 +16,7 @@ from qd.log import Log, cut
 from qd.masks import masked
 from qd.payload import Payload, read, tags_of
 from qd.unit import answered, original, saving, split_mark
+from qd.worker.copying import Copier
 from qd.worker.outcome import Back, Death, Failed
 
 OURS = str(Path(__file__).parent.parent) + os.sep
@@ -24,10 +25,12 @@ LONGEST = 16_000  # characters of a traceback that are kept
 
 
 class Settler:
-    """What an answer writes, and what is said of it once it is given. keeps: whether failed jobs are kept."""
+    """What an answer writes, and what is said of it once it is given. keeps: whether failed jobs are kept; copier: writes
+    the copies of their records."""
 
-    def __init__(self, queue: Queue, log: Log, *, keeps: bool = True) -> None:
-        self.queue, self.log, self.keeps = queue, log, keeps
+    def __init__(self, queue: Queue, log: Log, *, keeps: bool = True, copier: Copier | None = None) -> None:
+        self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
+        self._buried: tuple[dict[str, object], bytes] | None = None
 
     def give_back(self, job: Reserved, back: Back, unsaved: bytes | None) -> bool:
         """unsaved: a checkpoint that the server does not have yet."""
@@ -64,7 +67,16 @@ class Settler:
         }
         if failed.death is not None and failed.death.facts is not None:
             record["death"] = failed.death.facts
+        if self.copier is not None:
+            record["copied"] = False  # as copied.lua looks for it
+            self._buried = record, raw
         return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
+
+    def copy(self) -> None:
+        """Of the record that was kept last."""
+        if self.copier is not None and self._buried is not None:
+            self.copier.copy(*self._buried)
+            self._buried = None
 
     def tell_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"

@@ -60,9 +60,12 @@ class Tally:
 )
 @filters
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="Send this many a second at most.")
+@click.option(
+    "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @common.options
-def retry(ids: tuple[str, ...], every: bool, rate: float | None, dry_run: bool, **said: Any) -> int:
+def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **said: Any) -> int:
     """Send failed jobs to their queues again, the oldest first.
 
     Each begins anew: no attempts, no crashes, and its time to be retried as long as it was. Ended half-way, it is called
@@ -71,7 +74,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, dry_run: bool, 
     which = Filters(**said)
     asked(ids, every, which, "send again")
     at = place(which.queue)
-    step = looked if dry_run else resent(at)
+    step = looked if dry_run else resent(at, force)
     tally = Tally()
     go(at, chosen(at, ids, which, tally), step, tally, "would be sent again" if dry_run else "sent again", rate)
     if common.given().json:
@@ -171,11 +174,11 @@ def looked(chunk: list[Record]) -> list[str | None]:
     return [None] * len(chunk)
 
 
-def resent(at: Place) -> Step:
+def resent(at: Place, force: bool) -> Step:
     tell = teller(at.connection)
 
     def step(chunk: list[Record]) -> list[str | None]:
-        said = at.store.retry(chunk[0].queue, chunk, at.store.store.now())
+        said = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force)
         tell([record for record, why in zip(chunk, said, strict=True) if why is None])
         return said
 

@@ -47,7 +47,7 @@ def list_(limit: int | None, **said: Any) -> None:
 
 
 def row(record: Record, now: float) -> tuple[object, ...]:
-    reason = record.reason.partition("\n")[0]
+    reason = ("(retried or forgotten with artisan) " if record.elsewhere else "") + record.reason.partition("\n")[0]
     reason = reason if len(reason) <= 60 else reason[:59] + "…"
     ago = output.ago(max(0.0, now - record.failed_at))
     return record.id, record.queue, record.job or "-", record.error or "-", reason, record.attempts, ago
@@ -66,6 +66,8 @@ def document(record: Record) -> dict[str, Any]:
     names = ("id", "uuid", "queue", "job", "error", "reason", "attempts", "crashes")
     facts: dict[str, Any] = {name: getattr(record, name) for name in names}
     facts["failed_at"] = round(record.failed_at, 3)
+    if record.row or record.elsewhere:
+        facts |= {"row": record.row, "elsewhere": record.elsewhere}
     text = record.text()
     return facts | ({"payload": text} if text is not None else {"payload_base64": b64encode(record.payload).decode()})
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd import units
-from qd.cli import common
+from qd.cli import common, output
 
 if TYPE_CHECKING:
+    from qd.config import Settings
     from qd.store.failed import FailedStore, Record, Wanted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,9 +112,25 @@ def place(asked: tuple[str, ...]) -> Place:
     found = common.settings()
     name = common.connection_name(found)
     store = common.store(found, name)
-    kept = FailedStore(store)
+    kept = with_table(found, name, FailedStore(store)) if found.failed.database else FailedStore(store)
     queues = list(asked) or kept.queues([*common.queues_named(found, name), found.connection(name).queue])
     return Place(kept, name, queues, store.now())
+
+
+def with_table(found: Settings, name: str, kept: FailedStore) -> FailedStore:
+    """The store together with failed_jobs; a command that only looks goes on without a database that is away."""
+    from qd.store.failed_both import BothStores
+    from qd.store.laravel_failed import DatabaseError, FailedJobs
+
+    table = FailedJobs(found.failed.database)
+    try:
+        table.queues(name)
+    except DatabaseError as error:
+        if not common.given().only_looks:
+            raise
+        output.note(f"qd: without failed_jobs: {error}")
+        return kept
+    return BothStores(kept.store, table, name)
 
 
 def single(word: str, found: list[Record]) -> Record:

@@ -200,6 +200,9 @@ class RedisQueue:
         args = (self.owner, held.member, held.mark, record, raw, *self.keep, *said)
         return bool(script("bury").call(self.wire, names, *args))
 
+    def copied(self, queue: str, id: str) -> None:
+        script("copied").call(self.wire, self._keys(keys.failed(queue)), "1", id)
+
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         names = self._keys(keys.reserved(held.queue), keys.owners(held.queue))
         return bool(script("checkpoint").call(self.wire, names, self.owner, held.member, member))

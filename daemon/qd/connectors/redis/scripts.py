@@ -26,6 +26,7 @@ PARTS = {  # every other script is its own file
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),
     "retry": ("failed.lua", "retry.lua"),
     "forget": ("failed.lua", "forget.lua"),
+    "adopt": ("failed.lua", "adopt.lua"),
 }
 
 

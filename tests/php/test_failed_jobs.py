@@ -1,0 +1,167 @@
+"""Laravel's table failed_jobs as a copy of the failed store and as a source of it, with the real artisan commands."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd.payload import make, read
+from tests.php.laravel import PREFIX, Laravel
+from tests.support.clock import eventually
+from tests.support.project import Project
+from tests.support.resp import Client
+
+JOBS = """
+@app.job("fails", tries=1)
+def fails(n: int) -> None:
+    if not (Path(__file__).parent / "mended").exists():
+        raise ValueError(f"number {n}")
+"""
+
+
+@pytest.fixture
+def table(laravel: Laravel) -> Path:
+    """The SQLite file in which Laravel has made its table."""
+    file = laravel.folder / "failed.sqlite"
+    file.touch()
+    laravel.artisan("migrate", database=file)
+    return file
+
+
+@pytest.fixture
+def shop(project: Callable[..., Project], table: Path) -> Project:
+    made = project(jobs=JOBS, config=f'prefix = "{PREFIX}"\n\n[failed]\ndatabase = "sqlite:///{table}"\n')
+    made.allowed.add("mended")
+    return made
+
+
+def rows(table: Path) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(table)) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute("SELECT * FROM failed_jobs ORDER BY id")]
+
+
+def listed(shop: Project) -> list[dict[str, Any]]:
+    said = shop.qd("failed", "list", "--json")
+    assert (said.returncode, said.stderr) == (0, "")
+    found: list[dict[str, Any]] = json.loads(said.stdout)
+    return found
+
+
+def fail(shop: Project, count: int) -> None:
+    shop.python(f"from jobs import fails\nfor n in range({count}): fails.dispatch(n)")
+    shop.work_off()
+
+
+def waiting(redis: Client, queue: str = "default") -> list[bytes]:
+    found: list[bytes] = redis.call("LRANGE", f"{PREFIX}queues:{queue}", 0, -1)
+    return found
+
+
+def test_what_fails_here_is_listed_retried_and_forgotten_by_artisan(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    fail(shop, 3)
+    first, second, third = rows(table)
+    assert (first["connection"], first["queue"]) == ("redis", "default")
+    assert "ValueError: number 0" in first["exception"]
+    assert abs((read(first["payload"].encode()).createdAt or 0) - shop_now(redis)) < 60
+    shown = laravel.artisan("queue:failed", database=table)
+    assert all(row["uuid"] in shown for row in (first, second, third))
+    assert "pushed back" in laravel.artisan("queue:retry", first["uuid"], database=table)
+    assert "deleted" in laravel.artisan("queue:forget", second["uuid"], database=table)
+    (again,) = waiting(redis)
+    assert (read(again).uuid, read(again).attempts, read(again).crashes) == (first["uuid"], 0, 0)
+    assert {record["uuid"]: record["elsewhere"] for record in listed(shop) if "elsewhere" in record} == {
+        first["uuid"]: True, second["uuid"]: True,
+    }  # fmt: skip
+    (shop.root / "mended").touch()
+    shop.work_off()
+    assert waiting(redis) == []
+
+
+def shop_now(redis: Client) -> float:
+    return float(redis.text("TIME")[0])
+
+
+def test_what_artisan_has_retried_is_not_doubled_by_qd(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    fail(shop, 2)
+    laravel.artisan("queue:retry", rows(table)[0]["uuid"], database=table)
+    said = shop.qd("failed", "retry", "--all")
+    assert (said.returncode, said.stdout) == (1, "1 job sent again\n")
+    assert "retried or forgotten with artisan" in said.stderr
+    assert len(waiting(redis)) == 2
+    assert rows(table) == []
+    assert len({read(payload).uuid for payload in waiting(redis)}) == 2
+    assert shop.qd("failed", "retry", "--all", "--force").stdout == "1 job sent again\n"
+    assert listed(shop) == []
+
+
+def test_what_qd_has_retried_or_forgotten_is_gone_for_artisan(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    fail(shop, 2)
+    first, second = (row["uuid"] for row in rows(table))
+    assert shop.qd("failed", "retry", first).returncode == 0
+    assert "Unable to find" in laravel.artisan("queue:retry", first, database=table)
+    assert shop.qd("failed", "forget", second).returncode == 0
+    assert rows(table) == []
+    assert len(waiting(redis)) == 1
+
+
+def test_what_php_has_failed_is_listed_and_retried_by_qd(
+    shop: Project, laravel: Laravel, table: Path, redis: Client
+) -> None:
+    raw = make("fails", b'{"n":7}', created_at=1, uuid="from-php").replace(b'"attempts":0', b'"attempts":3')
+    laravel.artisan("fail", "redis", "mail", raw.decode(), database=table)
+    laravel.artisan("fail", "sqs", "mail", raw.replace(b"from-php", b"other").decode(), database=table)
+    (record,) = listed(shop)
+    assert (record["id"], record["job"], record["queue"], record["error"]) == (
+        "from-php",
+        "fails",
+        "mail",
+        "RuntimeException",
+    )
+    assert (record["row"], record["attempts"], record["payload"]) == (True, 3, raw.decode())
+    assert "it failed in PHP" in shop.qd("failed", "show", "from-php").stdout
+    assert shop.qd("failed", "retry", "--all", "-q", "mail").stdout == "1 job sent again\n"
+    (sent,) = waiting(redis, "mail")
+    assert (read(sent).uuid, read(sent).attempts) == ("from-php", 0)
+    assert [row["uuid"] for row in rows(table)] == ["other"]
+    assert listed(shop) == []
+
+
+def test_a_job_that_fails_again_has_one_row(shop: Project, table: Path) -> None:
+    fail(shop, 1)
+    assert shop.qd("failed", "retry", "--all").returncode == 0
+    shop.work_off()
+    assert len(rows(table)) == 1
+    (record,) = listed(shop)
+    assert not record.get("row")
+    assert record["uuid"] == rows(table)[0]["uuid"]
+
+
+def test_a_database_that_is_away_costs_no_job_and_is_told_once(shop: Project, table: Path, redis: Client) -> None:
+    table.rename(table.with_suffix(".away"))
+    table.mkdir()
+    shop.python("from jobs import fails\nfor n in range(3): fails.dispatch(n)")
+    work = shop.work("-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert len(work.matches("failed.not_copied")) == 1
+    assert redis.call("HLEN", f"{PREFIX}queues:default:failed") == 3
+    said = shop.qd("failed", "list", "--json")
+    assert (said.returncode, len(json.loads(said.stdout))) == (0, 3)
+    assert "without failed_jobs" in said.stderr
+    assert shop.qd("failed", "retry", "--all").returncode == 69
+    table.rmdir()
+    table.with_suffix(".away").rename(table)
+    assert shop.qd("failed", "retry", "--all").stdout == "3 jobs sent again\n"
+    eventually(lambda: len(waiting(redis)) == 3)
