@@ -131,7 +131,7 @@ def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
 @pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed", "signing"])
 def test_every_other_key_is_read_from_its_variable(section, folder):
     words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis", "size": "7M", "switch": "no"}
-    words["keys"] = "a:0123456789abcdef,b:0123456789abcdef"
+    words |= {"keys": "a:0123456789abcdef,b:0123456789abcdef", "database": "sqlite:///failed.sqlite"}
     for row in SECTIONS[section].values():
         word = words.get(row.kind, "redis")
         variable = environ_name(row, "redis")
@@ -300,7 +300,8 @@ def test_a_lease_of_zero_is_refused(write):
         ('[connections]\nredis = "x"\n', "connections.redis in qd.toml:2 is a table of keys, written ["),
         ("worker = 5\n", "worker in qd.toml:1 is a table of keys, written [worker]"),
         ('[worker]\ntimeout = "soon"\n', "timeout in qd.toml:2 [worker]: 'soon' is not a length of time"),
-        ('[failed]\ndatabase = "mysql://h"\n', "database in qd.toml:2 [failed] (the mirror into a failed_jobs"),
+        ('[failed]\ndatabase = "oracle://h"\n', "database in qd.toml:2 [failed]: not the url of a database"),
+        ('[failed]\ndatabase = "sqlite:///x"\nenabled = false\n', "is a copy of what enabled = false does not keep"),
         ('[laravel]\ncache_prefix = "x"\n', "[laravel] in qd.toml has no cache_url"),
         ("[worker]\n\ntimeout 5\n", "qd.toml:3:9: Expected '='"),
         ("[failed]\nmax_count = 0\n", "0 is too small (at least 1)"),
