@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from qd.app import Qd
@@ -17,6 +18,7 @@ from qd.contrib.django.carrier import Models
 from qd.errors import ConfigError
 from qd.units import did_you_mean
 
+OURS = "qd.contrib.django"  # its tasks.py is the backend, which a project need not have
 HERE = "qd.contrib.django.found:app"
 KEYS = ("url", "imports", "app")
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
@@ -40,14 +42,24 @@ class DjangoQd(Qd):
         """Set Django up, and import what declares jobs. Raises whatever that raises."""
         import django
         from django.apps import apps
-        from django.utils.module_loading import autodiscover_modules
 
         check_settings()
         if not apps.ready:
             django.setup()
         super().load()
-        autodiscover_modules(*MODULES)
+        import_declared()
         connections.close()  # an import may have asked the database: that connection is not for workers forked from here
+
+
+def import_declared() -> None:
+    """Import jobs.py and tasks.py of each installed app that has them."""
+    from django.apps import apps
+    from django.utils.module_loading import module_has_submodule
+
+    for config in apps.get_app_configs():
+        for name in MODULES if config.name != OURS else ():
+            if module_has_submodule(config.module, name):
+                import_module(f"{config.name}.{name}")
 
 
 @cache
