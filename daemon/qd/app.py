@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -24,7 +24,7 @@ from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
-from qd.errors import ArgumentError, DeclarationError, UnknownJob
+from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Listeners, Looping
 from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Place, Plan, Registry, Sending
 from qd.jobs.calls import caller, plan_of
@@ -152,7 +152,8 @@ class Qd:
         if declared is None:
             near = ", ".join(f"'{other}'" for other in self.registry.near(name))
             raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
-        declared.prepare(data)
+        with suppress(NoProvider):  # that is for who runs it
+            declared.prepare(data)
         return Call(self._send, Plan(declared, declared.options), data)
 
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:

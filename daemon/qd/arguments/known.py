@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Protocol, get_args, get_origin
 
 from qd.arguments.carriers import Carrier, Carrying, carrying
@@ -71,19 +72,27 @@ class Extras:
         """As it travels. Raises ValueError."""
         return self.carried[name].packed(value) if name in self.carried else value
 
-    def check(self, fields: Mapping[str, object]) -> None:
-        """Before the call. Raises WrongType, NoProvider."""
+    def check_provided(self) -> None:
+        """Raises NoProvider."""
         for name, kind in self.filled.items():
             if not self._known.provides(kind):
                 raise NoProvider(
                     f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
                     "module that the worker imports"
                 )
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Raises WrongType: an object of another model."""
         for name, carried in self.carried.items():
             try:
                 carried.check(fields.get(name))
             except WrongType as error:
                 raise WrongType(f"{self._title}: argument '{name}' is of the wrong type: {error}") from None
+
+    def prepared(self, target: Callable[..., Any], fields: Mapping[str, object]) -> Callable[[], object]:
+        """Raises NoProvider."""
+        self.check_provided()
+        return partial(self.call, target, fields)
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
         """Fill in and load what is missing, call, close. What is async is closed when it has run."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from qd.arguments import Known, Signature, decode_value, encode_value
-from qd.errors import DeclarationError, ModelGone, UnknownParameters, WrongType
+from qd.errors import DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
 from qd.options import JobOptions
 
 
@@ -37,7 +37,7 @@ class Declared:
     def prepare(self, data: bytes) -> Callable[[], object]:
         """Convert now, call later; an async job's call returns a coroutine. Raises UnknownParameters or WrongType."""
         fields, extras = self.signature.decode(data), self.signature.extras
-        return partial(self.target, **fields) if extras is None else partial(extras.call, self.target, fields)
+        return partial(self.target, **fields) if extras is None else extras.prepared(self.target, fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
         """Tell the job that it has failed for good. A function has nothing to be told."""
@@ -56,7 +56,7 @@ class DeclaredClass(Declared):
     def prepare(self, data: bytes) -> Callable[[], object]:
         fields, extras = self.signature.decode(data), self.signature.extras
         handled = partial(handle, self.target)
-        return partial(handled, **fields) if extras is None else partial(extras.call, handled, fields)
+        return partial(handled, **fields) if extras is None else extras.prepared(handled, fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
         """Call failed(error) of a fresh instance, when the class defines it. Raises what that raises.
@@ -72,7 +72,7 @@ class DeclaredClass(Declared):
         if extras is None:
             self.target(**fields).failed(error)
         else:
-            with suppress(ModelGone):  # which may be the very failure
+            with suppress(ModelGone, NoProvider):  # which may be the very failure
                 extras.call(lambda **whole: self.target(**whole).failed(error), fields)
 
 
