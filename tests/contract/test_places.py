@@ -76,7 +76,7 @@ def test_a_lock_that_nobody_frees_vanishes(store: RedisStore, redis: Client):
     lock.free(store, "b", "b1")
 
 
-def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore):
+def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore, redis: Client):
     assert Places("qd:slots:x", 2, 60).take(store, "long", "1") == 0
     short = Places("qd:slots:x", 2, 0.05)
     assert short.take(store, "short", "1") == 0
@@ -85,6 +85,7 @@ def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore)
     assert short.take(store, "fourth", "1") <= 0.05
     Places("qd:slots:x", 2, 60).free(store, "long", "1")
     short.free(store, "third", "1")
+    eventually(lambda: redis.call("KEYS", "*") == [], what="the keys to vanish by themselves")
 
 
 def test_so_many_have_a_place_and_no_more_whoever_comes_at_once(store: RedisStore, server: Server):
@@ -128,7 +129,6 @@ def test_never_more_starts_than_the_rate_in_any_window(store: RedisStore, server
     started.sort()
     assert len(started) == 120
     assert min(later - first for first, later in zip(started, started[10:], strict=False)) >= 0.1 - 1e-6
-    assert started[-1] - started[0] < 3  # and it does go on: 12 windows
 
 
 @LEAVES

@@ -209,8 +209,6 @@ def test_never_over_the_rate_in_any_window_of_the_servers_clock(shop: Project, r
     assert len(started) == 30
     assert min(later - first for first, later in zip(started, started[5:], strict=False)) >= 0.5 - 1e-6
     assert work.matches(r'job.released .*attempt=1 .*reason="over 5 per 0.5 s of stripe"')
-    # each was told its moment: nobody had to ask over and over
-    assert len(work.matches("job.released")) < 90
     assert sorted(int(line.split()[1]) for line in witness.starting("rated")) == list(range(30))
 
 
