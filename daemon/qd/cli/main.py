@@ -33,6 +33,8 @@ COMMANDS = {
     "dispatch": ("queues", "dispatch"),
     "run": ("queues", "run"),
     "jobs": ("queues", "jobs"),
+    "job": ("job", "job"),
+    "cancel": ("job", "cancel"),
     "clear": ("queues", "clear"),
     "cancel": ("cancel", "cancel"),
     "failed": ("failed.family", "failed"),

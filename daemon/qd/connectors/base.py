@@ -63,14 +63,18 @@ Spot = Literal["delayed", "ready", "running", "failed"]
 
 
 class Found(NamedTuple):
-    """A job that was looked for by its id. text: as it stands there (a record and the payload where it has failed). score:
-    unix seconds at which it is due, or at which its lease runs out; None elsewhere."""
+    """A job that was looked for by its id. text: as it stands there (a record and the payload where it has failed).
+
+    score: unix seconds at which it is due, or at which its lease runs out; None elsewhere. behind: how many of the ready
+    ones stand behind it.
+    """
 
     queue: str
     spot: Spot
     text: bytes
     payload: Payload
     score: float | None
+    behind: int | None = None
 
 
 class Kept(NamedTuple):

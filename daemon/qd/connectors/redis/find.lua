@@ -1,7 +1,7 @@
 -- Look for payloads that name a job by its id, a piece of the queue a call. Nothing is changed.
 -- KEYS  a list (looked at from its tail), a sorted set or a hash
 -- ARGV  its kind ("list", "zset", "hash")   where to go on, "0" at first   the id
--- Returns { where to go on, "0" at the end, payload or record, its score or field, payload ... }
+-- Returns { where to go on, "0" at the end, payload or record, its score, its field, or how many stand behind it, payload ... }
 -- A piece is a thousand payloads, or a megabyte of them. What a list loses or gains at its ends while it is looked through
 -- is not missed: places are counted from the tail, and the last few of a piece are looked at again with the next one.
 local MOST, MUCH, STEP, AGAIN = 1000, 1048576, 50, 16
@@ -17,7 +17,7 @@ if kind == 'list' then
   local from = tonumber(at)
   repeat
     local some = redis.call('LRANGE', KEYS[1], -from - seen - STEP, -from - seen - 1)
-    for k = #some, 1, -1 do look(some[k], '') end
+    for k = #some, 1, -1 do look(some[k], tostring(from + seen)) end
     at = #some == STEP and string.format('%.0f', from + seen - AGAIN) or '0'
   until at == '0' or seen >= MOST or size > MUCH
 else

@@ -40,7 +40,8 @@ class RedisJobs:
                 payload = understood(raw)
                 if payload is not None and id in (payload.id, payload.uuid):
                     score = float(beside) if spot in ("delayed", "running") else None
-                    return Found(queue, spot, text, payload, score)
+                    behind = int(beside) if spot == "ready" else None
+                    return Found(queue, spot, text, payload, score, behind)
         return None
 
     def _named(self, queue: str, id: str, spot: Spot, kind: str) -> Iterator[tuple[bytes, bytes]]:

@@ -1,0 +1,219 @@
+"""`qd job` and `qd cancel`: where one job is, and its end before it is done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.bus.results import Asked, dropped
+from qd.cli import common, output
+from qd.errors import UnknownJob
+from qd.store import hosts
+from qd.unit import split_mark
+
+if TYPE_CHECKING:
+    from qd.config import Settings
+    from qd.connectors.base import Found, Kept, Queue
+    from qd.store.redis import RedisStore
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as it was met. found: None where only its record is left; now: the server's clock."""
+
+    id: str
+    connection: str
+    found: Found | None
+    kept: Kept | None
+    ahead: int | None
+    worker: tuple[hosts.Master, hosts.Worker] | None
+    now: float
+
+    @property
+    def status(self) -> str:
+        if self.found is not None and not dropped(self.found):
+            return self.found.spot
+        return (self.kept.status if self.kept else None) or ("failed" if self.found else "unknown")
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@common.options
+def job(id: str) -> int:
+    """Show where a job is, by its id or uuid.
+
+    It is looked for in every queue that is configured, worked on or has jobs: the longer they are, the longer it takes.
+    """
+    seen = met(common.settings(), id)
+    if common.given().json:
+        output.document(described(seen))
+    elif seen.status == "unknown":
+        output.note(f"nobody knows a job '{id}' (any more): one that has ended well is kept where it has a result_ttl")
+    else:
+        for name, value in told(seen):
+            output.say(f"{name:<10}{output.clean(value)}")
+    return int(seen.status == "unknown")
+
+
+def met(found: Settings, id: str) -> Seen:
+    connection = common.connection_name(found)
+    store, queue = common.store(found, connection), common.queue(found, connection)
+    spot = next((spot for name in names(found, connection, store) if (spot := queue.jobs.find(name, id))), None)
+    ahead = queue.sizes(spot.queue).ready - 1 - (spot.behind or 0) if spot and spot.spot == "ready" else None
+    worker = holder(hosts.masters(common.store(found, found.control)), spot) if spot else None
+    return Seen(
+        id, connection, spot, queue.jobs.kept(id), max(0, ahead) if ahead is not None else None, worker, store.now()
+    )
+
+
+def names(found: Settings, connection: str, store: RedisStore) -> list[str]:
+    """Every queue that somebody names, works on, or has sent jobs to."""
+    worked = hosts.queues_of(hosts.masters(common.store(found, found.control))).get(connection, [])
+    own = [found.connection(connection).queue, *common.queues_named(found, connection)]
+    return list(dict.fromkeys([*own, *worked, *hosts.queues_found(store)]))
+
+
+def holder(masters: list[hosts.Master], spot: Found) -> tuple[hosts.Master, hosts.Worker] | None:
+    """The worker that runs it, as its master reports it."""
+    try:
+        mark = split_mark(spot.payload.rsv or "")
+    except ValueError:
+        return None
+    if spot.spot != "running":
+        return None
+    return next(((m, w) for m in masters for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
+
+
+def told(seen: Seen) -> list[tuple[str, object]]:
+    """Lines for people."""
+    spot, kept = seen.found, seen.kept
+    lines: list[tuple[str, object]] = [("id", seen.id), ("status", seen.status)]
+    if spot is not None:
+        lines += [("job", spot.payload.display), ("queue", spot.queue), ("where", where(seen, spot))]
+        lines.append(("attempts", spot.payload.attempts))
+        if spot.payload.crashes:
+            lines.append(("crashes", spot.payload.crashes))
+    if kept is not None and kept.progress is not None:
+        lines.append(("progress", f"{kept.progress:g} %"))
+    if kept is not None and kept.status is not None:
+        lines.append(("ended", output.ago(None if kept.at is None else seen.now - kept.at)))
+        lines.append(("result" if kept.status == "done" else "error", kept.value.decode("utf-8", "replace")))
+    return lines
+
+
+def where(seen: Seen, spot: Found) -> str:
+    if spot.spot == "ready":
+        return f"ready, {output.count(seen.ahead or 0, 'job')} ahead of it"
+    if spot.spot == "delayed":
+        return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
+    if spot.spot == "failed":
+        said = record(spot)
+        return f"in the failed store: {said.get('error')}: {said.get('reason')} (qd failed show {said.get('id')})"
+    if seen.worker is None:
+        return "in the hands of a worker that reports nothing: of another program, or of a master that is gone"
+    master, worker = seen.worker
+    since = "" if worker.since is None else f" for {output.duration(seen.now - worker.since)}"
+    return f"runs on {master.pool}@{master.host}, pid {worker.pid}{since}"
+
+
+def record(spot: Found) -> dict[str, Any]:
+    try:
+        said = json.loads(spot.text.partition(b"\n")[0])
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else {}
+
+
+def described(seen: Seen) -> dict[str, Any]:
+    """The same for programs; what there is nothing to say of is null."""
+    spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
+    return {
+        "id": seen.id,
+        "status": seen.status,
+        "connection": seen.connection,
+        "queue": spot.queue if spot else None,
+        "job": found.job if found else None,
+        "attempts": found.attempts if found else None,
+        "crashes": found.crashes if found else None,
+        "ahead": seen.ahead,
+        "due_at": spot.score if spot and spot.spot == "delayed" else None,
+        "worker": worker_of(seen),
+        "failed": record(spot) if spot and spot.spot == "failed" else None,
+        "progress": kept.progress if kept else None,
+        "ended_at": kept.at if kept else None,
+        "result": value_of(kept, "done"),
+        "error": value_of(kept, "failed"),
+    }
+
+
+def worker_of(seen: Seen) -> dict[str, Any] | None:
+    if seen.worker is None:
+        return None
+    master, worker = seen.worker
+    return {"host": master.host, "pool": master.pool, "pid": worker.pid, "slot": worker.slot, "since": worker.since}
+
+
+def value_of(kept: Kept | None, status: str) -> Any:
+    if kept is None or kept.status != status:
+        return None
+    try:
+        return json.loads(kept.value)
+    except ValueError:
+        return None  # JSON could not carry it
+
+
+# -- cancel
+
+
+@click.command()
+@click.argument("id", required=False, metavar="ID")
+@click.option("--job", "name", metavar="NAME", help="Cancel the waiting job of this name that was sent with --key.")
+@click.option("--key", metavar="KEY", help="The key it was sent with: using(key=...).")
+@common.options
+def cancel(id: str | None, name: str | None, key: str | None) -> int:
+    """Cancel a job: one that waits is taken away, one that runs is told to end.
+
+    By its id or uuid, which is looked for in every queue; or by the key it was sent with. Exit 1: there is none to cancel.
+    """
+    if (id is None) == (name is None) or (name is None) != (key is None):
+        raise click.UsageError("give either the ID of a job, or both --job NAME and --key KEY")
+    was = by_key(name, key) if name is not None and key is not None else by_id(common.settings(), str(id))
+    which = id or f"{name} with the key '{key}'"
+    if common.given().json:
+        output.document({"id": id, "job": name, "key": key, "cancelled": was is not None, "was": was})
+    elif was is None:
+        output.note(f"nothing to cancel: {which} has ended, or nobody knows it")
+    else:
+        output.say(output.clean(f"{which}: cancelled" + (", its worker is told to end it" if was == "running" else "")))
+    return int(was is None)
+
+
+def by_id(found: Settings, id: str) -> str | None:
+    """Where it was; None: nowhere."""
+    connection = common.connection_name(found)
+    store, queue = common.store(found, connection), common.queue(found, connection)
+    for name in names(found, connection, store):
+        if (spot := queue.jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
+            return spot.spot if asked(queue, name).cancel(id) else None
+    return None
+
+
+def asked(queue: Queue, name: str) -> Asked:
+    return Asked(lambda: queue.jobs, name)
+
+
+def by_key(name: str, key: str) -> str | None:
+    from qd.bus.keyed import Keyed
+    from qd.cli.apps import app
+    from qd.jobs import Plan
+
+    found = app()
+    declared = found.registry.get(name)
+    if declared is None:
+        near = ", ".join(f"'{other}'" for other in found.registry.near(name))
+        raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
+    plan = Plan(declared, declared.options).using({"key": key})
+    return "waiting" if Keyed(found._send, plan, key).cancel() else None

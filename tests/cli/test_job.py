@@ -1,0 +1,120 @@
+"""qd job and qd cancel: found wherever it stands, and ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qd import Qd
+from tests.cli.conftest import Run, document, done, report
+from tests.support.project import MakeProject
+from tests.support.resp import Client
+from tests.support.server import Server
+
+
+@pytest.fixture
+def app(server: Server) -> Qd:
+    return Qd(server.url)
+
+
+def running(redis: Client, id: str) -> None:
+    """As if worker 3 of master T1 had it in hand."""
+    (payload,) = redis.call("LRANGE", "queues:mail", 0, -1)
+    held = payload.replace(b'"attempts":0', b'"attempts":1,"rsv":"T1.3.7.1"')
+    redis.call("DEL", "queues:mail", "queues:mail:notify")
+    redis.call("ZADD", "queues:mail:reserved", 9e9, held)
+    redis.call("HSET", "queues:mail:owners", "T1/3", held)
+    assert id.encode() in held
+
+
+def test_a_ready_job_and_how_many_are_ahead_of_it(qd: Run, app: Qd, redis: Client) -> None:
+    first, second, third = [app.queue("mail").push("mail.welcome", {"n": n}) for n in range(3)]
+    assert "where     ready, 2 jobs ahead of it\n" in done(qd("job", third.id))
+    said = document(qd("job", second.id, "--json"))
+    assert (said["status"], said["queue"], said["job"], said["ahead"]) == ("ready", "mail", "mail.welcome", 1)
+    assert said["worker"] is said["failed"] is said["result"] is None
+    assert document(qd("job", first.id, "--json"))["ahead"] == 0
+
+
+def test_a_delayed_job_and_when_it_is_due(qd: Run, app: Qd) -> None:
+    handle = app.queue("mail").push("mail.welcome", delay=300)
+    assert "where     due in 4m 5" in done(qd("job", handle.id))
+    assert document(qd("job", handle.id, "--json"))["due_at"] > 1e9
+
+
+def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
+    handle = app.queue("mail").push("mail.welcome")
+    running(redis, handle.id)
+    assert "where     in the hands of a worker that reports nothing" in done(qd("job", handle.id))
+    report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy", "since": float(redis.text("TIME")[0]) - 12}])
+    assert "where     runs on mail@app-1, pid 415 for 12" in done(qd("job", handle.id))
+    said = document(qd("job", handle.id, "--json"))
+    assert (said["status"], said["worker"]["host"], said["worker"]["slot"]) == ("running", "app-1", 3)
+
+
+def test_a_failed_job_and_why(qd: Run, app: Qd, redis: Client) -> None:
+    handle = app.queue("mail").push("mail.welcome")
+    payload = redis.call("LPOP", "queues:mail")
+    record = {"id": "T1.3.7.1", "error": "ValueError", "reason": "out of paper"}
+    redis.call("HSET", "queues:mail:failed", "T1.3.7.1", json.dumps(record).encode() + b"\n" + payload)
+    redis.call("ZADD", "queues:mail:failed_at", 1, "T1.3.7.1")
+    told = done(qd("job", handle.id))
+    assert "in the failed store: ValueError: out of paper (qd failed show T1.3.7.1)" in told
+    assert document(qd("job", handle.id, "--json"))["failed"] == record
+
+
+def test_a_job_of_which_only_its_record_is_left(qd: Run, redis: Client) -> None:
+    redis.call(
+        "HSET", "qd:job:x1", "status", "done", "value", '{"pages":12}', "at", redis.text("TIME")[0], "progress", "100"
+    )
+    told = done(qd("job", "x1"))
+    assert "status    done\n" in told
+    assert 'result    {"pages":12}\n' in told
+    assert document(qd("job", "x1", "--json"))["result"] == {"pages": 12}
+    redis.call("HSET", "qd:job:x1", "value", "!JSON cannot carry it")
+    assert document(qd("job", "x1", "--json"))["result"] is None
+
+
+def test_a_job_that_nobody_knows(qd: Run) -> None:
+    result = qd("job", "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nobody knows a job 'nobody'" in result.stderr
+    assert json.loads(qd("job", "nobody", "--json").stdout)["status"] == "unknown"
+
+
+def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client) -> None:
+    now, later = app.queue("mail").push("mail.welcome"), app.queue("mail").push("mail.welcome", delay=60)
+    assert done(qd("cancel", now.id)) == f"{now.id}: cancelled\n"
+    assert document(qd("cancel", later.id, "--json"))["was"] == "delayed"
+    assert not redis.text("KEYS", "queues:mail*")
+    result = qd("cancel", now.id)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nothing to cancel" in result.stderr
+
+
+def test_a_running_job_is_told(qd: Run, app: Qd, redis: Client) -> None:
+    handle = app.queue("mail").push("mail.welcome")
+    running(redis, handle.id)
+    assert "its worker is told to end it" in done(qd("cancel", handle.id))
+    assert redis.text("HKEYS", "qd:cancel") == ["T1.3.7"]
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--job", "a", "--key", "b"], ["--job", "a"], ["x", "--key", "b"]])
+def test_half_a_question_is_refused(qd: Run, words: list[str]) -> None:
+    result = qd("cancel", *words)
+    assert result.exit_code == 2
+    assert "give either the ID of a job, or both" in result.stderr
+
+
+def test_a_keyed_job_is_cancelled_by_its_key(project: MakeProject, redis: Client) -> None:
+    shop = project("@app.job('remind', queue='mail')\ndef remind(n: int = 0) -> None: ...\n")
+    shop.python("from jobs import remind\nremind.using(key='order:42', delay=60).dispatch(1)")
+    assert (
+        shop.qd("cancel", "--job", "remind", "--key", "order:42").stdout
+        == "remind with the key 'order:42': cancelled\n"
+    )
+    assert shop.qd("cancel", "--job", "remind", "--key", "order:42").returncode == 1
+    unknown = shop.qd("cancel", "--job", "remnd", "--key", "order:42")
+    assert (unknown.returncode, unknown.stderr) == (2, "qd: no job is called 'remnd' (did you mean 'remind'?)\n")
+    assert not redis.text("KEYS", "*")
