@@ -163,6 +163,10 @@ OPTIONS: list[Case] = [
         DeclarationError,
         (JOB, "after_commit"),
     ),
+    ("empty key of keyed", lambda s: s.app.keyed(s.welcome, ""), DeclarationError, (JOB, "key")),
+    ("keyed, of no job", lambda s: s.wrong.keyed(print, "k"), ArgumentError, ("print", "no job")),
+    ("keyed, negative", lambda s: s.app.keyed(s.welcome, "k").reschedule(-1), DeclarationError, (JOB, "delay", "-1")),
+    ("keyed, naive", lambda s: s.app.keyed(s.welcome, "k").reschedule(NAIVE), DeclarationError, (JOB, "time zone")),
     ("unknown option", lambda s: s.welcome.using(trys=3), DeclarationError, (JOB, "'trys'", "did you mean 'tries'")),
     ("tries", lambda s: s.welcome.using(tries=-1), DeclarationError, (JOB, "tries", "-1")),
     ("timeout", lambda s: s.welcome.using(timeout="long"), DeclarationError, (JOB, "timeout", "'long'")),
@@ -200,6 +204,10 @@ SHAPES: list[Case] = [
     ("listener: a number", lambda s: s.wrong.on(JobFailed)(3), DeclarationError, ("3", "JobFailed")),
     ("listener of a type", lambda s: s.wrong.on(int)(lambda event: 1), DeclarationError, ("int", "event")),
     ("handler", lambda s: s.wrong.map(int, 3), DeclarationError, ("int",)),
+    ("payload hook", lambda s: s.wrong.payload_hook(3), DeclarationError, ("payload hook", "3")),
+    ("carrier", lambda s: s.wrong.carry(3), DeclarationError, ("3", "carrier")),
+    ("recycle_on", lambda s: s.wrong.recycle_on(3), DeclarationError, ("recycle_on", "3")),
+    ("limit", lambda s: s.app.limit("crm", 0, per=60), DeclarationError, ("'crm'", "0")),
     ("provider", lambda s: s.wrong.provide(int, 3), DeclarationError, ("int", "3")),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd
-from qd.errors import ConfigError, QdError
+from qd.errors import ConfigError, JobError, QdError
 from qd.testing import Dispatched, Fake, Pushed
 
 
@@ -269,3 +269,40 @@ def test_a_batch_is_a_record_and_its_jobs_are_dispatched(app: Qd):
     assert fake.dispatched(welcome) == []
     fake.clear()
     assert fake.batches == []
+
+
+def test_a_job_under_a_key_is_moved_and_cancelled(app: Qd):
+    welcome, _ = declared(app)
+    with app.fake() as fake:
+        remind = welcome.using(key="order:42", delay=1800)
+        keyed = app.keyed(welcome, "order:42")
+        assert (keyed.due(), keyed.cancel(), keyed.reschedule(5)) == (None, False, False)
+        remind.dispatch("a@b.c")
+        remind.dispatch("b@b.c")
+        assert [sent.arguments["to"] for sent in fake.dispatched(welcome)] == ["b@b.c"]
+        due = keyed.due()
+        assert due is not None
+        assert 1790 < (due - datetime.now(UTC)).total_seconds() < 1801
+        assert keyed.reschedule(5)
+        assert [sent.options.get("delay") for sent in fake.dispatched(welcome)] == [5.0]
+        assert keyed.cancel()
+        assert not keyed.cancel()
+    assert fake.dispatched(welcome) == []
+
+
+def test_a_handle_tells_where_its_job_waits_and_cancels_it(app: Qd):
+    welcome, charge = declared(app)
+    with app.fake() as fake:
+        now, later = welcome.dispatch("a@b.c"), welcome.using(delay=5).dispatch("b@b.c")
+        assert (now.status(), later.status()) == ("ready", "delayed")
+        assert later.cancel()
+        assert (later.status(), later.cancel()) == ("unknown", False)
+        kept = charge(order_id=7).using(result_ttl=60).dispatch()
+        assert kept.cancel()
+        assert kept.status() == "failed"
+        with pytest.raises(JobError, match="cancelled"):
+            kept.result()
+        waits = charge(order_id=8).using(result_ttl=60).dispatch()
+        with pytest.raises(TimeoutError):
+            waits.result(timeout=0)
+    assert [sent.arguments for sent in fake.all()] == [{"to": "a@b.c"}, {"order_id": 8}]

@@ -301,3 +301,17 @@ def test_a_batch_without_jobs_is_over_at_once(app: Qd, done: list[Any]):
     with app.inline():
         assert app.batch(then=step.bind("then"), finally_=step.bind("finally")).dispatch().finished
     assert done == ["then", "finally"]
+
+
+def test_a_result_is_there_for_those_who_ask(app: Qd):
+    @app.job("sum", result_ttl=60)
+    def total(numbers: set[int]) -> int:
+        current_job().progress(50)
+        return 10 // sum(numbers)
+
+    with app.inline():
+        sent = total.dispatch({1, 4})
+        assert (sent.status(), sent.result(), sent.progress(), sent.cancel()) == ("done", 2, 50.0, False)
+        assert total.using(result_ttl=0).dispatch({1}).status() == "unknown"
+        with pytest.raises(ZeroDivisionError):
+            total.dispatch({0})

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, get_args, get_origin
 
 from qd.arguments.carriers import Carrier, Carrying, carrying
 from qd.arguments.providers import Opening, Provider, named
-from qd.errors import ModelGone, NoProvider, WrongType
+from qd.errors import DeclarationError, ModelGone, NoProvider, WrongType
 
 
 class Forgets(Protocol):
@@ -38,6 +38,11 @@ class Known:
         self._changed()
 
     def carry(self, carrier: Carrier) -> None:
+        missing = [
+            name for name in ("recognises", "name", "pack", "load") if not callable(getattr(carrier, name, None))
+        ]
+        if missing:
+            raise DeclarationError(f"{carrier!r} is no carrier: it has no {missing[0]}() (see qd.Carrier)")
         self.carriers.append(carrier)
         self._changed()
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments import Pattern
-from qd.errors import DeclarationError
+from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
 from qd.options import JobOptions
 from qd.units import span
@@ -169,7 +169,11 @@ class Handle(Generic[T_co]):
         Raises TimeoutError; JobError when the job has failed, or was cancelled; NoResult when it keeps none
         (result_ttl), or it has expired.
         """
-        return self._asks().result(self.id, None if timeout is None else span(timeout))  # type: ignore[no-any-return]
+        try:
+            seconds = None if timeout is None else span(timeout)
+        except ValueError as error:
+            raise ArgumentError(f"timeout of result(): {error}") from None
+        return self._asks().result(self.id, seconds)  # type: ignore[no-any-return]
 
     async def aresult(self, timeout: Span | None = None) -> T_co:
         """The same, waited for in a thread: the loop goes on meanwhile."""

@@ -21,6 +21,7 @@ from qd.payload import read
 from qd.testing.batches import MemoryBatches
 from qd.testing.records import Batched, Chained, Dispatched, Pushed, batched, chained, dispatched, pushed
 from qd.testing.stage import staged
+from qd.testing.waiting import Waiting
 from qd.ties import Link, Ties
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Fake:
     def __init__(self, app: Qd) -> None:
         self._registry, self._handlers = app.registry, app._handlers
         self._lock = threading.Lock()
-        self._parcels: list[Parcel] = []
+        self._waiting = Waiting()
         self._made: dict[str, Parcel] = {}  # by id: those that are sent later, by a chain or a batch, too
         self._kept = MemoryBatches()
 
@@ -45,16 +46,18 @@ class Fake:
         Raises ArgumentError: it is no job of this app.
         """
         declared = self._declared(job)
-        return [dispatched(each) for each in self._seen() if each.plan is not None and each.plan.declared is declared]
+        return [
+            dispatched(each) for each in self._waiting.all() if each.plan is not None and each.plan.declared is declared
+        ]
 
     def all(self) -> list[Dispatched]:
         """The calls of every job."""
-        return [dispatched(each) for each in self._seen() if each.plan is not None]
+        return [dispatched(each) for each in self._waiting.all() if each.plan is not None]
 
     @property
     def chains(self) -> list[Chained]:
         """The chains, of at least two jobs or with something that catches."""
-        return [chained(each, *self._behind(each)) for each in self._seen() if each.ties and is_chain(each.ties)]
+        return [chained(each, *self._behind(each)) for each in self._waiting.all() if each.ties and is_chain(each.ties)]
 
     @property
     def batches(self) -> list[Batched]:
@@ -63,20 +66,18 @@ class Fake:
 
     def pushed(self, queue: str) -> list[Pushed]:
         """What app.queue(queue).push and push_raw were given."""
-        return [pushed(each) for each in self._seen() if each.plan is None and each.queue == queue]
+        return [pushed(each) for each in self._waiting.all() if each.plan is None and each.queue == queue]
 
     def clear(self) -> None:
         """Forget what was sent until now."""
-        with self._lock:
-            self._parcels.clear()
-            self._kept.kept.clear()
+        self._waiting.clear()
+        self._kept.kept.clear()
 
     def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
         """push: of a batch, which is kept in memory instead."""
         if push is not None:
             push(parcels)
-        with self._lock:
-            self._parcels += parcels
+        self._waiting.add(parcels)
         return [parcel.id for parcel in parcels]
 
     def _remember(self, parcel: Parcel) -> None:
@@ -89,7 +90,7 @@ class Fake:
         return [self._linked(link) for link in ties.chain], [self._linked(link) for link in ties.catch]
 
     def _batched(self, new: NewBatch) -> Batched:
-        jobs = [each for each in self._seen() if each.ties is not None and each.ties.batch == new.id]
+        jobs = [each for each in self._waiting.all() if each.ties is not None and each.ties.batch == new.id]
         then, catch, last = (self._called_back(new, what) for what in ("then", "catch", "finally"))
         return batched(new, jobs, then, catch, last)
 
@@ -100,10 +101,6 @@ class Fake:
     def _linked(self, link: Link) -> Parcel:
         return self._made[read(link.payload.encode()).id or ""]
 
-    def _seen(self) -> list[Parcel]:
-        with self._lock:
-            return self._parcels.copy()
-
     def _declared(self, job: AnyJob) -> Declared:
         found = declared_of(job) or self._handlers.declared(job)
         if found is None or self._registry.get(found.name) is not found:
@@ -111,7 +108,7 @@ class Fake:
         return found
 
     def __repr__(self) -> str:
-        return f"<fake: {len(self._seen())} jobs>"
+        return f"<fake: {len(self._waiting.all())} jobs>"
 
 
 def is_chain(ties: Ties) -> bool:
@@ -131,5 +128,5 @@ def faked(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
     fake = Fake(app)
-    with staged(app, fake._post, fake._remember, fake._kept):
+    with staged(app, fake._post, fake._remember, fake._waiting, fake._kept):
         yield fake

@@ -11,9 +11,11 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from qd.bus.parcel import Parcel
+from qd.bus.results import value_of_error, value_of_result
 from qd.bus.running import RunningJob, run_here, tell_of_failure
 from qd.bus.send import Push
 from qd.connectors.batches import NewBatch
@@ -88,8 +90,18 @@ class Inline(Fake):
                 self._run(callback)
 
     def _attempts(self, parcel: Parcel) -> object:
-        """Run it until it does not release itself; its result. Raises what it raises; AttemptsExceeded: its tries are
-        used up."""
+        """Run it; its result, which is kept where it is asked for. Raises what it raises."""
+        self._waiting.begin(parcel)
+        try:
+            result = self._tried(parcel)
+        except Exception as error:
+            self._waiting.end(parcel, "failed", partial(value_of_error, error, str(error)))
+            raise
+        self._waiting.end(parcel, "done", partial(value_of_result, result, 0))
+        return result
+
+    def _tried(self, parcel: Parcel) -> object:
+        """Until it does not release itself. Raises AttemptsExceeded: its tries are used up."""
         assert parcel.plan is not None
         declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
         stages, attempt = self._common.pipeline.around(declared), 1
@@ -119,8 +131,14 @@ class Inline(Fake):
             ties=parcel.ties,
             declared=parcel.plan.declared if parcel.plan else None,
             data=parcel.data,
+            tell=self._teller(parcel),
             common=self._common,
         )
+
+    def _teller(self, parcel: Parcel) -> Callable[[float], None] | None:
+        """Where progress is told. None: it keeps no record."""
+        ttl = parcel.ties and parcel.ties.result
+        return (lambda percent: self._waiting.progress(parcel.id, percent, ttl)) if ttl else None
 
 
 def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
@@ -148,5 +166,5 @@ def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
 def inlined(app: Qd) -> Iterator[Fake]:
     """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
     inline = Inline(app)
-    with staged(app, inline._post, inline._remember, inline._kept):
+    with staged(app, inline._post, inline._remember, inline._waiting, inline._kept):
         yield inline

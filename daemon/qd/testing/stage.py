@@ -13,6 +13,7 @@ from qd.bus.parcel import Parcel
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
 from qd.testing.batches import MemoryBatches
+from qd.testing.waiting import Waiting
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -38,10 +39,11 @@ class Lenient:
 
 
 class Nowhere:
-    """A connection without a server: all that it has are batches, and a store in which nothing stands."""
+    """A connection without a server: it has the jobs and the batches of a fake, and a store in which nothing stands."""
 
-    def __init__(self, batches: MemoryBatches) -> None:
-        self.batches, self.store = batches, Lenient()
+    def __init__(self, jobs: Waiting, batches: MemoryBatches) -> None:
+        self.jobs, self.batches, self.store = jobs, batches, Lenient()
+        self.cancel_keyed, self.move_keyed, self.keyed_due = jobs.cancel_keyed, jobs.move_keyed, jobs.keyed_due
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return nullcontext()
@@ -56,14 +58,14 @@ class Nowhere:
 
 @contextmanager
 def staged(
-    app: Qd, post: Callable[..., list[str]], note: Callable[[Parcel], None], batches: MemoryBatches
+    app: Qd, post: Callable[..., list[str]], note: Callable[[Parcel], None], jobs: Waiting, batches: MemoryBatches
 ) -> Iterator[None]:
     """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
     with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
     send: Any = app._send
     before = app._settings, app.connections.make, send._post, send.parcel
     app._settings = unread(app)
-    app.connections.make = lambda settings, name: cast(Any, Nowhere(batches))
+    app.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches))
     send._post, send.parcel = post, partial(noted, send.parcel, note)
     try:
         yield
