@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,15 @@ from qd import (
     WorkerStopping,
     current_job,
     provided,
+)
+from qd.middleware import (
+    ConcurrencyLimit,
+    FailOnException,
+    RateLimited,
+    SkipIf,
+    SkipIfBatchCancelled,
+    ThrottlesExceptions,
+    WithoutOverlapping,
 )
 
 # an app
@@ -344,3 +353,43 @@ assert_type(sent_batch.look(), BatchState)
 assert_type(sent_batch.add(bare.bind("more")), list[Handle[Any]])
 assert_type(app.batch_of(sent_batch.id).cancelled, bool)
 tied: list[Call[None]] = [chain, batch]
+
+
+# middleware
+@app.middleware
+def around_all(job: RunningJob, call_next: Callable[[], object]) -> object:
+    assert_type(job.tags, tuple[str, ...])
+    return call_next()
+
+
+async def around_async(job: RunningJob, call_next: Callable[[], Awaitable[object]]) -> object:
+    return await call_next()
+
+
+class Timed:
+    def __call__(self, job: RunningJob, call_next: Callable[[], object]) -> object:
+        if job.attempt > 3:
+            job.release(timedelta(minutes=1), reason="not now", counts=False)
+        return call_next()
+
+
+app.middleware.append(Timed())
+app.limit("stripe", 100, per=timedelta(minutes=1))
+held = [WithoutOverlapping("report:{report_id}", expires=600), ConcurrencyLimit(lambda job: job.name, 3)]
+
+
+@app.job(
+    "mail.held",
+    middleware=[
+        *held,
+        Timed(),
+        RateLimited("stripe"),
+        RateLimited("mail", 10, per=1, key="{report_id}"),
+        ThrottlesExceptions(3, 60, 300, only=(OSError, ValueError)),
+        SkipIf(lambda job: job.arguments["report_id"] == 1),
+        SkipIfBatchCancelled(),
+        FailOnException(KeyError),
+        around_async,
+    ],
+)
+async def held_back(report_id: int) -> None: ...

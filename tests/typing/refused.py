@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from qd import Event, Handle, Job, JobFailed, JobProcessing, Looping, Qd, current_job, provided
+from qd import Event, Handle, Job, JobFailed, JobProcessing, Looping, Qd, RunningJob, current_job, provided
+from qd.middleware import FailOnException, RateLimited, SkipIf
 
 app = Qd()
 
@@ -151,3 +152,14 @@ app.provide(Session, needs_url)  # E: arg-type
 app.recycle_on("OperationalError")  # E: arg-type
 app.payload_hook(send_invoice)  # E: arg-type
 count.dispatch(7, "no session")  # E: arg-type
+
+
+# middleware
+def takes_one(job: RunningJob) -> None: ...
+
+
+app.middleware.append(takes_one)  # E: arg-type
+app.limit("stripe", 100)  # E: call-arg
+RateLimited("stripe", "100", per=60)  # E: arg-type
+FailOnException("ValueError")  # E: arg-type
+SkipIf(True)  # E: arg-type

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from qd.bus.asking import Key, Said, asked, log, told
 from qd.bus.common import seconds_of
 from qd.connectors.redis import keys
-from qd.errors import DeclarationError
+from qd.errors import DeclarationError, EndJob
 from qd.store.locks import Places
 from qd.ties import plain_name
 
@@ -42,10 +42,19 @@ class Held:
     def check(self, declared: Declared) -> None:
         self._key.check(declared)
 
-    def _around(self, place: str, job: RunningJob, call_next: Next, taken: str) -> object:
+    def _place(self, job: RunningJob) -> tuple[str, str]:
+        """The key of the places in the store, and what is said of a job that finds none."""
+        raise NotImplementedError
+
+    def __call__(self, job: RunningJob, call_next: Next) -> object:
+        place, taken = self._place(job)
         seconds = self._expires or (job.timeout + OVER if job.timeout else A_DAY)
         places, owner, holder, pid = Places(place, self._most, seconds), job.uuid, job.mark or job.id, os.getpid()
-        wait = asked(job, lambda store: places.take(store, owner, holder))
+        try:
+            wait = asked(job, lambda store: places.take(store, owner, holder))
+        except EndJob:  # it rang while the call was under way, which was done
+            told(job, lambda store: places.free(store, owner, holder))
+            raise
         if wait and self._drop:
             log.info("dropped: %s", taken)
             return None
@@ -71,9 +80,9 @@ class ConcurrencyLimit(Held):
             raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time would be none; give 1 or more")
         super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
 
-    def __call__(self, job: RunningJob, call_next: Next) -> object:
+    def _place(self, job: RunningJob) -> tuple[str, str]:
         name = plain_name(self._key.of(job))
-        return self._around(keys.slots(name), job, call_next, f"{self._most} jobs of {name} run already")
+        return keys.slots(name), f"{self._most} jobs of {name} run already"
 
 
 class WithoutOverlapping(Held):
@@ -100,7 +109,7 @@ class WithoutOverlapping(Held):
         super().__init__(Key("WithoutOverlapping", key), 1, release_after, expires, drop)
         self._shared = shared
 
-    def __call__(self, job: RunningJob, call_next: Next) -> object:
+    def _place(self, job: RunningJob) -> tuple[str, str]:
         key = self._key.of(job)
         name = plain_name(key if self._shared else f"{job.name}:{key}" if key else job.name)
-        return self._around(keys.lock(name), job, call_next, f"another job of {name} runs")
+        return keys.lock(name), f"another job of {name} runs"
