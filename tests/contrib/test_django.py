@@ -178,8 +178,8 @@ def test_an_unknown_key_is_refused_by_name(shop: Framed):
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text().replace('{"url":', '{"urls":'))
     done = manage(shop, "qd", "jobs")
-    assert done.returncode != 0
-    assert "unknown key 'urls' in QD of the Django settings (did you mean 'url'?)" in done.stderr
+    assert done.returncode == 78
+    assert done.stderr.startswith("qd: unknown key 'urls' in QD of the Django settings (did you mean 'url'?)")
 
 
 def test_a_broken_jobs_module_is_told_with_its_line(shop: Framed):
@@ -226,6 +226,24 @@ assert not Order.objects.filter(pk=2).exists()
     assert witness.lines == ["opened before True", "paid 2 True"]
 
 
+def test_run_of_an_async_job_in_a_loop_says_what_to_do_instead(shop: Framed):
+    django(
+        shop,
+        """
+import asyncio, warnings
+warnings.simplefilter("error")
+async def main():
+    apay.run(1)
+try:
+    asyncio.run(main())
+except RuntimeError as error:
+    assert "await the plain call instead" in str(error), error
+else:
+    raise SystemExit("it ran")
+""",
+    )
+
+
 AFTER = """
 from django.db import transaction
 queue = app.queue("default")
@@ -244,6 +262,7 @@ try:
         later.dispatch(3)
         app.dispatch(later.bind(4), later.bind(5))
         app.chain(pay.bind(6), pay.bind(7)).using(after_commit=True).dispatch()
+        app.batch(pay.bind(6), pay.bind(7), then=pay.bind(8)).using(after_commit=True).dispatch()
         raise Stop
 except Stop:
     pass

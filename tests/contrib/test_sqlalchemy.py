@@ -171,6 +171,22 @@ def test_bulk_waits_and_those_that_need_not_do_not(engine, app, sent):
     assert sent() == [2, 1, 3]
 
 
+@pytest.mark.parametrize("kind", ["chain", "batch"])
+def test_chains_and_batches_wait_too(engine, app, sent, redis: Client, kind: str):
+    def dispatch() -> None:
+        make = app.chain if kind == "chain" else app.batch
+        make(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True).dispatch()
+
+    with Session(engine) as session, session.begin():
+        dispatch()
+        session.rollback()
+    assert redis.text("KEYS", "*") == []
+    with Session(engine) as session, session.begin():
+        dispatch()
+        assert sent() == []
+    assert sent() == ([1] if kind == "chain" else [1, 2])
+
+
 def test_without_a_transaction_it_is_sent_at_once(engine, ship, sent):
     ship(1)
     with Session(engine):

@@ -47,6 +47,8 @@ def close_both() -> None:
     from asgiref.sync import sync_to_async
 
     close_old()
+    if asyncio._get_running_loop() is not None:
+        return  # run() of an async job refuses to be called here, and says so itself
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(sync_to_async(close_old)())

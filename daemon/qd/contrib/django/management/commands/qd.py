@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from qd.contrib.django.project import chosen
 from qd.contrib.handover import become_qd
+from qd.errors import ConfigError
+from qd.process.exits import Exit
 
 DJANGOS = ("--settings", "--pythonpath")  # manage.py has obeyed them already
 
@@ -18,7 +21,12 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """From the command line: this process becomes `qd`."""
-        become_qd(without(argv[2:]) or ["--help"], chosen())
+        try:
+            app = chosen()
+        except ConfigError as error:
+            self.stderr.write(f"qd: {error}")
+            sys.exit(Exit.CONFIG)
+        become_qd(without(argv[2:]) or ["--help"], app)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("words", nargs="*")
