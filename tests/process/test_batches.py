@@ -145,6 +145,20 @@ def test_a_skipped_job_is_missed_when_the_failed_one_is_retried(shop: Project, w
     assert witness.lines == ["part 1", "told catch 2 0 1", "told finally 2 0 1", "part 1"]
 
 
+def test_all_that_has_failed_of_a_batch_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
+    parts = "part.bind(1, True), part.using(queue='other').bind(2, True), part.bind(3), watch.bind()"
+    id = send(shop, f"app.batch({parts}, then=told.bind('then')).dispatch()")
+    shop.python("from jobs import *\npart.dispatch(9, True)")  # of no batch
+    shop.work_off("default", "other")
+    assert ask(shop, id, LOOK) == "4 0 2 100 True True"
+    (shop.root / "mended").touch()
+    shop.allowed.add("mended")
+    assert ask(shop, id, "batch.retry_failed(), batch.cancelled, batch.retry_failed()") == "2 False 0"
+    assert [record["job"] for record, _ in failed(redis)] == ["part"]
+    shop.work_off("default", "other")
+    assert sorted(witness.lines[-3:]) == ["part 1", "part 2", "told then 4 0 0"]
+
+
 def test_a_batch_of_nothing_has_succeeded(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(**CALLED).dispatch()")
     shop.work_off()

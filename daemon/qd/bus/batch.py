@@ -187,6 +187,12 @@ class Batch(Handle[None]):
         self._post(parcels, self._added)
         return [Handle(parcel.id, self._send, parcel.plan) for parcel in parcels]
 
+    def retry_failed(self) -> int:
+        """Send again what has failed of it and stands in the failed store; how many. A cancelled batch goes on."""
+        from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
+
+        return retry_failed(self.id, self._send.queue(self._connection), self._send._settings(), self._connection)
+
     @property
     def _kept(self) -> Batches:
         return self._send.queue(self._connection).batches
