@@ -160,7 +160,7 @@ def test_what_nothing_provides_fails_the_job_at_once_in_a_clear_line(
     push(redis, "nobody")
     work = shop.work_off()
     assert work.matches(
-        r"job.failed .*nobody\(\): nothing provides its parameter 'cache': call app.provide\(Cache, ...\)"
+        r"job.failed .*job 'nobody': nothing provides its parameter 'cache': call app.provide\(Cache, ...\)"
     )
     ((record, _),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("NoProvider", 1)
@@ -179,7 +179,7 @@ def test_a_model_is_loaded_on_the_worker(shop: Project, witness: Witness, redis:
 def test_a_row_that_is_gone_fails_the_job_at_once(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "ship", order=order(404))
     work = shop.work_off()
-    assert work.matches(r"job.failed .*job=ship .*ModelGone: ship\(\): argument 'order': shop.Order 404 is gone")
+    assert work.matches(r"job.failed .*job=ship .*ModelGone: job 'ship': argument 'order': shop.Order 404 is gone")
     assert witness.starting("load") == ["load 404 Session"]
     ((record, _),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("ModelGone", 1)

@@ -21,7 +21,6 @@ from qd.config import Settings
 from qd.connectors.base import Queue, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
 from qd.payload import Payload
-from qd.process import vitals
 from qd.process.exits import StopReason
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
@@ -35,10 +34,10 @@ from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
 from qd.worker.saving import AWAY, Saver
 from qd.worker.settle import Settler, short
+from qd.worker.telling import Telling
 from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
-LISTENER = 60.0  # seconds a listener may take between two jobs before the master misses this worker
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
 
 
@@ -69,6 +68,7 @@ class Worker:
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.ending = Ending(settler, self.answering, self.attempts, self.slot)
+        self.telling = Telling(app.listeners, self.work, self._about)
         self.titles = Titles(seat.slot, self.work.pool)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
@@ -95,7 +95,9 @@ class Worker:
                 else:
                     self._wait_once()
             self.ending.flush()
-            self._emit_stopping(why)
+            if why is StopReason.RECYCLE and self.attempts.recycle is not None:
+                self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
+            self.telling.stopping(why, max(0, self.jobs))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
             # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
             self.slot[W.STATE] = State.LOOKING if self.answering.unsure else State.IDLE
@@ -109,7 +111,7 @@ class Worker:
         self.alarm.open()
         self.leaving.open()
         self.queue.beats(self._about)
-        self._emit(events.WorkerStarting(self.work.connection, self.work.queues))
+        self.telling.starting()
 
     def _close(self) -> None:
         if not self.unfit:  # else the numbers of its descriptors may be others' by now
@@ -137,7 +139,7 @@ class Worker:
         came = set(self.mailbox.read())
         if signal.SIGTERM in came and not self.asked_to_stop:
             self.asked_to_stop = True
-            self._emit(events.WorkerInterrupted())
+            self.telling.tell(events.WorkerInterrupted())
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
             paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
@@ -145,7 +147,7 @@ class Worker:
             paused = signal.SIGUSR2 in came
         if paused != self.paused:
             self.paused = paused
-            self._emit(events.WorkerPausing() if paused else events.WorkerResuming())
+            self.telling.tell(events.WorkerPausing() if paused else events.WorkerResuming())
 
     # -- may I
 
@@ -155,12 +157,7 @@ class Worker:
         contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
         if not contact or now() - contact > self.lease_ns // 2:
             return False
-        looping = events.Looping
-        if not self.app.listeners.has(looping):
-            return True
-        self.ending.flush()  # a listener may take its time
-        self._about(LISTENER)
-        return self.app.listeners.emit(looping(self.work.connection, self.work.queues))
+        return self.telling.looping(self.ending.flush)
 
     def _idle(self) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
@@ -177,9 +174,7 @@ class Worker:
         """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
         self.slot[W.STATE] = State.LOOKING
         answering = self.answering
-        if self.app.listeners.has(events.JobPopping):
-            self.ending.flush()
-            self._emit(events.JobPopping(self.work.connection, self.work.queues))
+        self.telling.popping(self.ending.flush)
         try:
             if answering.unsure and (mine := answering.ask()) is not None:
                 return mine
@@ -247,8 +242,7 @@ class Worker:
         if self.answering.away:
             self.answering.pause()
             return
-        if self.app.listeners.has(events.WorkerIdle):
-            self._emit(events.WorkerIdle(self.work.connection, self.work.queues))
+        self.telling.idle()
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
@@ -282,19 +276,6 @@ class Worker:
         self._hear()
         if self.between is not None:
             self.between()
-
-    def _emit_stopping(self, why: StopReason) -> None:
-        work, jobs = self.work, max(0, self.jobs)
-        if (error := self.attempts.recycle) is not None and why is StopReason.RECYCLE:
-            self.log.warning("worker.recycled", reason=short(error))
-        if self.app.listeners.has(events.WorkerStopping):
-            memory = vitals.rss_of(os.getpid()) or 0
-            self._emit(events.WorkerStopping(why.word, int(why.code), work.connection, work.queues, jobs, memory))
-
-    def _emit(self, event: events.Event) -> None:
-        if self.app.listeners.has(type(event)):
-            self._about(LISTENER)
-            self.app.listeners.emit(event)
 
 
 def tell_job(number: int) -> None:
