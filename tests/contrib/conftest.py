@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.procs import QD, Procs
-from tests.support.project import MakeProject, Project
-from tests.support.witness import Witness
+from tests.support.project import Project
+from tests.support.server import Server
 
 PYTHON = QD[0]
 NOTE = '''
@@ -42,21 +43,19 @@ class Framed(Project):
 
 
 @pytest.fixture
-def framed(project: MakeProject) -> Callable[..., Framed]:
-    """framed(name=text): a project of these files and nothing else."""
+def framed(server: Server, tmp_path: Path) -> Iterator[Callable[..., Framed]]:
+    """framed(name=text): a project of these files and nothing else, on the test's server."""
+    made: list[Framed] = []
 
     def make(**files: str) -> Framed:
-        found = project()
-        found.__class__ = Framed
-        assert isinstance(found, Framed)
+        root = tmp_path / "framed"
+        root.mkdir()
+        made.append(found := Framed(root, server.url))
         for name in ("qd.toml", "jobs.py"):
-            (found.root / name).unlink()
+            (root / name).unlink()
         found.write(noted=NOTE, **files)
         return found
 
-    return make
-
-
-@pytest.fixture
-def witness_of() -> Callable[[Project], Witness]:
-    return Witness
+    yield make
+    for one in made:
+        one.close()
