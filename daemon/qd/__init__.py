@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.arguments import Carrier, Given, provided
+    from qd.arguments import Carried, Carrier, Given, provided
     from qd.bus.batch import Batch
     from qd.bus.keyed import Keyed
     from qd.bus.named import Queue
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 # or qd.errors.
 _ROOMS = {
     "qd.app": ("Qd",),
-    "qd.arguments": ("Carrier", "Given", "provided"),
+    "qd.arguments": ("Carried", "Carrier", "Given", "provided"),
     "qd.bus.keyed": ("Keyed",),
     "qd.bus.batch": ("Batch",),
     "qd.bus.named": ("Queue",),
@@ -115,6 +115,7 @@ __all__ = [
     "BatchFinished",
     "BatchState",
     "Call",
+    "Carried",
     "Carrier",
     "DeclarationError",
     "Declare",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
 from qd import ArgumentError, DeclarationError, Job, Queue
-from tests.support.fakes import FakeQd
+from qd.config import SigningSettings
+from qd.payload import read
+from qd.signing import Signing
+from tests.support.fakes import FakeQd, settings
 
 
 @pytest.fixture
@@ -201,6 +205,19 @@ def test_a_hook_that_is_added_later_counts_from_then_on(app: FakeQd):
     app.payload_hook(lambda connection, queue, payload: {"tenant": 1})
     welcome.dispatch()
     assert ["tenant" in sent.read for sent in app.sent] == [False, True]
+
+
+def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
+    app.settings = replace(settings(), signing=SigningSettings(("a:s3cret-of-32-characters-or-more!",)))
+    app.payload_hook(lambda connection, queue, payload: {"tenant": 1})
+
+    @app.job("mail.welcome")
+    def welcome(to: str) -> None: ...
+
+    welcome.dispatch("you")
+    (sent,) = app.sent
+    assert sent.read["tenant"] == 1
+    Signing(app.settings.signing.keys).check(read(sent.payload))
 
 
 @pytest.mark.parametrize(

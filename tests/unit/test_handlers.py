@@ -311,3 +311,27 @@ def test_after_commit_counts_for_queued_listeners(app: FakeQd):
     assert app.sent == []
     waiting[0]()
     assert len(app.sent) == 1
+
+
+def test_commands_events_and_models_in_chains_batches_and_in_tests(app: FakeQd):
+    heard: list[object] = []
+
+    @app.on(OrderPaid, "mail.paid", queue="mail")
+    def paid(event: OrderPaid) -> None:
+        heard.append(event)
+
+    app.map(SendInvoice, heard.append, "mail.invoice")
+    app.map(Refund, heard.append, "mail.refund")
+    with app.inline():
+        app.emit(OrderPaid(7))
+        app.chain(app.bind(SendInvoice(1)), app.bind(Refund(2))).dispatch()
+        app.batch(app.bind(SendInvoice(3)), then=app.bind(Refund(4))).dispatch()
+    assert heard == [OrderPaid(7), SendInvoice(1), Refund(2), SendInvoice(3), Refund(4)]
+    with app.fake() as fake:
+        app.emit(OrderPaid(8))
+        app.send(SendInvoice(5))
+        assert [(sent.name, sent.arguments) for sent in fake.all()] == [
+            ("mail.paid", {"order_id": 8}),
+            ("mail.invoice", {"order_id": 5, "to": []}),
+        ]
+    assert app.sent == []

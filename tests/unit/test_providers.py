@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Given, Job, ModelGone, provided
+from qd import ArgumentError, Carried, DeclarationError, Given, Job, ModelGone, provided
 from qd.errors import NoProvider, Settled, UnknownParameters, WrongType
 from tests.support.fakes import FakeQd
 
@@ -466,3 +466,13 @@ def test_jobs_that_ask_for_none_of_it_have_no_extras(app: FakeQd, shelf: Shelf, 
     plain.run("you")
     declared: Any = app.registry.get("plain")
     assert declared.signature.extras is None
+
+
+def test_a_fake_writes_down_models_as_they_travel(app: FakeQd, shelf: Shelf):
+    @app.job("ship")
+    def ship(order: Order, several: list[Order]) -> None: ...
+
+    with app.fake() as fake:
+        ship.dispatch(Order(42), [Order(1)])
+        (sent,) = fake.dispatched(ship)
+    assert sent.arguments == {"order": Carried("shop.Order", 42), "several": [Carried("shop.Order", 1)]}

@@ -3,7 +3,7 @@
 jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker decodes with it. Pure.
 """
 
-from qd.arguments.carriers import Carrier, Given, Key
+from qd.arguments.carriers import Carried, Carrier, Given, Key
 from qd.arguments.fields import object_fields
 from qd.arguments.known import Known
 from qd.arguments.parameters import ABSENT, Parameter, parameters_of
@@ -15,6 +15,7 @@ from qd.arguments.values import decode_value, encode_value
 __all__ = [
     "ABSENT",
     "PROVIDED",
+    "Carried",
     "Carrier",
     "Given",
     "Key",
