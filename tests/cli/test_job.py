@@ -8,7 +8,6 @@ import pytest
 
 from qd import Qd
 from tests.cli.conftest import Run, document, done, report
-from tests.support.project import MakeProject
 from tests.support.resp import Client
 from tests.support.server import Server
 
@@ -85,7 +84,7 @@ def test_a_job_that_nobody_knows(qd: Run) -> None:
 
 def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client) -> None:
     now, later = app.queue("mail").push("mail.welcome"), app.queue("mail").push("mail.welcome", delay=60)
-    assert done(qd("cancel", now.id)) == f"{now.id}: cancelled\n"
+    assert done(qd("cancel", now.id)) == f"cancelled {now.id}\n"
     assert document(qd("cancel", later.id, "--json"))["was"] == "delayed"
     assert not redis.text("KEYS", "queues:mail*")
     result = qd("cancel", now.id)
@@ -105,16 +104,3 @@ def test_half_a_question_is_refused(qd: Run, words: list[str]) -> None:
     result = qd("cancel", *words)
     assert result.exit_code == 2
     assert "give either the ID of a job, or both" in result.stderr
-
-
-def test_a_keyed_job_is_cancelled_by_its_key(project: MakeProject, redis: Client) -> None:
-    shop = project("@app.job('remind', queue='mail')\ndef remind(n: int = 0) -> None: ...\n")
-    shop.python("from jobs import remind\nremind.using(key='order:42', delay=60).dispatch(1)")
-    assert (
-        shop.qd("cancel", "--job", "remind", "--key", "order:42").stdout
-        == "remind with the key 'order:42': cancelled\n"
-    )
-    assert shop.qd("cancel", "--job", "remind", "--key", "order:42").returncode == 1
-    unknown = shop.qd("cancel", "--job", "remnd", "--key", "order:42")
-    assert (unknown.returncode, unknown.stderr) == (2, "qd: no job is called 'remnd' (did you mean 'remind'?)\n")
-    assert not redis.text("KEYS", "*")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from qd import Qd
+from qd.bus import results
 from qd.connectors.redis.jobs import RedisJobs
 from qd.errors import DeclarationError, JobError, NoResult
 from qd.jobs import Handle, JobFunction
@@ -203,6 +204,30 @@ def test_a_failed_job_raises_its_words(shop: Project, jobs: Jobs) -> None:
     assert (raised.value.kind, raised.value.message) == ("ValueError", "out of paper")
 
 
+@pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
+def test_a_failed_job_that_is_retried_waits_again(
+    shop: Project, jobs: Jobs, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "LOOK", 0.05)
+    handle = jobs.fails.dispatch("out of paper")
+    shop.work_off()
+    redis.call("DEL", f"qd:job:{handle.id}")  # expired; what the failed store knows is still told
+    with pytest.raises(JobError, match="ValueError: out of paper"):
+        handle.result(10)
+    assert handle.status() == "failed"
+    shop.work_off()
+    assert shop.qd("failed", "retry", "--all").returncode == 0
+    assert handle.status() == "ready"
+    with pytest.raises(TimeoutError):
+        handle.result(0.2)
+    shop.work_off()
+    with pytest.raises(JobError, match="ValueError: out of paper"):
+        handle.result(1)
+    assert shop.qd("failed", "retry", "--all").returncode == 0
+    assert handle.status() == "ready"  # and not what the record of its last end said
+    assert handle.cancel() is True
+
+
 def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project, jobs: Jobs, redis: Client) -> None:
     handle, later = jobs.plain("quick").dispatch(), jobs.plain("boom").using(delay=60).dispatch()
     assert (handle.status(), later.status()) == ("ready", "delayed")
@@ -219,8 +244,6 @@ def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project
 
 
 def test_a_result_expires(shop: Project, jobs: Jobs, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qd.bus import results
-
     monkeypatch.setattr(results, "LOOK", 0.05)
     handle = jobs.adds.using(result_ttl=1).dispatch(1, 1)
     shop.work_off()

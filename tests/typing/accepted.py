@@ -32,6 +32,7 @@ from qd import (
     current_job,
     provided,
 )
+from qd.jobs import Status
 from qd.middleware import (
     ConcurrencyLimit,
     FailOnException,
@@ -121,6 +122,9 @@ async def plain_async() -> None:
 
 # sending
 assert_type(welcome.dispatch("a@b.c"), Handle[int])
+assert_type(welcome.dispatch("a@b.c").result(timedelta(seconds=5)), int)
+assert_type(welcome.dispatch("a@b.c").cancel(), bool)
+assert_type(app.handle("id", queue="mail").status(), Status)
 assert_type(welcome.dispatch(to="a@b.c", subject="Hi"), Handle[int])
 assert_type(welcome.dispatch("a@b.c").id, str)
 assert_type(slow.dispatch(datetime.now(UTC), Decimal("9.99"), UUID(int=1)), Handle[dict[str, int]])

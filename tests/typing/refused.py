@@ -52,6 +52,8 @@ app.job("mail.other", middleware=["lock"])  # E: list-item
 
 # results
 sent: Handle[str] = welcome.dispatch("a@b.c")  # E: assignment
+came: str = welcome.dispatch("a@b.c").result(5)  # E: assignment
+welcome.dispatch("a@b.c").result("5s")  # E: arg-type
 text: str = welcome.run("a@b.c")  # E: assignment
 page: str = fetch.run("https://example.org")  # E: assignment
 length = len(fetch("https://example.org"))  # E: arg-type

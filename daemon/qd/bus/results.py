@@ -88,14 +88,15 @@ class Asked:
             wait = min(LONGEST_WAIT, wait * GROWS)
 
     def _must_be_there(self, id: str) -> None:
-        """A job that nobody has any more ends no wait by itself."""
-        status = self.status(id)
-        kept = self._jobs().kept(id) if status in ("unknown", "failed") else None
-        if status == "unknown" or (status == "failed" and kept is None):
-            known = (
-                "it has failed, and no error was kept" if status == "failed" else "nothing is known of it (any more)"
-            )
-            raise NoResult(f"job {id} has no result: {known}")
+        """A job that nobody has any more, and one that only the failed store has, end no wait by themselves."""
+        found = self.find(id) or self.find(id)  # one that was put back behind the look is met by the second
+        kept = self._jobs().kept(id)
+        if kept is not None and kept.status is not None:
+            return
+        if found is None:
+            raise NoResult(f"job {id} has no result: nothing is known of it (any more)")
+        if found.spot == "failed":
+            raise error_of(id, found.text.partition(b"\n")[0])
 
     def _value(self, id: str, kept: Kept) -> Any:
         if kept.status == "failed":
@@ -173,6 +174,6 @@ def cancelled() -> bytes:
 def error_of(id: str, value: bytes) -> JobError:
     try:
         said = msgspec.json.decode(value)
-        return JobError(id, str(said["error"]), str(said["message"]))
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError):
+        return JobError(id, str(said["error"]), str(said.get("message", said.get("reason", ""))))
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError):
         return JobError(id, "unknown error", "")

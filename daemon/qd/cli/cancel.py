@@ -1,4 +1,4 @@
-"""`qd cancel`: a job that waits, by the key it was sent with, will never run."""
+"""`qd cancel`: a job that waits will never run, one that runs is told to end. By its id, or by the key it was sent with."""
 
 from __future__ import annotations
 
@@ -6,27 +6,56 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qd.bus.results import Asked
 from qd.bus.route import name_of
 from qd.cli import common, output
 from qd.cli.apps import app_if_named
+from qd.cli.job import names
 from qd.cli.queues import queue_of
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.config import Settings
 
 
 @click.command()
-@click.option("--job", metavar="NAME", required=True, help="The job's name.")
-@click.option("--key", metavar="KEY", required=True, help="The key it was sent with.")
+@click.argument("id", metavar="[ID]", required=False)
+@click.option("--job", metavar="NAME", help="The job's name.")
+@click.option("--key", metavar="KEY", help="The key it was sent with.")
 @click.option(
     "-q", "--queue", metavar="QUEUE", help="It waits in this queue.  [default: the job's, else the connection's]"
 )
 @common.options
-def cancel(job: str, key: str, queue: str | None) -> int:
-    """Cancel the job that waits under a key.
+def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) -> int:
+    """Cancel a job by its id, or the one that waits under a key.
 
-    Exit 0: it waited, and will never run. Exit 1: nothing waits under this key; it runs, has run, or was never there.
+    One that waits will never run; one that runs, found by its id, is told to end. Exit 1: there is none to cancel.
     """
+    if id is None and job is not None and key is not None:
+        return by_key(job, key, queue)
+    if id is None or job is not None or key is not None:
+        raise click.UsageError("give either the ID of a job, or both --job NAME and --key KEY")
+    return by_id(common.settings(), id, queue)
+
+
+def by_id(found: Settings, id: str, queue: str | None) -> int:
+    """Looked for in one queue, or in every one that somebody names, works on, or has sent jobs to."""
+    connection = common.connection_name(found)
+    at, was = common.queue(found, connection), None
+    for name in [queue] if queue else names(found, connection, common.store(found, connection)):
+        if (spot := at.jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
+            was = spot.spot if Asked(lambda: at.jobs, name).cancel(id) else None
+            break
+    if common.given().json:
+        output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
+    elif was is None:
+        output.note(output.clean(f"nothing to cancel: the job {id} has ended, or nobody knows it"))
+    else:
+        output.say(output.clean(f"cancelled {id}" + ("; its worker is told to end it" if was == "running" else "")))
+    return int(was is None)
+
+
+def by_key(job: str, key: str, queue: str | None) -> int:
     found = app_if_named(common.loaded())
     place = place_of(found, job)
     queue = queue or (queue_of(found, job, {}) if found else common.settings().connection(place).queue)

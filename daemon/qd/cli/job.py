@@ -1,4 +1,4 @@
-"""`qd job` and `qd cancel`: where one job is, and its end before it is done."""
+"""`qd job`: where one job is. `qd cancel` looks for it here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.bus.results import Asked, dropped
+from qd.bus.results import dropped
 from qd.cli import common, output
-from qd.errors import UnknownJob
 from qd.store import hosts
 from qd.unit import split_mark
 
 if TYPE_CHECKING:
     from qd.config import Settings
-    from qd.connectors.base import Found, Kept, Queue
+    from qd.connectors.base import Found, Kept
     from qd.store.redis import RedisStore
 
 
@@ -163,57 +162,3 @@ def value_of(kept: Kept | None, status: str) -> Any:
         return json.loads(kept.value)
     except ValueError:
         return None  # JSON could not carry it
-
-
-# -- cancel
-
-
-@click.command()
-@click.argument("id", required=False, metavar="ID")
-@click.option("--job", "name", metavar="NAME", help="Cancel the waiting job of this name that was sent with --key.")
-@click.option("--key", metavar="KEY", help="The key it was sent with: using(key=...).")
-@common.options
-def cancel(id: str | None, name: str | None, key: str | None) -> int:
-    """Cancel a job: one that waits is taken away, one that runs is told to end.
-
-    By its id or uuid, which is looked for in every queue; or by the key it was sent with. Exit 1: there is none to cancel.
-    """
-    if (id is None) == (name is None) or (name is None) != (key is None):
-        raise click.UsageError("give either the ID of a job, or both --job NAME and --key KEY")
-    was = by_key(name, key) if name is not None and key is not None else by_id(common.settings(), str(id))
-    which = id or f"{name} with the key '{key}'"
-    if common.given().json:
-        output.document({"id": id, "job": name, "key": key, "cancelled": was is not None, "was": was})
-    elif was is None:
-        output.note(f"nothing to cancel: {which} has ended, or nobody knows it")
-    else:
-        output.say(output.clean(f"{which}: cancelled" + (", its worker is told to end it" if was == "running" else "")))
-    return int(was is None)
-
-
-def by_id(found: Settings, id: str) -> str | None:
-    """Where it was; None: nowhere."""
-    connection = common.connection_name(found)
-    store, queue = common.store(found, connection), common.queue(found, connection)
-    for name in names(found, connection, store):
-        if (spot := queue.jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
-            return spot.spot if asked(queue, name).cancel(id) else None
-    return None
-
-
-def asked(queue: Queue, name: str) -> Asked:
-    return Asked(lambda: queue.jobs, name)
-
-
-def by_key(name: str, key: str) -> str | None:
-    from qd.bus.keyed import Keyed
-    from qd.cli.apps import app
-    from qd.jobs import Plan
-
-    found = app()
-    declared = found.registry.get(name)
-    if declared is None:
-        near = ", ".join(f"'{other}'" for other in found.registry.near(name))
-        raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
-    plan = Plan(declared, declared.options).using({"key": key})
-    return "waiting" if Keyed(found._send, plan, key).cancel() else None

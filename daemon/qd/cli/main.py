@@ -34,7 +34,6 @@ COMMANDS = {
     "run": ("queues", "run"),
     "jobs": ("queues", "jobs"),
     "job": ("job", "job"),
-    "cancel": ("job", "cancel"),
     "clear": ("queues", "clear"),
     "cancel": ("cancel", "cancel"),
     "failed": ("failed.family", "failed"),

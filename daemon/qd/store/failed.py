@@ -224,6 +224,8 @@ class FailedStore:
             if ties.unique is not None:
                 names.append(keys.unique(ties.unique))
                 place = len(names)
+            if ties.result is not None:  # what is kept of its end is not true any more
+                self.wire.call("DEL", self._key(keys.kept(tied.id or tied.uuid or "")))
             args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place]
             said.append(None)
         answers = iter(script("retry").call(self.wire, [self._key(name) for name in names], *args) if args else ())
