@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from qd import DeclarationError, JobFailed
+from qd import DeclarationError, JobFailed, JobTimeout, RunningJob
+from qd.bus import places
 from qd.middleware import (
     ConcurrencyLimit,
     FailOnException,
@@ -112,3 +113,16 @@ def test_fail_on_exception_fails_with_the_error_itself(app: FakeQd):
         with pytest.raises(error):
             work.run(kind)
     assert [type(event.error) for event in heard] == [ValueError, OSError, KeyError]
+
+
+def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: pytest.MonkeyPatch):
+    freed: list[str] = []
+
+    def ring(job: RunningJob, ask: object) -> float:
+        raise JobTimeout("the job ran longer than its timeout")
+
+    monkeypatch.setattr(places, "asked", ring)
+    monkeypatch.setattr(places, "told", lambda job, tell: freed.append(job.id))
+    with pytest.raises(JobTimeout):
+        ConcurrencyLimit(lambda job: "k", 1)(RunningJob("an-id", "x", "default", 1), lambda: None)
+    assert freed == ["an-id"]
