@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
+from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
@@ -91,28 +93,44 @@ def shop(project: MakeProject) -> Project:
 
 
 def at_once(lines: list[str]) -> int:
-    """The most jobs that were inside at a time, by the lines "in N ..." and "out N ..." """
-    most = inside = 0
-    moments = sorted(
-        (int(line.split()[2]), line.split()[0] == "in") for line in lines if line.startswith(("in ", "out "))
-    )
-    for _, came in moments:
-        inside += 1 if came else -1
-        most = max(most, inside)
+    """The most jobs that were inside at a time, by the lines "in N ..." and "out N ...". One that was killed is inside until
+    it has come back and gone."""
+    most, inside = 0, set[str]()
+    moments = sorted((int(at), kind == "in", n) for kind, n, at, *_ in map(str.split, lines))
+    for _, came, n in moments:
+        (inside.add if came else inside.discard)(n)
+        most = max(most, len(inside))
     return most
 
 
 def test_only_so_many_run_at_a_time_whatever_their_names(shop: Project, redis: Client, witness: Witness):
     for n in range(8):
         push(redis, "limited", n=n)
-        push(redis, "other", n=n)
+        push(redis, "other", n=100 + n)
     work = ready(shop, workers=6)
     witness.wait("out", 16, seconds=30)
     work.wait_line("job.done", 30, count=16)
     work.stop()
-    assert at_once(witness.lines) == 2
+    assert at_once([line for line in witness.lines if line.startswith(("in ", "out "))]) == 2
     assert work.matches(r'job.released .*reason="2 jobs of crm run already"')
     assert not work.matches("job.failed")
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_no_more_than_that_also_while_workers_are_killed(shop: Project, redis: Client, witness: Witness):
+    for n in range(60):
+        push(redis, "limited", n=n)
+    work = ready(shop, workers=4)
+    for kill in range(8):
+        pid = witness.wait("in ", 3 + 5 * kill, seconds=30)[-1].split()[3]
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    eventually(lambda: len({line.split()[1] for line in witness.starting("out")}) == 60, 60, what="all of them done")
+    work.wait_line("job.done", 30, count=60)
+    work.stop()
+    assert at_once([line for line in witness.lines if line.startswith(("in ", "out "))]) == 2
+    assert not work.matches("job.failed")
+    assert work.matches("worker.died")
 
 
 def test_jobs_of_one_key_do_not_overlap_and_others_do(shop: Project, redis: Client, witness: Witness):
