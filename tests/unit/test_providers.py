@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import pytest
 
 from qd import ArgumentError, Carried, DeclarationError, Given, Job, ModelGone, provided
+from qd.arguments import signature
+from qd.arguments.parameters import type_of
 from qd.errors import NoProvider, Settled, UnknownParameters, WrongType
 from tests.support.fakes import FakeQd
 
@@ -107,6 +110,26 @@ def test_a_field_of_a_class_job_is_filled_in_for_handle_and_for_failed(app: Fake
         Charge(order_id=7).run()
     assert [type(session) for session in seen] == [Session, Session]
     assert making.said == ["open", "error no money", "close", "open", "close"]
+
+
+def test_threads_that_use_a_job_first_at_the_same_moment_do_not_meet_half_of_it(
+    app: FakeQd, making: Making, monkeypatch: pytest.MonkeyPatch
+):
+    @app.job("count")
+    def count(order_id: int, session: Session) -> None: ...
+
+    call: Any = count
+
+    def meanwhile(parameter: Any) -> Any:
+        monkeypatch.undo()
+        thread = threading.Thread(target=lambda: call.dispatch(8))
+        thread.start()
+        thread.join()
+        return type_of(parameter)
+
+    monkeypatch.setattr(signature, "type_of", meanwhile)
+    call.dispatch(7)
+    assert [sent.read["data"] for sent in app.sent] == [{"order_id": 8}, {"order_id": 7}]
 
 
 def test_a_type_that_is_provided_after_the_job_was_used_counts_from_then_on(app: FakeQd):

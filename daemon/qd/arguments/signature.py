@@ -64,7 +64,6 @@ class Signature:
 
     def _settle(self) -> None:
         """Find out which parameters are filled in on the worker, and which are loaded. Raises DeclarationError."""
-        self._settled = True
         known, filled, carried = self._known, {}, {}
         for parameter in self._declared:
             if parameter.default is PROVIDED or known:
@@ -76,6 +75,7 @@ class Signature:
         if filled or carried:
             self.extras = Extras(self.title, known, filled, carried)
             self._travelling([parameter for parameter in self._declared if parameter.name not in filled])
+        self._settled = True  # last: another thread may be here, too
 
     # -- at the caller
 
