@@ -10,6 +10,7 @@ import pytest
 
 from tests.contrib.conftest import PYTHON, Framed
 from tests.support.marks import FAILED
+from tests.support.procs import waiting
 from tests.support.pushing import failed
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -39,6 +40,7 @@ class Order(models.Model):
     paid = models.BooleanField(default=False)
 """
 JOBS = """
+from qd import Job
 from asgiref.sync import sync_to_async
 from django.db import connection
 from noted import note
@@ -64,6 +66,14 @@ def ship(order: Order, others: list[Order] = []) -> None:
 @app.job("quiet", delete_when_missing=True)
 def quiet(order: Order) -> None:
     note("quiet", order.pk)
+
+@app.job("hooked")
+class Hooked(Job[None]):
+    def handle(self) -> None:
+        raise ValueError("hooked")
+
+    def failed(self, error: BaseException) -> None:
+        note("failed", Order.objects.count())
 
 @app.job("fails")
 def fails(order_id: int) -> None:
@@ -131,7 +141,7 @@ def test_qd_work_finds_the_project_by_its_own_module(shop: Framed, witness: Witn
     django(shop, "pay.dispatch(1)")
     (shop.root / "qd.toml").write_text('[qd]\napp = "shop.qd:app"\n')
     work = shop.work_off(DJANGO_SETTINGS_MODULE="shop.settings")
-    assert work.matches("jobs=5")
+    assert work.matches("jobs=6")
     assert witness.starting("paid") == ["paid 1 True"]
 
 
@@ -208,6 +218,17 @@ def test_a_connection_of_the_import_is_not_taken_along_into_workers(shop: Framed
     django(shop, "pay.dispatch(1)")
     work_off(shop)
     assert witness.starting("opened") == ["opened before False"]
+
+
+@FAILED
+def test_what_failed_has_opened_is_closed_too(shop: Framed, witness: Witness):
+    django(shop, "Hooked().dispatch()")
+    work = shop.start("manage.py", "qd", "work", "-w", "1")
+    work.wait_line("job.failed")
+    assert witness.lines == ["failed 1"]
+    (worker,) = waiting(work, seconds=10)
+    assert [file.path for file in worker.open_files() if "sqlite" in file.path] == []
+    work.stop()
 
 
 def test_run_in_a_view_leaves_the_transaction_alone(shop: Framed, witness: Witness):

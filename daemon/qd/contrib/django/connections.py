@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from qd.events import JobExceptionOccurred, JobTimedOut
+
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.bus.running import RunningJob
@@ -28,6 +30,8 @@ def watch(app: Qd) -> None:
 
     app.middleware.append(around)
     app.transactions.append(wait_for_commit)
+    for last in (JobExceptionOccurred, JobTimedOut):  # told after failed() and the listeners of JobFailed
+        app.on(last)(lambda _: close_old())
 
 
 # -- connections
