@@ -247,3 +247,49 @@ def test_answers_are_true_whatever_happens_at_the_same_time(connect, seen):
     for name in waiting:
         assert queue.cancel_keyed("a", name) is True
     assert (seen.delayed("a"), entries(seen)) == ({}, {})
+
+
+# -- many
+
+
+FILL = """
+for n = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+  local name, turn = 'j:k' .. n, string.format('00000.id%d', n)
+  local payload = '{"job":"j","qd":{"key":"' .. turn .. ' ' .. name .. '"},"id":"id' .. n .. '","attempts":0,"delay":null}'
+  redis.call('ZADD', KEYS[1], 4000000000 + n, payload)
+  redis.call('HSET', KEYS[2], name, turn .. ' ' .. (4000000000 + n) .. ' ' .. payload)
+end
+"""
+
+
+def calls_of(seen, act) -> dict[str, int]:
+    """How often each command ran while `act` did."""
+    seen.client.call("CONFIG", "RESETSTAT")
+    act()
+    lines = [line for line in seen.client.text("INFO", "commandstats").splitlines() if line.startswith("cmdstat_")]
+    found = {line.split(":")[0].removeprefix("cmdstat_"): int(line.split("calls=")[1].split(",")[0]) for line in lines}
+    return {name: count for name, count in found.items() if not name.startswith(("config", "info", "select"))}
+
+
+@pytest.mark.slow
+@one_place
+def test_each_is_one_call_of_a_few_steps_with_a_million_waiting(queue, seen):
+    """One EVALSHA from the client; inside it the same few commands, none of which looks through what waits."""
+    acts = {
+        "due": lambda: queue.keyed_due("a", "j:k7"),
+        "move": lambda: queue.move_keyed("a", "j:k7", 60.0),
+        "again": lambda: queue.post([keyed(1, name="j:k8")]),
+        "cancel": lambda: queue.cancel_keyed("a", "j:k7"),
+    }
+    seen.client.call("EVAL", FILL, 2, seen.key("a", "delayed"), seen.key("a", "keyed"), 1, 10)
+    for act in acts.values():
+        act()  # the server has the scripts now
+    few = {}
+    for million in (False, True):
+        for at in range(0, 1_000_000, 10_000) if million else ():
+            seen.client.call("EVAL", FILL, 2, seen.key("a", "delayed"), seen.key("a", "keyed"), at, at + 9_999)
+        queue.post([keyed(7, name="j:k7")])
+        few[million] = {name: calls_of(seen, act) for name, act in acts.items()}
+    assert few[True] == few[False]
+    assert all(calls["evalsha"] == 1 and sum(calls.values()) <= 7 for calls in few[True].values()), few[True]
+    seen.client.call("UNLINK", seen.key("a", "delayed"), seen.key("a", "keyed"), seen.key("a", "notify"))
