@@ -19,11 +19,15 @@ _TIES, _ID, _DATA = b',"qd":', b',"id":', b'"data":'
 
 
 def linked(link: Link, now: int, rest: tuple[Link, ...] = (), catch: tuple[Link, ...] = ()) -> bytes:
-    """The payload of `link`, sent now, with `rest` behind it. Raises Malformed for a link that is no payload."""
+    """The payload of `link`, sent now, with `rest` behind it. One that nobody of ours has made is sent as it is: a worker
+    that takes it sees what is wrong with it."""
     text = link.payload.encode()
-    payload = read(text)
-    text = stamped(text, payload, now)
-    return retied(text, payload, chain=rest, catch=catch) if rest or catch else text
+    try:
+        payload = read(text)
+        text = stamped(text, payload, now)
+        return retied(text, payload, chain=rest, catch=catch) if rest or catch else text
+    except ValueError:
+        return text
 
 
 def stamped(text: bytes, payload: Payload, now: int) -> bytes:

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from qd.payload import make
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed
+from tests.support.pushing import failed, push_raw
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
@@ -126,3 +127,28 @@ def test_links_and_callbacks_are_signed_when_they_are_made(shop: Project, witnes
     shop.python(f"from jobs import *\n{code}\n{then}")
     shop.work_off()
     assert sorted(witness.lines) == [f"step {name} 1" for name in "abcde"]
+
+
+STRANGE = [
+    '"chain":[["default",0,"no JSON"]]',
+    '"chain":[["default",-5,"{}"],["default",0,"[]"]],"catch":[["default",0,""]]',
+    '"batch":"nobody knows it"',
+    '"batch":"","after":"","unique":"","key":"","result":-1',
+    '"chain":[["",1e300,"x"]]',
+    '"chain":[["default:owners",0,"x"]],"catch":[["default:notify",0,"x"]],"batch":"B:pending"',
+]
+
+
+@pytest.mark.leaves("queues:*", "qd:job:*", "qd:batch:*")
+@pytest.mark.parametrize("ties", STRANGE)
+@pytest.mark.parametrize("name", ["quick", "boom"])
+def test_what_anybody_ties_to_a_job_ends_no_worker(
+    shop: Project, witness: Witness, redis: Client, ties: str, name: str
+) -> None:
+    redis.call("SADD", "qd:batch:B:pending", "u")
+    raw = make(name, b"{}", created_at=int(time.time())).replace(b',"id":', b',"qd":{%b},"id":' % ties.encode())
+    push_raw(redis, raw, make("quick", b'{"n":7}', created_at=int(time.time())))
+    work = shop.work_off()
+    assert not work.matches("worker.died")
+    assert witness.starting("quick 7")
+    assert len(witness.starting(name)) == 2

@@ -95,3 +95,20 @@ NO = JobFailure("no")
 def test_each_end_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
     raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(Ties(batch="b")) + b',"id":')
     assert effects_of(JOB, read(raw), outcome) == (() if counted is None else (counted,))
+
+
+STRANGE = [
+    "",
+    "no JSON",
+    "{}",
+    "[]",
+    '{"job":"t"}',
+    '{"job":"t","createdAt":%s}' % ("9" * 5000),
+    '{"job":"t","data":"id"}',
+]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.parametrize("rest", [(), (link(2),)])
+def test_a_link_that_is_not_ours_is_sent_as_it_is(text: str, rest: tuple[Link, ...]):
+    assert linked(Link("q", 0.0, text), 1_795_000_000, rest) == text.encode()

@@ -10,9 +10,12 @@ from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
 from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
+NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
+
 
 def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
-    """Names of keys (without the prefix) and arguments."""
+    """Names of keys (without the prefix) and arguments. What would go to a key that is something else, which nobody of ours
+    has written, is passed over: the server would refuse the answer for ever."""
     names, args = list[str](), list[Arg]()
     for effect in effects:
         these, words = _one(effect, prefix)
@@ -23,6 +26,10 @@ def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]
 
 def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     match effect:
+        case Push(queue) if not keys.is_queue(queue):
+            return NOTHING
+        case Count(id) if ":" in id:
+            return NOTHING
         case Push(queue, payload, delay):
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
         case Free(name, owner):

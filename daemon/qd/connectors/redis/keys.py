@@ -39,6 +39,14 @@ MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
 
 
+BESIDE = (":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed")
+
+
+def is_queue(name: str) -> bool:
+    """Whether the keys of a queue of this name are no other queue's."""
+    return not name.endswith(BESIDE)
+
+
 def ready(queue: str) -> str:
     return f"queues:{queue}"
 
