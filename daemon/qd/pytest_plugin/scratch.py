@@ -15,14 +15,17 @@ from qd.embedded.places import server_binary
 from qd.embedded.server import ask
 from qd.errors import QdError
 
-# Ends the program when its own stdin is closed, which the kernel does for whoever started it and was killed.
+# Ends the program when its own stdin is closed, which the kernel does for whoever started it and was killed; then takes
+# the folder away that is the first word, where that is one.
 HELD = """
+folder=$1; shift
 exec 3<&0
 "$@" 3<&- </dev/null & child=$!
 { read -r _; kill "$child"; } <&3 >/dev/null 2>&1 & reader=$!
 exec 3<&-
 wait "$child"; code=$?
 kill "$reader" 2>/dev/null
+[ -z "$folder" ] || rm -rf "$folder"
 exit "$code"
 """
 NOT_INHERITED = ("QD_OWNER", "NOTIFY_SOCKET", "WATCHDOG_", "INVOCATION_ID", "SUPERVISOR_", "SYSTEMD_EXEC_PID")
@@ -34,12 +37,21 @@ DATABASES = 64
 
 class Held:
     """A program that runs until it ends, `stop()` is called, or this process is gone. log takes its stderr, output its
-    stdout."""
+    stdout; folder goes with it."""
 
-    def __init__(self, arguments: Sequence[str], *, log: Path, output: Path, cwd: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        output: Path,
+        cwd: Path,
+        env: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> None:
         with log.open("ab") as errors, output.open("ab") as out:
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", HELD, "sh", *arguments],
+                ["/bin/sh", "-c", HELD, "sh", str(folder or ""), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=errors,
@@ -83,7 +95,7 @@ class Server:
         log = self.folder / "log"
         command = [str(server_binary()), "--dir", str(self.folder), "--port", "0", "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--databases", str(DATABASES)]
-        self._held = Held(command, log=log, output=log, cwd=self.folder, env=clean(os.environ))
+        self._held = Held(command, log=log, output=log, cwd=self.folder, env=clean(os.environ), folder=self.folder)
         deadline = time.monotonic() + START_WAIT
         while self._ask("PING") != b"+PONG\r\n":
             if not self._held.running() or time.monotonic() > deadline:
