@@ -149,6 +149,19 @@ def test_send_waits_for_the_commit_too(app: FakeQd):
     assert asked == ["default"]
 
 
+def test_a_step_of_a_chain_is_sent_as_its_chain_is(app: FakeQd):
+    @app.job("charge")
+    class Charge(Job[None]):
+        def handle(self) -> None: ...
+
+        def send(self, connection: Queue) -> None:
+            raise AssertionError("not asked")
+
+    app.chain(Charge(), Charge()).dispatch()
+    (sent,) = app.sent
+    assert len(sent.read["qd"]["chain"]) == 1
+
+
 def test_an_async_send_is_refused(app: FakeQd):
     with pytest.raises(DeclarationError, match=r"Charge cannot be a job: it has an async send\(\)"):
 

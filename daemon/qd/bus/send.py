@@ -77,10 +77,11 @@ class Send:
         special = [each for each in parcels if each.plan is not None and (each.plan.after_commit or each.plan.by)]
         if not special:
             return self._post(parcels)
-        by_hand = [parcel for parcel in special if parcel.plan is not None and parcel.plan.by is not None]
+        by_hand = [parcel for parcel in special if sends_itself(parcel)]
         if by_hand:
             return self._post_beside(by_hand, parcels)
-        if not self.after_commit(partial(self._post, special)):
+        special = [parcel for parcel in special if waits(parcel)]
+        if not special or not self.after_commit(partial(self._post, special)):
             return self._post(parcels)
         sent = iter(self._post([parcel for parcel in parcels if not waits(parcel)]))
         return [parcel.id if waits(parcel) else next(sent) for parcel in parcels]
@@ -205,6 +206,16 @@ class Send:
                 return route  # type: ignore[no-any-return]
         plan.notes[:] = [routed(plan.declared, plan.options, settings, self.hooks)]
         return plan.notes[0]  # type: ignore[no-any-return]
+
+
+def sends_itself(parcel: Parcel) -> bool:
+    """Whether its class has a send() that is to be called; not that of a job which carries a chain or belongs to a batch."""
+    ties, plan = parcel.ties, parcel.plan
+    return (
+        plan is not None
+        and plan.by is not None
+        and not (ties and (ties.chain or ties.catch or ties.batch or ties.after))
+    )
 
 
 def waits(parcel: Parcel) -> bool:
