@@ -304,6 +304,18 @@ def test_an_async_job_is_closed_when_it_has_run(app: FakeQd, making: Making):
     assert making.said[3:] == ["open", "run", "error no", "close"]
 
 
+def test_run_of_an_async_job_in_a_loop_opens_nothing(app: FakeQd, making: Making):
+    @app.job("count")
+    async def count(session: Session = provided()) -> None: ...
+
+    async def inside() -> None:
+        count.run()
+
+    with pytest.raises(RuntimeError, match="await the plain call"):
+        asyncio.run(inside())
+    assert making.said == []
+
+
 async def asynchronous() -> Session:
     return Session()
 

@@ -200,6 +200,8 @@ def run_here(
 
     A job that fails raises its own error, after failed() and the listeners; one that settles itself raises JobFailure.
     """
+    if declared.is_async:
+        refuse_in_a_loop()
     call = declared.prepare(data)
     token = _here.set(job)
     try:
@@ -252,6 +254,17 @@ def tell_of_failure(
 def finished(result: object) -> object:
     """The result, of a coroutine once it has run."""
     return run_to_end(result) if inspect.iscoroutine(result) else result
+
+
+def refuse_in_a_loop() -> None:
+    """Before anything is opened for a coroutine that could not be run."""
+    import asyncio  # only who declares an async job pays for it
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:
