@@ -54,7 +54,10 @@ class Send:
 
     def send(self, plan: Plan, data: bytes) -> str:
         """Make it ready, or due after its delay. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
-        return self.post((self.route(plan).parcel(plan, data, os.urandom(SEED), None),))[0]
+        parcel = self.route(plan).parcel(plan, data, os.urandom(SEED), None)
+        if plan.after_commit or plan.by is not None:
+            return self.post((parcel,))[0]
+        return self._post((parcel,))[0]
 
     def send_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         """All of them in one round trip for each connection. Returns their ids in order. Raises as `send`."""
@@ -74,7 +77,7 @@ class Send:
     def post(self, parcels: Sequence[Parcel]) -> list[str]:
         """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
         that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused."""
-        special = [each for each in parcels if each.plan is not None and (each.plan.after_commit or each.plan.by)]
+        special = [each for each in parcels if (plan := each.plan) is not None and (plan.after_commit or plan.by)]
         if not special:
             return self._post(parcels)
         by_hand = [parcel for parcel in special if sends_itself(parcel)]
@@ -109,7 +112,7 @@ class Send:
         """push: sends them in a way of its own."""
         if self._listeners.has(JobQueueing):
             self._tell(JobQueueing, parcels)
-        held: dict[int, str] = {}
+        held: dict[int, str] | None = None
         with shield:  # a job's alarm must not tear a call apart
             if push is not None:
                 push(parcels)
