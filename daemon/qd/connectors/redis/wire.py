@@ -24,17 +24,8 @@ from qd.process.descriptors import Identity, identity
 
 Arg = bytes | str | int | float
 BUSY = (
-    "LOADING",
-    "READONLY",
-    "MASTERDOWN",
-    "MISCONF",
-    "BUSY",
-    "OOM",
-    "NOREPLICAS",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "UNBLOCKED",
-)
+    "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED",
+)  # fmt: skip
 # A command of many words to a server that wants a password is a protocol error to it, and not NOAUTH.
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH", "ERR Protocol error: unauthenticated")
 # Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
