@@ -156,7 +156,7 @@ def test_a_failure_is_counted_exactly_whatever_line_kills_its_worker(
         return over
 
     sweep.run(send, {"a", "b", "catch", "finally"})
-    assert redis.call("ZCARD", "queues:default:failed_at") == len(sent)
+    assert redis.call("HLEN", "queues:default:failed") == len(sent)
     telling(figures, sweep)
 
 

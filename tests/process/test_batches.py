@@ -67,10 +67,10 @@ def ask(shop: Project, id: str, what: str) -> str:
 
 def retry(shop: Project, redis: Client) -> None:
     """The one that has failed, after its fault was mended."""
-    ((_, raw),) = failed(redis)
+    assert len(failed(redis)) == 1
     (shop.root / "mended").touch()
     shop.allowed.add("mended")
-    redis.call("RPUSH", "queues:default", raw.replace(b'"attempts":1', b'"attempts":0'))
+    assert shop.qd("failed", "retry", "--all").returncode == 0
     shop.work_off()
 
 
