@@ -59,17 +59,18 @@ def test_a_long_queue_is_looked_through_in_short_calls(queue, seen, place_of):
 @one_place
 def test_what_workers_take_meanwhile_makes_the_look_miss_nothing(queue, connect, seen, monkeypatch):
     queue.push_many([("a", job(n), None) for n in range(3000)])
-    worker, jobs = connect(2), queue.jobs
+    worker, producer, jobs = connect(2), connect(3), queue.jobs
     call, held = jobs.wire.receive, list[Reserved | None]()
 
     def meanwhile():
         reply = call()
-        held[:] = [worker.turn(held[0] if held else None, ["a"]).reserved]  # the head goes
-        queue.__class__.push(connect(3), "a", job(9000 + len(seen.ready("a"))))  # and the tail grows
+        for _ in range(40):  # the head goes, and the tail grows
+            held[:] = [worker.turn(held[0] if held else None, ["a"]).reserved]
+            producer.push("a", job(9000))
         return reply
 
     monkeypatch.setattr(jobs.wire, "receive", meanwhile)
-    assert jobs.find("a", "id1000").spot == "ready"
+    assert jobs.find("a", "id1050").spot == "ready"
     monkeypatch.undo()
     assert worker.ack(held[0])
 
