@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd
+from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd, Queue
 from qd.errors import ConfigError, JobError, QdError
 from qd.testing import Dispatched, Fake, Pushed
 
@@ -306,3 +306,19 @@ def test_a_handle_tells_where_its_job_waits_and_cancels_it(app: Qd):
         with pytest.raises(TimeoutError):
             waits.result(timeout=0)
     assert [sent.arguments for sent in fake.all()] == [{"to": "a@b.c"}, {"order_id": 8}]
+
+
+def test_a_class_that_sends_itself_does_not(app: Qd):
+    @app.job("sms")
+    class Sms(Job[None]):
+        to: str
+
+        def handle(self) -> None: ...
+
+        def send(self, connection: Queue) -> None:
+            raise AssertionError("it was sent")
+
+    with app.fake() as fake:
+        Sms(to="1").dispatch()
+        app.dispatch(Sms(to="2"), Sms(to="3"))
+    assert [sent.arguments["to"] for sent in fake.dispatched(Sms)] == ["1", "2", "3"]

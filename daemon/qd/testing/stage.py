@@ -63,14 +63,15 @@ def staged(
     """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
     with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
     send: Any = app._send
-    before = app._settings, app.connections.make, send._post, send.parcel
+    before = app._settings, app.connections.make, send._post, send.parcel, send._hand_over
     app._settings = unread(app)
     app.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches))
     send._post, send.parcel = post, partial(noted, send.parcel, note)
+    send._hand_over = lambda parcel: post((parcel,))  # a class's own send() would send it
     try:
         yield
     finally:
-        app._settings, app.connections.make, send._post, send.parcel = before
+        app._settings, app.connections.make, send._post, send.parcel, send._hand_over = before
 
 
 def unread(app: Qd) -> Settings:
