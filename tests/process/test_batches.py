@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.clock import eventually
@@ -217,3 +219,12 @@ def test_two_thousand_jobs_are_counted_exactly(shop: Project, witness: Witness) 
     assert len(witness.starting("part")) == 2000
     work.stop()
     assert sorted(line.split()[1] for line in witness.starting("told")) == ["catch", "finally"]
+
+
+def test_a_waiting_job_that_is_cancelled_has_failed(shop: Project, witness: Witness, redis: Client) -> None:
+    id = send(shop, "app.batch(part.using(delay=600).bind(1), part.bind(2), **CALLED).dispatch()")
+    (waiting,) = redis.call("ZRANGE", "queues:default:delayed", 0, -1)
+    assert shop.qd("cancel", json.loads(waiting)["id"]).returncode == 0
+    assert ask(shop, id, LOOK) == "2 1 1 50 False True"
+    shop.work_off()
+    assert sorted(witness.lines) == ["part 2", "told catch 2 0 1", "told finally 2 0 1"]

@@ -152,3 +152,11 @@ def test_what_anybody_ties_to_a_job_ends_no_worker(
     assert not work.matches("worker.died")
     assert witness.starting("quick 7")
     assert len(witness.starting(name)) == 2
+
+
+def test_a_step_that_is_cancelled_ends_the_chain_and_is_caught(shop: Project, witness: Witness) -> None:
+    code = "app.chain(step.using(delay=600).bind('a'), step.bind('b'), catch=step.bind('sorry')).dispatch()"
+    id = shop.python(f"from jobs import *\nprint({code}.id)").stdout.strip()
+    assert shop.qd("cancel", id).returncode == 0
+    shop.work_off()
+    assert witness.lines == ["step sorry 1"]
