@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from qd.payload import make
+from qd.store.laravel_failed import signed_off
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import SOURCE, MakeProject, Project
@@ -27,6 +30,8 @@ JOBS = """
 def fails(n: int) -> None:
     raise ValueError(f"number {n}")
 """
+SCHEMA = """CREATE TABLE failed_jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, uuid TEXT UNIQUE, connection TEXT, queue TEXT,
+payload TEXT, exception TEXT, failed_at TIMESTAMP)"""
 STANDS = """
 local k = 'queues:default'
 return {redis.call('LRANGE', k, 0, -1), redis.call('ZRANGE', k .. ':reserved', 0, -1),
@@ -43,10 +48,10 @@ def standing(redis: Client) -> Counter[int]:
     return Counter([n for place in redis.call("EVAL", STANDS, 0) for n in numbers(place)])
 
 
-def killed(shop: Project, file: Path, *words: str) -> Procs:
+def killed(shop: Project, file: Path, *words: str, **env: str) -> Procs:
     command = [sys.executable, "-m", "tests.support.lines", str(file), *words]
     path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
-    procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path))
+    procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path, **env))
     shop.started.append(procs)
     return procs
 
@@ -78,15 +83,27 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
     assert sum(record["crashes"] for record in records) < len(lines)  # the others were killed behind their record
 
 
-def bury_many(redis: Client, count: int) -> None:
-    """So many records, as a worker leaves them; a few bytes each."""
-    began = time.time() - count / 1000
+def bury_many(redis: Client, count: int, ago: float = 0.0) -> None:
+    """So many records, as a worker leaves them whose copies are written; a few bytes each."""
+    began = time.time() - ago - count / 1000
     for at in range(0, count, 1000):
         some, index = list[bytes | str](), list[bytes | str]()
         for n in range(at, min(at + 1000, count)):
-            raw = make("fails", b'{"n":%d}' % n, created_at=1).replace(b'"attempts":0', b'"attempts":1,"rsv":"T.0.1.-"')
-            line = json.dumps({"id": f"T.0.{n}.1", "job": "fails", "error": "ValueError", "reason": "x", "attempts": 1})
-            some += [f"T.0.{n}.1", line.encode() + b"\n" + raw]
+            raw = make("fails", b'{"n":%d}' % n, created_at=1, uuid=f"u{n}").replace(
+                b'"attempts":0', b'"attempts":1,"rsv":"T.0.1.-"'
+            )
+            line = json.dumps(
+                {
+                    "id": f"T.0.{n}.1",
+                    "uuid": f"u{n}",
+                    "copied": False,
+                    "job": "fails",
+                    "error": "ValueError",
+                    "reason": "x",
+                    "attempts": 1,
+                }
+            )
+            some += [f"T.0.{n}.1", line.replace("false", "true ").encode() + b"\n" + raw]
             index += [repr(began + n / 1000), f"T.0.{n}.1"]
         redis.call("HSET", "queues:default:failed", *some)
         redis.call("ZADD", "queues:default:failed_at", *index)
@@ -109,6 +126,41 @@ def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(project: MakePro
     file.unlink()
     assert len(lines) == len(set(lines)) > 100
     assert any(line.startswith("store/failed.py") for line in lines)
+    assert sorted(numbers(redis.call("LRANGE", "queues:default", 0, -1))) == list(range(count))
+    assert not redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at")
+
+
+def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothing(
+    project: MakeProject, redis: Client
+) -> None:
+    """Half of the jobs have a record and a row, the other half a row only, as PHP leaves it."""
+    table, count = (shop := project(jobs=JOBS)).run / "failed.sqlite", 400
+    shop.config(f'[failed]\ndatabase = "sqlite:///{table}"\n')
+    bury_many(redis, count // 2, ago=7200)
+    with closing(sqlite3.connect(table)) as database:
+        database.execute(SCHEMA)
+        for n in range(count):
+            raw = make("fails", b'{"n":%d}' % n, created_at=1, uuid=f"u{n}").decode()
+            said = signed_off("ValueError: x", f"T.0.{n}.1") if n < count // 2 else "RuntimeException: it failed in PHP"
+            row = (
+                f"u{n}",
+                "redis",
+                "default",
+                raw,
+                said,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - 3600)),
+            )
+            database.execute("INSERT INTO failed_jobs VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+        database.commit()
+    file = shop.run / "lines"
+    retry = killed(shop, file, "failed", "retry", "--all", LINES_OF="store/failed_both.py store/laravel_failed.py")
+    assert retry.wait(120) == 0
+    lines = file.read_text().splitlines()
+    file.unlink()
+    assert any(line.startswith("store/failed_both.py") for line in lines)
+    with closing(sqlite3.connect(table)) as database:
+        assert database.execute("SELECT count(*) FROM failed_jobs").fetchone() == (0,)
+    table.unlink()
     assert sorted(numbers(redis.call("LRANGE", "queues:default", 0, -1))) == list(range(count))
     assert not redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at")
 

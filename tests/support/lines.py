@@ -3,7 +3,8 @@
     python -m tests.support.lines FILE work ...      its workers, from the reservation of a job to the next turn's answer
     python -m tests.support.lines FILE failed ...    the command, in one fork after the other until one comes through
 
-FILE has a line for each line of qd at which one was killed. Production code knows nothing of it.
+FILE has a line for each line of qd at which one was killed; LINES_OF in the environment says of which files. Production
+code knows nothing of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import qd
 
 HOME = str(Path(qd.__file__).parent) + os.sep
-OF_RETRY = ("cli/failed/", "store/failed.py", "retried.py", "connectors/redis/scripts.py")
+OF_RETRY = "cli/failed/ store/failed.py retried.py connectors/redis/scripts.py"
 
 
 class Killer:
@@ -77,7 +78,7 @@ def in_forks(file: Path) -> int:
     from qd.cli import main
     from qd.cli.failed import again
 
-    for name in ("qd.cli.apps", "qd.connectors.redis.wire", "qd.store.failed", "qd.worker.template"):
+    for name in ("qd.cli.apps", "qd.connectors.redis.wire", "qd.store.failed_both", "qd.worker.template", "sqlalchemy"):
         import_module(name)  # once, and not in each fork
 
     again.CHUNK = 10  # so that many steps are left when it is killed
@@ -85,7 +86,7 @@ def in_forks(file: Path) -> int:
         child = os.fork()
         if not child:
             try:
-                Killer(file, OF_RETRY).watch()
+                Killer(file, tuple(os.environ.get("LINES_OF", OF_RETRY).split())).watch()
                 main.main()
             except SystemExit as left:
                 sys.stdout.flush()

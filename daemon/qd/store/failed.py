@@ -198,8 +198,8 @@ class FailedStore:
                         found[word].append(record)
         return found
 
-    def count(self, queues: Sequence[str]) -> int:
-        """How many records there are."""
+    def count(self, queues: Sequence[str]) -> int | None:
+        """How many records there are; None: that is not known."""
         counts = self.wire.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
         return sum(count for count in counts if isinstance(count, int))
 

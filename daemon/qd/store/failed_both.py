@@ -64,6 +64,9 @@ class BothStores(FailedStore):
                 found[row.uuid] = [of_row(row)]
         return found
 
+    def count(self, queues: Sequence[str]) -> int | None:
+        return None  # rows and records are told apart as they are read
+
     # -- changing
 
     def retry(self, queue: str, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:

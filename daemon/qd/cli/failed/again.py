@@ -76,7 +76,8 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     at = place(which.queue)
     step = looked if dry_run else resent(at, force)
     tally = Tally()
-    go(at, chosen(at, ids, which, tally), step, tally, "would be sent again" if dry_run else "sent again", rate)
+    what = "would be sent again" if dry_run else "sent again"
+    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
     if common.given().json:
         output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
     return tally.code
@@ -97,7 +98,8 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int
     at = place(which.queue)
     step = looked if dry_run else forgotten(at)
     tally = Tally()
-    go(at, chosen(at, ids, which, tally), step, tally, "would be forgotten" if dry_run else "forgotten")
+    what = "would be forgotten" if dry_run else "forgotten"
+    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
     if common.given().json:
         output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
     return tally.code
@@ -133,6 +135,11 @@ def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Itera
     return sorted(named.values(), key=lambda record: (record.queue, record.failed_at))
 
 
+def total(at: Place, ids: Sequence[str], which: Filters) -> int | None:
+    """How many are meant; None: that is not known before they have been looked at."""
+    return len(ids) or (None if which.narrows else at.store.count(at.queues))
+
+
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     """In their order, each chunk of one queue."""
     chunk, heavy = list[Any](), 0
@@ -149,10 +156,10 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
 # -- what is done with them
 
 
-def go(at: Place, records: Iterable[Record], step: Step, tally: Tally, what: str, rate: float | None = None) -> None:
+def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, rate: float | None = None) -> None:
     """Chunk by chunk, no faster than `rate` a second, with a bar on a terminal; then a line that says what was done."""
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
-    with Progress(what, at) as progress:
+    with progress:
         due = time.monotonic()
         for chunk in chunks(records, most):
             if rate is not None:
@@ -166,7 +173,7 @@ def go(at: Place, records: Iterable[Record], step: Step, tally: Tally, what: str
     if tally.refusals > TOLD:
         output.note(f"qd: {tally.refusals} stay failed, the first {TOLD} are named above")
     if tally.done or not tally.code:
-        output.say(output.clean(f"{output.count(tally.done, 'job')} {what}"))
+        output.say(output.clean(f"{output.count(tally.done, 'job')} {progress.what}"))
 
 
 def looked(chunk: list[Record]) -> list[str | None]:

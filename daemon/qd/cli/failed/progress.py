@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.cli import common, output
-
-if TYPE_CHECKING:
-    from qd.cli.failed.which import Place
 
 EVERY = 5.0  # seconds between two lines
 
 
 class Progress:
-    def __init__(self, what: str, place: Place) -> None:
-        self.what, self.place = what, place
+    """total: how many there are; None: that is not known before they have been looked at."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what, self.total = what, total
         self.said_at = time.monotonic()
         self._bar: Any = None
 
@@ -29,7 +28,7 @@ class Progress:
 
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self.what, total=self.place.store.count(self.place.queues))
+            self._bar.add_task(self.what, total=self.total)
             self._bar.start()
         return self
 
