@@ -101,3 +101,34 @@ def test_a_job_that_does_not_hear_is_killed_and_dropped(
     witness.wait("quick")
     work.stop()
     assert len(witness.starting("start")) == 1
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_a_cancelled_job_whose_worker_is_killed_is_not_run_again(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    """Before the keeper's next beat: nobody has told it yet."""
+    work = ready(shop)
+    push(redis, "sleeps", how="in C")
+    witness.wait("start")
+    cancel(redis)
+    work.child("qd: worker").kill()
+    work.wait_line("job.requeued .*job=sleeps")
+    work.wait_line("job.cancelled .*job=sleeps")
+    work.stop()
+    assert len(witness.starting("start")) == 1
+    assert not redis.call("EXISTS", "qd:cancel")
+
+
+def test_a_cancelled_job_that_is_handed_back_is_not_run_again(shop: Project, witness: Witness, redis: Client) -> None:
+    """Its master is told to stop at once, and another one takes what it gives back."""
+    work = ready(shop, "--stop-timeout", "0.1s")
+    push(redis, "sleeps", how="in C")
+    witness.wait("start")
+    cancel(redis)
+    work.stop()
+    other = ready(shop)
+    if not work.matches("job.cancelled"):
+        other.wait_line("job.cancelled .*job=sleeps")
+    other.stop()
+    assert len(witness.starting("start")) == 1
