@@ -164,6 +164,7 @@ def test_queues_with_keys_are_found_under_the_prefix(qd: Run, redis: Client, con
     configured('prefix = "shop*:"\n[pools.night]\nqueues = ["reports"]\n')
     redis.call("RPUSH", "shop*:queues:lost", "{}")
     redis.call("HSET", "shop*:queues:dead:letters:failed", "1", "{}")
+    redis.call("HSET", "shop*:queues:lost:keyed", "order:1", "x")
     redis.call("RPUSH", "shopX:queues:other", "{}")
     names = [queue["name"] for queue in document(qd("status", "--json"))["queues"]]
     assert names == ["reports", "default", "dead:letters", "lost"]

@@ -70,7 +70,7 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
         assert standing(redis) == everyone
         return int(redis.call("HLEN", "queues:default:failed")) == count
 
-    eventually(over, 200, every=0.05, what="all failed")
+    eventually(over, 400, every=0.05, what="all failed")
     work.stop()
     lines = file.read_text().splitlines()
     file.unlink()
@@ -120,7 +120,7 @@ def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(project: MakePro
         assert standing(redis) == everyone
         return retry.process.poll() is not None
 
-    eventually(over, 120, every=0.5, what="a retry that comes through")
+    eventually(over, 300, every=0.5, what="a retry that comes through")
     assert retry.wait() == 0
     lines = file.read_text().splitlines()
     file.unlink()
@@ -154,7 +154,7 @@ def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothi
         database.commit()
     file = shop.run / "lines"
     retry = killed(shop, file, "failed", "retry", "--all", LINES_OF="store/failed_both.py store/laravel_failed.py")
-    assert retry.wait(120) == 0
+    assert retry.wait(300) == 0
     lines = file.read_text().splitlines()
     file.unlink()
     assert any(line.startswith("store/failed_both.py") for line in lines)
