@@ -108,11 +108,15 @@ def work_off(shop: Framed, *words: str) -> None:
 
 
 def test_a_task_is_enqueued_worked_off_and_its_result_found(shop: Framed, witness: Witness, redis: Client):
-    first, second = said(shop, "r = add.enqueue(1); print(r.id, aadd.using(queue_name='mail').enqueue(a=3, b=4).id)")
+    first, second, third = said(
+        shop,
+        "print(add.enqueue(1).id, aadd.enqueue(a=3, b=4).id, add.using(queue_name='mail').enqueue(5).id)",
+    )
+    assert (redis.call("LLEN", "queues:default"), redis.call("LLEN", "queues:mail")) == (1, 2)
     payload = json.loads(redis.call("LINDEX", "queues:default", 0))
     assert (payload["job"], payload["data"]["args"], payload["data"]["kwargs"]) == ("shop.tasks.add", [1], {})
     work_off(shop)
-    assert witness.starting("add") == ["add 1 2"]
+    assert witness.starting("add") == ["add 1 2", "add 5 2"]
     assert witness.starting("aadd") == ["aadd 3 4"]
     said(
         shop,
@@ -125,6 +129,7 @@ assert r.enqueued_at <= r.started_at <= r.finished_at
 assert len(r.worker_ids) == 1 and r.worker_ids[0].endswith("/0"), r.worker_ids
 r = aadd.get_result("{second}")
 assert (r.return_value, r.kwargs, r.task.queue_name) == (7, {{"a": 3, "b": 4}}, "mail")
+assert add.get_result("{third}").task.queue_name == "mail"
 try:
     add.get_result("{second}")
 except TaskResultMismatch:

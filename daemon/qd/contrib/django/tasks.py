@@ -135,7 +135,8 @@ class Attempt:
     def __init__(self, task: Task[..., Any], data: Mapping[str, Any]) -> None:
         job = current_job()
         began = time.time()
-        backend: Any = task.using(backend=data["backend"]).get_backend()
+        task = task.using(backend=data["backend"], queue_name=job.queue)
+        backend: Any = task.get_backend()
         self.backend = backend
         self.result = results.made(
             backend,
