@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -288,8 +289,24 @@ def test_a_pytest_that_is_killed_leaves_no_server_and_no_worker(shop: UserProjec
     eventually(lambda: not folder.exists(), 5, what="its folder taken away")
 
 
-def test_the_plugin_is_found_by_its_entry_point():
-    import tomllib
-
-    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["pytest11"] == {"qd": "qd.pytest_plugin"}
+def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_factory):
+    """As pip installs it: pytest asks what each distribution brings."""
+    points = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    site = tmp_path_factory.mktemp("site")
+    installed = site / "qd_worker-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: qd-worker\nVersion: 0.1.0\n")
+    lines = [f"{name} = {module}\n" for name, module in points.items()]
+    (installed / "entry_points.txt").write_text("[pytest11]\n" + "".join(lines))
+    shop.pyproject(BY_PYTEST)
+    shop.test(FAKED)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:valkey", "-q"],
+        cwd=shop.root,
+        env={**shop.env, "PYTHONPATH": os.pathsep.join([str(site), str(SOURCE)])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
