@@ -1,11 +1,13 @@
 -- Take one waiting job away, by its exact bytes, and do what its end does to others.
 -- KEYS ready or delayed, notify, keyed, those of effects
--- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its turn there ("": none), effects
+-- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its turn there ("": none), how many stand
+--      behind it in ready, effects
 -- Returns 1, or 0 when it does not stand there any more: then nothing is changed.
-effects(TRY, 4, 5)
+effects(TRY, 4, 6)
 local gone
 if ARGV[1] == 'ready' then
-  gone = redis.call('LREM', KEYS[1], -1, ARGV[2])
+  local nearer = 2 * tonumber(ARGV[5]) > redis.call('LLEN', KEYS[1]) and 1 or -1 -- from that end
+  gone = redis.call('LREM', KEYS[1], nearer, ARGV[2])
   if gone == 1 then redis.call('LPOP', KEYS[2]) end
 else
   gone = redis.call('ZREM', KEYS[1], ARGV[2])
@@ -13,5 +15,5 @@ end
 if gone == 0 then return 0 end
 local entry = ARGV[3] ~= '' and redis.call('HGET', KEYS[3], ARGV[3])
 if entry and string.match(entry, '^%S+') == ARGV[4] then redis.call('HDEL', KEYS[3], ARGV[3]) end
-effects(DO, 4, 5)
+effects(DO, 4, 6)
 return 1

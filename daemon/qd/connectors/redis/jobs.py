@@ -60,7 +60,9 @@ class RedisJobs:
         names = [self.prefix + name for name in (*own, *more)]
         turn, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
-            return bool(script("drop").call(self.wire, names, found.spot, found.text, key, turn, *said))
+            return bool(
+                script("drop").call(self.wire, names, found.spot, found.text, key, turn, found.behind or 0, *said)
+            )
 
     def stop(self, found: Found) -> bool:
         try:
