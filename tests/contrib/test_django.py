@@ -35,9 +35,14 @@ QD = {"url": "<url>"}
 MODELS = """
 from django.db import models
 
+class Visible(models.Manager):
+    def get_queryset(self):
+        return super().get_queryset().exclude(email="hidden")
+
 class Order(models.Model):
     email = models.CharField(max_length=100)
     paid = models.BooleanField(default=False)
+    objects = Visible()
 """
 JOBS = """
 from qd import Job
@@ -347,13 +352,14 @@ one, two = Order.objects.get(pk=1), Order.objects.create(pk=2, email="b@b.c")
 ship.dispatch(one, [one, two])
 ship.dispatch(SimpleLazyObject(lambda: two))
 quiet.dispatch(one)
+ship.dispatch(Order.objects.create(pk=3, email="hidden"))
 Order.objects.filter(pk=1).update(email="new@b.c")
 """,
     )
     payload = json.loads(redis.call("LINDEX", "queues:default", 0))
     assert payload["data"]["order"] == {"model": "shop.Order", "key": 1}
     work_off(shop)
-    assert witness.lines == ["ship 1 new@b.c [1, 2]", "ship 2 b@b.c []", "quiet 1"]
+    assert witness.lines == ["ship 1 new@b.c [1, 2]", "ship 2 b@b.c []", "quiet 1", "ship 3 hidden []"]
 
 
 @FAILED
