@@ -234,7 +234,7 @@ def test_scoped_sessions_of_two_threads_do_not_see_each_other(engine, ship, sent
     assert sent() == [2, 1]
 
 
-def test_a_server_that_is_away_is_told_by_commit_and_the_data_is_there(engine):
+def test_a_server_that_is_away_is_told_by_commit_and_the_data_and_the_other_jobs_are_there(engine, ship, sent):
     other = Qd("redis://127.0.0.1:1")
     install(other, engine)
 
@@ -244,10 +244,12 @@ def test_a_server_that_is_away_is_told_by_commit_and_the_data_is_there(engine):
     with Session(engine) as session:
         session.add(Order(id=1))
         lost.using(after_commit=True).dispatch(1)
+        ship(2)
         with pytest.raises(ConnectionLost):
             session.commit()
         assert not session.in_transaction()
         assert session.scalars(select(Order.id)).all() == [1]
+    assert sent() == [2]
 
 
 FORKS = (
