@@ -159,8 +159,16 @@ def test_what_another_program_wrote_again_is_known(queue, seen):
 
 
 def test_a_key_in_the_arguments_is_none(queue, seen):
-    queue.push("a", job(1, data={"key": key_of("id1", NAME), "qd": {"key": key_of("id1", NAME)}}))
-    assert drain(queue) == ["id1"]
+    """Wherever qd looks closer: a hook's key in front of the id, a job that comes back, one that another program wrote."""
+    key = {"key": key_of("id1", NAME)}
+    looks_so = {"data": {"qd": key, 'x"qd': key, "]": [{"qd": key}]}}
+    queue.push("a", job(1, **looks_so))
+    queue.push("a", json.dumps(json.loads(job(2)) | looks_so | {"attempts": 2}, separators=(",", ":")).encode())
+    queue.push("a", job(3, **looks_so, log={}).replace(b',"log":{}', b"").replace(b',"id"', b',"log":{},"id"'))
+    queue.push("a", job(4, log={"qd": key}))
+    tied = json.loads(job(5)) | {"attempts": 1, "qd": {"batch": "b"}} | looks_so
+    queue.push("a", json.dumps(tied, separators=(",", ":")).encode())
+    assert drain(queue) == ["id1", "id2", "id3", "id4", "id5"]
 
 
 def test_clear_forgets_the_keys_of_what_it_deletes(queue, seen):

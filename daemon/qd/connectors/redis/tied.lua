@@ -12,12 +12,34 @@ local function may_be_tied(p)
   return string.find(p, '"qd":{', 1, true) ~= nil
 end
 
+-- Whether what begins at `at` is a key of the payload itself, and none inside of its arguments: nothing but the payload
+-- is closed behind it.
+local function on_top(p, at)
+  if string.byte(p, at - 1) == 92 then return false end
+  local depth, s = 0, at - 1
+  while true do
+    s = string.find(p, '["{}%[%]]', s + 1)
+    if not s then return depth == -1 end
+    local c = string.byte(p, s)
+    if c == 34 then
+      repeat
+        s = string.find(p, '"', s + 1, true)
+        if not s then return false end
+        local k = s - 1
+        while string.byte(p, k) == 92 do k = k - 1 end
+      until (s - k) % 2 == 1
+    else
+      depth = depth + ((c == 123 or c == 91) and 1 or -1)
+    end
+  end
+end
+
 -- The ties, and all that stands behind them.
 local function ties_of(p)
   local at, from = nil, 0
   repeat
     from = string.find(p, '"qd":{', from + 1, true)
-    at = from or at
+    if from and on_top(p, from) then at = from end
   until not from
   return at and string.sub(p, at)
 end
