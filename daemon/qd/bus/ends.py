@@ -1,15 +1,15 @@
 """What the end of a job does to what it is tied to: its lock, its chain, its batch, its record. The worker asks for each
-end, and whoever takes a waiting job away."""
+end, and whoever takes a waiting job away; worker and keeper ask for a job that is put back."""
 
 from __future__ import annotations
 
 import time
 from typing import Literal
 
-from qd.connectors.effects import Count, Effect, Free, Keep, Push
+from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
 from qd.links import linked
 from qd.payload import Payload
-from qd.ties import Ties
+from qd.ties import HOLD, Ties
 
 End = Literal["done", "skipped", "failed"]  # skipped: not run, for its batch was cancelled
 
@@ -41,3 +41,12 @@ def _next(ties: Ties, now: int) -> list[Push]:
         return []
     link, *rest = ties.chain
     return [Push(link.queue, linked(link, now, tuple(rest), ties.catch), link.delay)]
+
+
+def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
+    """Its lock lasts until it is due again, in `delay` seconds, and as long from then as it did from the first time. One
+    that has begun, and held it until then only, has none: nothing is held of a lock that is not its own."""
+    ties = payload.qd
+    if ties is None or ties.unique is None:
+        return ()
+    return (Hold(ties.unique, payload.uuid or "", delay + (ties.hold or HOLD)),)

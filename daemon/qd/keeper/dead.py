@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from qd.bus.ends import put_back
+from qd.connectors.effects import Effect
 from qd.connectors.redis.queue import RedisQueue, reserved_of
 from qd.errors import Malformed
 from qd.keeper import leftover
@@ -115,7 +117,7 @@ class Dead:
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
         head = verdict == Verdict.HAND_BACK and not in_hooks
-        moved = self.queue.give_back(queue, owner, member, text, delay, head=head)
+        moved = self.queue.give_back(queue, owner, member, text, delay, head=head, effects=effects_of(member, delay))
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         why = {
@@ -208,6 +210,14 @@ def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
         "oom": bool(slot[W.OOM]),
         "stack": stack,
     }
+
+
+def effects_of(member: bytes, delay: float) -> tuple[Effect, ...]:
+    """Its lock is held anew by the next reserve; longer than until then where it is put back for some time."""
+    try:
+        return put_back(read(member), delay) if delay else ()
+    except Malformed:
+        return ()
 
 
 def died_here(master: Master) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qd.bus.ends import ends
+from qd.bus.ends import ends, put_back
 from qd.bus.results import value_of_error, value_of_result
 from qd.connectors.base import Reserved
-from qd.connectors.effects import Effect, Hold
+from qd.connectors.effects import Effect
 from qd.payload import Payload
-from qd.ties import HOLD, SKIPPED, Ties
+from qd.ties import SKIPPED
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.settle import words_of
 
@@ -19,7 +19,7 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
     if ties is None or isinstance(outcome, Lost):
         return ()
     if isinstance(outcome, Back):
-        return _held(ties, payload, outcome.delay)
+        return put_back(payload, outcome.delay)
     kept = ties.result is not None
     if isinstance(outcome, Failed | Cancelled):
         place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
@@ -29,11 +29,3 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
     skipped = outcome.result is SKIPPED
     value = value_of_result(None if skipped else outcome.result, most) if kept else b""
     return tuple(ends(payload, "skipped" if skipped else "done", value=value))
-
-
-def _held(ties: Ties, payload: Payload, delay: float) -> tuple[Effect, ...]:
-    """Its lock lasts until it is due again, and as long from then as it did from the first time. One that has begun, and
-    held it until then only, has none: nothing is held of a lock that is not its own."""
-    if ties.unique is None:
-        return ()
-    return (Hold(ties.unique, payload.uuid or "", delay + (ties.hold or HOLD)),)

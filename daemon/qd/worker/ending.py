@@ -41,7 +41,7 @@ class Ending:
                 self._ack(held, effects)
         elif isinstance(outcome, Back):
             self.slot[W.HANDED_BACK] += int(outcome.head)
-            kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved))
+            kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
             settler.tell_back(job, outcome)
             if kept is False:
                 self._lost(job)

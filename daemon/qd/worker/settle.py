@@ -32,13 +32,13 @@ class Settler:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
         self._buried: tuple[dict[str, object], bytes] | None = None
 
-    def give_back(self, job: Reserved, back: Back, unsaved: bytes | None) -> bool:
+    def give_back(self, job: Reserved, back: Back, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
         """unsaved: a checkpoint that the server does not have yet."""
         payload = read(job.member)
         attempts = payload.attempts if back.spends else payload.attempts - 1
         text = _saved(job, unsaved)
         text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
-        return self.queue.release(job, text, back.delay, head=back.head)
+        return self.queue.release(job, text, back.delay, head=back.head, effects=effects)
 
     def tell_back(self, job: Reserved, back: Back) -> None:
         level = "warning" if back.error is not None else "info"
