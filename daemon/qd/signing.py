@@ -1,4 +1,4 @@
-"""Signatures of payloads: HMAC-SHA256 with keys that only producers and workers know. bus/send.py signs what it pushes;
+"""Signatures of payloads: HMAC-SHA256 with keys that only producers and workers know. bus/route.py signs what is pushed;
 the worker checks before it looks at an argument.
 
     "sig":"v2.KEY.MAC"     a key of the payload; MAC is base64url without padding

@@ -1,6 +1,6 @@
 """Signature <-> `data`: what a job is called with, bound, encoded, and converted back to the declared types.
 
-jobs.py makes a Signature for each job, bus/send.py encodes with it, the worker decodes with it. Pure.
+jobs/declare.py makes a Signature for each job, jobs/calls.py encodes with it, the worker decodes with it. Pure.
 """
 
 from qd.arguments.carriers import Carried, Carrier, Given, Key

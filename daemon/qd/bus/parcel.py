@@ -1,5 +1,5 @@
-"""A job that is made and not sent yet: its payload, and where it goes. send.py makes and posts them; chains and batches
-keep some for later."""
+"""A job that is made and not sent yet: its payload, and where it goes. route.py makes them, send.py posts them;
+chains and batches keep some for later."""
 
 from __future__ import annotations
 

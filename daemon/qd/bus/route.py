@@ -1,4 +1,5 @@
-"""What stays the same from dispatch to dispatch of a plan: connection, queue, the payload's options. send.py asks here."""
+"""What stays the same from dispatch to dispatch of a plan: connection, queue, the payload's options. send.py
+asks here for each parcel."""
 
 from __future__ import annotations
 

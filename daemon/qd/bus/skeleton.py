@@ -1,4 +1,4 @@
-"""A payload with holes: what is the same in every payload of a plan is written once. send.py fills it in.
+"""A payload with holes: what is the same in every payload of a plan is written once. route.py fills it in.
 
 payload.make stays the only one that knows the keys: from the second payload on, what it made once is cut at the five
 values that stand nowhere else in it, and filled with others.

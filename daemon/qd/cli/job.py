@@ -1,4 +1,4 @@
-"""`qd job`: where one job is. `qd cancel` looks for it here."""
+"""`qd job`: where one job is. `qd cancel` takes the queues to look in from here."""
 
 from __future__ import annotations
 

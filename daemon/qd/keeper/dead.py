@@ -117,7 +117,7 @@ class Dead:
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
         head = verdict == Verdict.HAND_BACK and not in_hooks
-        moved = self.queue.give_back(queue, owner, member, text, delay, head=head, effects=effects_of(member, delay))
+        moved = self.queue.give_back(queue, owner, member, text, delay, head=head, effects=longer_lock(member, delay))
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         why = {
@@ -212,7 +212,7 @@ def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
     }
 
 
-def effects_of(member: bytes, delay: float) -> tuple[Effect, ...]:
+def longer_lock(member: bytes, delay: float) -> tuple[Effect, ...]:
     """Its lock is held anew by the next reserve; longer than until then where it is put back for some time."""
     try:
         return put_back(read(member), delay) if delay else ()

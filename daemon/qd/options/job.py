@@ -1,4 +1,4 @@
-"""What a job can be told: the options of @app.job(...) and .using(...). jobs.py fills them, limits.py reads them."""
+"""What a job can be told: the options of @app.job(...) and .using(...). jobs/ fills them, limits.py reads them."""
 
 from __future__ import annotations
 

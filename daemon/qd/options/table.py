@@ -22,7 +22,7 @@ class Option(NamedTuple):  # not a dataclass: making one costs a millisecond of 
     flag: str = ""  # the long flag, "--workers"; "" = none (the queues are words)
     environ: str = ""  # its environment variable, "" = none
     in_file: bool = True
-    auto: bool = False  # "auto" is a value too; config.py finds out what it means here
+    auto: bool = False  # "auto" is a value too; config/ finds out what it means here
     choices: tuple[str, ...] = ()
     at_least: float = 0
 

@@ -1,7 +1,8 @@
 """The failed jobs of a connection: what failed, when, where and why, read a page at a time and never as a whole.
 
-cli/failed.py asks here. A record is one line of JSON, a newline, and the payload's own bytes (connectors/redis/keys.py);
-its score in the index is the moment by the server's clock. Bytes that nobody of ours has written are a record, too.
+cli/failed/ and Batch.retry_failed ask here. A record is one line of JSON, a newline, and the payload's own bytes
+(connectors/redis/keys.py); its score in the index is the moment by the server's clock. Bytes that nobody of ours has
+written are a record, too.
 """
 
 from __future__ import annotations

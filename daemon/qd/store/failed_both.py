@@ -1,4 +1,4 @@
-"""The failed store together with Laravel's table failed_jobs, as if they were one: what qd list, retries and forgets where
+"""The failed store together with Laravel's table failed_jobs, as if they were one: what qd lists, retries and forgets where
 `[failed] database` names a database.
 
 A record and its copy are one. A row without a record (PHP wrote it, or the record has made way for newer ones) stands for

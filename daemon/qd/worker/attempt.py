@@ -1,8 +1,8 @@
 """One attempt of one job: limits, alarm, middleware, the user's function, and what comes of it.
 
-    Reserved -> read -> known here? -> limits -> arguments -> listeners, middleware, function -> Done | Back | Failed
+    Reserved -> read -> known here? -> limits -> arguments -> listeners, middleware, function -> Outcome (outcome.py)
 
-Nothing here talks to a server: the loop settles what is returned. User code runs only inside `alarm.guard`.
+Nothing here answers the job: ending.py does, for the loop. User code runs only inside `alarm.guard`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes of an attempt. attempt.py says which, ending.py answers it."""
+"""What comes of an attempt. attempt.py and judge.py say which, ending.py answers it."""
 
 from __future__ import annotations
 
