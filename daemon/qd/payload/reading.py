@@ -1,36 +1,24 @@
-"""Laravel's JSON payload: made and read. Nothing but this file and unit.py beside it knows its keys.
-
-bus/send.py makes payloads, the worker reads them; the few bytes that change while a job is held are unit.py's. Keys, order
-and escapes are those of Laravel 13 (Queue/Queue.php and Queue/RedisQueue.php, createPayload); every shape since 5.5 is
-read.
-"""
+"""A payload as it was read: its keys, and what they mean. Every shape since Laravel 5.5 is read."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring as quoted
-from math import ceil
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from qd.errors import ArgumentError, Malformed
-from qd.ties import Ties, written
+from qd.errors import Malformed
+from qd.ties import Ties
 
 OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
 NO_DATA = b'""'  # what Laravel sends when a job has no data
 
-_LIMIT = 1 << 53  # integers beyond are not exact in Lua, nor in JavaScript
-_LONGEST = 100 * 365 * 86400.0  # seconds a backoff is at most: what is longer would overflow somewhere
-Count = Annotated[int, Meta(ge=0, le=_LIMIT)]
-Whole = Annotated[int, Meta(ge=-_LIMIT, le=_LIMIT)]
-
-
+LIMIT = 1 << 53  # integers beyond are not exact in Lua, nor in JavaScript
+LONGEST = 100 * 365 * 86400.0  # seconds a backoff is at most: what is longer would overflow somewhere
+Count = Annotated[int, Meta(ge=0, le=LIMIT)]
+Whole = Annotated[int, Meta(ge=-LIMIT, le=LIMIT)]
 NOTHING = msgspec.Raw()
 
 
@@ -138,10 +126,8 @@ _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)")
 def _seconds(part: str) -> float:
     """As PHP reads a number from text: what it begins with, else 0. Never negative."""
     match = _NUMBER.match(part)
-    return min(float(match[1]), _LONGEST) if match else 0.0
+    return min(float(match[1]), LONGEST) if match else 0.0
 
-
-# -- reading
 
 _decode = msgspec.json.Decoder(Payload).decode
 # "Expected `int`, got `str` - at `$.attempts`" -> "attempts: expected int, got str"
@@ -188,129 +174,3 @@ def _reason(error: Exception) -> str:
         fact, field = "is missing", text.split("`")[1]
     fact = fact.replace("`", "")
     return f"{field}: {fact[0].lower()}{fact[1:]}" if field else f"{fact[0].lower()}{fact[1:]}"
-
-
-# -- making
-
-_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-_LETTERS = bytes(
-    _ALPHABET[i % 62] for i in range(256)
-)  # 190 bits in 32 of them; the small bias costs none worth counting
-_HEAD = (
-    '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
-    '%s"data":'
-)
-_OWN = frozenset(Payload.__struct_fields__)
-OWN_KEYS = _OWN | {"tags"}
-
-
-def make(
-    job: str,
-    data: bytes,
-    *,
-    uuid: str | None = None,
-    id: str | None = None,
-    display: str | None = None,
-    max_tries: int | None = None,
-    max_exceptions: int | None = None,
-    fail_on_timeout: bool = False,
-    backoff: Sequence[float] | None = None,
-    timeout: float | None = None,
-    retry_until: float | None = None,
-    delete_when_missing: bool | None = None,
-    created_at: int,
-    extra: Mapping[str, object] | None = None,
-) -> bytes:
-    """The bytes that are pushed. `data` is JSON text and stands in them as it is; None is "not said".
-
-    `timeout` and `retry_until` travel as whole seconds, rounded up: PHP reads no others. `extra` (tags, ...) stands
-    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 takes it for a backoff. Raises ArgumentError.
-    """
-    if not job:
-        raise ArgumentError("a job needs a name")
-    seed = os.urandom(48)  # asked of the kernel each time: a forked child must not repeat its parent's
-    head = _HEAD % (
-        quoted(uuid or new_uuid(seed)),
-        quoted(display or job.partition("@")[0]),
-        quoted(job),
-        _whole(max_tries),
-        _whole(max_exceptions),
-        "true" if fail_on_timeout else "false",
-        _waits(backoff),
-        _whole(timeout),
-        ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
-        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
-    )
-    tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id(seed))},"attempts":0,"delay":null}}'
-    return _bytes(head) + (data or NO_DATA) + _bytes(tail)
-
-
-_BEHIND = len(',"id":""' + ',"attempts":0,"delay":null}')
-
-
-def tied(body: bytes, id: str, ties: Ties) -> bytes:
-    """The payload `body`, which `make` has made with this id, with what it is tied to in front of that."""
-    at = len(body) - len(id) - _BEHIND
-    return body[:at] + written(ties) + body[at:]
-
-
-def added(body: bytes, id: str, more: Mapping[str, object]) -> bytes:
-    """The same with keys of the app's there. Raises ArgumentError."""
-    at = len(body) - len(id) - _BEHIND
-    return body[:at] + _bytes(_more(more)) + body[at:]
-
-
-def new_uuid(seed: bytes) -> str:
-    """A version 4 uuid of the first 16 random bytes."""
-    hexes = seed[:16].hex()
-    return f"{hexes[:8]}-{hexes[8:12]}-4{hexes[13:16]}-{'89ab'[seed[8] & 3]}{hexes[17:20]}-{hexes[20:]}"
-
-
-def new_id(seed: bytes) -> str:
-    """32 letters and digits, as Laravel's, of the last 32 random bytes."""
-    return seed[-32:].translate(_LETTERS).decode()
-
-
-def _whole(number: float | None) -> str:
-    if number is None:
-        return "null"
-    if not -_LIMIT <= number <= _LIMIT:
-        raise ArgumentError(f"{number} is too large a number for a payload")
-    return str(ceil(number))
-
-
-def _waits(backoff: Sequence[float] | None) -> str:
-    return f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null"
-
-
-def _plain(number: float) -> str:
-    """A wait as PHP and `backoffs` read it: no exponent, no more than milliseconds."""
-    if not 0 <= number <= _LONGEST:
-        raise ArgumentError(f"a backoff of {number} seconds cannot be (a number of seconds, 0 or more)")
-    return f"{number:.3f}".rstrip("0").rstrip(".")
-
-
-def _more(extra: Mapping[str, object] | None) -> str:
-    if not extra:
-        return ""
-    if taken := _OWN.intersection(extra):
-        raise ArgumentError(f"the payload key '{min(taken)}' is taken; name the extra one otherwise")
-    try:
-        return "," + json.dumps(extra, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:-1]
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the extra payload keys {', '.join(extra)} are no JSON: {error}") from None
-
-
-def _bytes(text: str) -> bytes:
-    """As json_encode with JSON_UNESCAPED_UNICODE writes it: the slash escaped, and the two line ends of JavaScript."""
-    if "/" in text:
-        text = text.replace("/", "\\/")
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{error.object[error.start : error.end]!r} in a payload cannot be sent: no Unicode"
-        ) from None
-    if b"\xe2\x80" in encoded:
-        encoded = encoded.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
-    return encoded
