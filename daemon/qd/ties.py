@@ -13,8 +13,6 @@ from typing import Literal
 
 import msgspec
 
-SKIPPED = "qd: not run, its batch was cancelled"  # what a middleware returns that skips a job for that
-
 
 class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A job that is sent later, on the connection of the one it is tied to. delay: seconds from then."""

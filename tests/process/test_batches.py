@@ -228,3 +228,12 @@ def test_a_waiting_job_that_is_cancelled_has_failed(shop: Project, witness: Witn
     assert ask(shop, id, LOOK) == "2 1 1 50 False True"
     shop.work_off()
     assert sorted(witness.lines) == ["part 2", "told catch 2 0 1", "told finally 2 0 1"]
+
+
+def test_a_cancelled_batch_has_no_then_whatever_the_middleware_around_returns(shop: Project, witness: Witness) -> None:
+    """One that returned nothing made a skipped job a success."""
+    shop.jobs(SHOP + "\n@app.middleware\ndef logged(job, call_next):\n    call_next()\n")
+    code = "app.batch(*[wanted.bind(n) for n in range(2)], **CALLED).dispatch().cancel()"
+    shop.python(f"from jobs import *\n{code}")
+    shop.work_off()
+    assert witness.lines == ["told finally 2 0 0"]

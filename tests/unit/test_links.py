@@ -13,7 +13,7 @@ from qd.connectors.effects import Count, Effect, Free, Hold, Push
 from qd.errors import JobFailure
 from qd.links import linked
 from qd.payload import make, read
-from qd.ties import SKIPPED, Link, Ties, written
+from qd.ties import Link, Ties, written
 from qd.worker.effects import effects_of
 from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
 
@@ -85,7 +85,7 @@ NO = JobFailure("no")
     ("outcome", "counted"),
     [
         (Done("result"), Count("b", "u", "done")),
-        (Done(SKIPPED), Count("b", "u", "skipped")),
+        (Done(skipped=True), Count("b", "u", "skipped")),
         (Failed(NO, 1), Count("b", "u", "failed", "q T.1.7.1")),
         (Cancelled(NO), Count("b", "u", "failed", "")),
         (Back(0.0, "again"), None),

@@ -18,7 +18,7 @@ from qd.bus.common import limit_of, seconds_of
 from qd.errors import DeclarationError
 from qd.limits import Fail
 from qd.store.rates import Rate, Strikes
-from qd.ties import SKIPPED, plain_name
+from qd.ties import plain_name
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -132,7 +132,8 @@ class SkipIfBatchCancelled:
             state = queue_asked(job, lambda queue: queue.batches.state(batch))
             if state is not None and state.cancelled_at is not None:
                 log.info("skipped: its batch %s was cancelled", batch)
-                return SKIPPED
+                job.skipped = True
+                return None
         return call_next()
 
 

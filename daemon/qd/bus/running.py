@@ -33,7 +33,8 @@ class RunningJob:
 
     uuid: the same in every attempt and after a crash. mark: of this attempt alone, "" in run(). payload: its bytes, b"" in
     run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
-    outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise.
+    outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise. skipped: it was
+    not run, since its batch was cancelled, whatever the middleware around says that it returned.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class RunningJob:
         "outcome",
         "payload",
         "queue",
+        "skipped",
         "stopping",
         "ties",
         "timeout",
@@ -88,7 +90,7 @@ class RunningJob:
         self.name = name
         self.queue = queue
         self.attempt = attempt
-        self.stopping = False
+        self.stopping = self.skipped = False
         self.outcome: Release | Fail | None = None
 
     @property
@@ -271,10 +273,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:
     import asyncio  # only who declares an async job pays for it
 
     try:
-        running = asyncio.get_running_loop()
+        refuse_in_a_loop()
     except RuntimeError:
-        running = None
-    if running is None:
-        return asyncio.run(coroutine)
-    coroutine.close()
-    raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")
+        coroutine.close()
+        raise
+    return asyncio.run(coroutine)

@@ -23,7 +23,6 @@ from qd.errors import AttemptsExceeded, JobFailure
 from qd.limits import Release
 from qd.testing.fake import Fake
 from qd.testing.stage import staged
-from qd.ties import SKIPPED
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -71,7 +70,7 @@ class Inline(Fake):
         chain, catch = self._behind(parcel)
         how = "failed"
         try:
-            how = "skipped" if self._attempts(parcel) is SKIPPED else "done"
+            how = "skipped" if self._attempts(parcel) else "done"
             for each in chain:
                 self._attempts(each)
         except Exception:
@@ -89,26 +88,27 @@ class Inline(Fake):
             if callback is not None:
                 self._run(callback)
 
-    def _attempts(self, parcel: Parcel) -> object:
-        """Run it; its result, which is kept where it is asked for. Raises what it raises."""
+    def _attempts(self, parcel: Parcel) -> bool:
+        """Run it; its result is kept where it is asked for. Whether it was skipped. Raises what it raises."""
         self._waiting.begin(parcel)
         try:
-            result = self._tried(parcel)
+            result, skipped = self._tried(parcel)
         except Exception as error:
             self._waiting.end(parcel, "failed", partial(value_of_error, error, str(error)))
             raise
         self._waiting.end(parcel, "done", partial(value_of_result, result, 0))
-        return result
+        return skipped
 
-    def _tried(self, parcel: Parcel) -> object:
-        """Until it does not release itself. Raises AttemptsExceeded: its tries are used up."""
+    def _tried(self, parcel: Parcel) -> tuple[object, bool]:
+        """Until it does not release itself: its result, and whether it was skipped. Raises AttemptsExceeded: its tries are
+        used up."""
         assert parcel.plan is not None
         declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
         stages, attempt = self._common.pipeline.around(declared), 1
         for _ in range(MOST):
             job = self._job(parcel, attempt)
             try:
-                return run_here(declared, parcel.data, job, self._listeners, stages)
+                return run_here(declared, parcel.data, job, self._listeners, stages), job.skipped
             except JobFailure:
                 if not isinstance(job.outcome, Release):
                     raise

@@ -192,7 +192,7 @@ class Attempts:
             result = self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
             only_here()
             if job.outcome is None:
-                return DONE if job.ties is None else Done(result)
+                return DONE if job.ties is None else Done(result, job.skipped)
             return self.judge.by_hand(attempt)
         except Settled:
             only_here()
@@ -208,7 +208,8 @@ class Attempts:
         if job.outcome is not None:
             return self.judge.by_hand(attempt)
         if self._returned and isinstance(error, EndJob):
-            return DONE if job.ties is None else Done(self._result)  # too late for the job: it ended a listener
+            # too late for the job: it ended a listener
+            return DONE if job.ties is None else Done(self._result, job.skipped)
         return self.judge.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:

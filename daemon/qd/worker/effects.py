@@ -7,7 +7,6 @@ from qd.bus.results import value_of_error, value_of_result
 from qd.connectors.base import Reserved
 from qd.connectors.effects import Effect
 from qd.payload import Payload
-from qd.ties import SKIPPED
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.settle import words_of
 
@@ -26,6 +25,5 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
         return tuple(
             ends(payload, "failed", place, value_of_error(outcome.error, words_of(outcome.error)) if kept else b"")
         )
-    skipped = outcome.result is SKIPPED
-    value = value_of_result(None if skipped else outcome.result, most) if kept else b""
-    return tuple(ends(payload, "skipped" if skipped else "done", value=value))
+    value = value_of_result(outcome.result, most) if kept else b""
+    return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))

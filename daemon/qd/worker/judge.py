@@ -62,7 +62,7 @@ class Judge:
         if not (attempt.declared.options.delete_when_missing if said is None else said):
             return self.fail(attempt, error)
         self.hooks.over(attempt, error)
-        return Missing(None, str(error))
+        return Missing(why=str(error))
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
         self.hooks.over(attempt, error, events.JobCancelled(attempt.job))

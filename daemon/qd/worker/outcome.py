@@ -20,9 +20,11 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It ran to its end. result: what it returned, of a job that is tied to others."""
+    """It ran to its end. Of a job that is tied to others: what it returned, and whether it did not run, since its batch was
+    cancelled."""
 
     result: object = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
