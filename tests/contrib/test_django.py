@@ -343,6 +343,30 @@ for first, second in (("default", "other"), ("other", "default")):
     )
 
 
+def test_in_a_test_case_what_waits_is_sent_where_its_callbacks_are_executed(shop: Framed):
+    """Whose block stays open around them: nothing is waited for again."""
+    django(
+        shop,
+        """
+import unittest
+from django.db import transaction
+from django.test import TestCase
+queue = app.queue("default")
+
+class Paid(TestCase):
+    def test_it(self):
+        with self.captureOnCommitCallbacks(execute=True) as callbacks:
+            with transaction.atomic():
+                pay.using(after_commit=True).dispatch(1)
+            assert queue.size() == 0
+        assert (queue.size(), len(callbacks)) == (1, 1)
+
+assert unittest.TextTestRunner(verbosity=0).run(Paid("test_it")).wasSuccessful()
+queue.clear()
+""",
+    )
+
+
 def test_models_travel_as_their_key_and_are_loaded_on_the_worker(shop: Framed, witness: Witness, redis: Client):
     django(
         shop,

@@ -148,8 +148,9 @@ def test_cutting_every_connection_again_and_again_loses_and_doubles_nothing(
 def test_losing_every_script_again_and_again_is_not_noticed(
     shop: Project, witness: Witness, client: Client, figures: Figures
 ) -> None:
-    work = shop.work("-w", "2", "--log-level", "warning")
     push_ticks(client, 1500)
+    work = shop.work("-w", "2", "--log-level", "warning")
+    witness.wait("tick")
     times = harass(lambda: client.call("SCRIPT", "FLUSH"), 0.05, ticked(witness, 1500))
     assert times > 3
     every_tick_once(witness, work, client, 1500, figures)
