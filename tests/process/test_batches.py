@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:bat
 SHOP = (
     JOBS
     + """
+from qd import JobRetryRequested
 from qd.middleware import SkipIfBatchCancelled
 
 @app.job("part")
@@ -155,7 +156,9 @@ def test_all_that_has_failed_of_a_batch_is_retried(shop: Project, witness: Witne
     assert ask(shop, id, LOOK) == "4 0 2 100 True True"
     (shop.root / "mended").touch()
     shop.allowed.add("mended")
-    assert ask(shop, id, "batch.retry_failed(), batch.cancelled, batch.retry_failed()") == "2 False 0"
+    hears = "app.on(JobRetryRequested)((told := []).append) and batch"
+    said = f"({hears}).retry_failed(), batch.cancelled, batch.retry_failed(), *sorted(event.queue for event in told)"
+    assert ask(shop, id, said) == "2 False 0 default other"
     assert [record["job"] for record, _ in failed(redis)] == ["part"]
     shop.work_off("default", "other")
     assert sorted(witness.lines[-3:]) == ["part 1", "part 2", "told then 4 0 0"]

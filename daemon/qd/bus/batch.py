@@ -191,7 +191,8 @@ class Batch(Handle[None]):
         """Send again what has failed of it and stands in the failed store; how many. A cancelled batch goes on."""
         from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
 
-        return retry_failed(self.id, self._send.queue(self._connection), self._send._settings(), self._connection)
+        send, connection = self._send, self._connection
+        return retry_failed(self.id, send.queue(connection), send._settings(), connection, send._listeners)
 
     @property
     def _kept(self) -> Batches:

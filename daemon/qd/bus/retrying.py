@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Queue
+from qd.events import JobRetryRequested, Listeners
 from qd.process.shield import shield
-from qd.store.failed import FailedStore
+from qd.store.failed import FailedStore, Record
 from qd.store.redis import beside
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 MOST = 100  # records that are moved by one call
 
 
-def retry_failed(id: str, queue: Queue, settings: Settings, connection: str) -> int:
+def retry_failed(id: str, queue: Queue, settings: Settings, connection: str, listeners: Listeners) -> int:
     """How many were sent again. The batch goes on: a cancelled one is not cancelled any more."""
     with shield:
         failures = queue.batches.failures(id)
@@ -25,16 +26,28 @@ def retry_failed(id: str, queue: Queue, settings: Settings, connection: str) -> 
     for name, record in failures.values():
         by_queue.setdefault(name, []).append(record)
     kept = failed_store(queue, settings, connection)
-    return sum(retried(kept, name, ids) for name, ids in by_queue.items())
-
-
-def retried(kept: FailedStore, queue: str, ids: Sequence[str]) -> int:
     count = 0
-    for at in range(0, len(ids), MOST):
-        with shield:
-            records = list(kept.read(queue, [(each, 0.0) for each in ids[at : at + MOST]]))
-            count += kept.retry(queue, records, kept.store.now()).count(None) if records else 0
+    for name, ids in by_queue.items():
+        for at in range(0, len(ids), MOST):
+            moved = retried(kept, name, ids[at : at + MOST])
+            tell_retried(listeners, connection, moved)
+            count += len(moved)
     return count
+
+
+def retried(kept: FailedStore, queue: str, ids: Sequence[str]) -> list[Record]:
+    """The records of these ids that were sent again."""
+    with shield:
+        records = list(kept.read(queue, [(each, 0.0) for each in ids]))
+        said = kept.retry(queue, records, kept.store.now()) if records else []
+    return [record for record, why in zip(records, said, strict=True) if why is None]
+
+
+def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:
+    """`qd failed retry` tells here, too."""
+    if listeners.has(JobRetryRequested):
+        for record in records:
+            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.id, record.payload))
 
 
 def failed_store(queue: Queue, settings: Settings, connection: str) -> FailedStore:

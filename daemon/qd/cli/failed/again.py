@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -194,23 +195,17 @@ def resent(at: Place, force: bool) -> Step:
 
 def teller(connection: str) -> Callable[[list[Record]], None]:
     """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
+    from qd.bus.retrying import tell_retried
     from qd.cli.apps import app_if_named
-    from qd.events import JobRetryRequested
 
     try:
         found = app_if_named(common.loaded())
     except QdError as error:
         output.note(f"qd: listeners of JobRetryRequested are not told: {error}")
         found = None
-    listeners = None if found is None else found.listeners
-    if listeners is None or not listeners.has(JobRetryRequested):
+    if found is None:
         return lambda records: None
-
-    def tell(records: list[Record]) -> None:
-        for record in records:
-            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.id, record.payload))
-
-    return tell
+    return partial(tell_retried, found.listeners, connection)
 
 
 def forgotten(at: Place) -> Step:
