@@ -28,7 +28,7 @@ A_DAY = 86400.0
 OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothing of an attempt lives so long
 
 
-class Held:
+class Placed:
     """A place around a job. Both of the below are this, under another name."""
 
     def __init__(self, key: Key, most: int, release_after: Span, expires: Span | None, drop: bool = False) -> None:
@@ -67,7 +67,7 @@ class Held:
                 told(job, lambda store: places.free(store, owner, holder))
 
 
-class ConcurrencyLimit(Held):
+class ConcurrencyLimit(Placed):
     """At most `most` jobs with the same `key` run at a time, whatever their names.
 
     key: "crm" or "customer:{customer_id}", filled from the arguments, or a callable that is given the job. A job that finds
@@ -85,7 +85,7 @@ class ConcurrencyLimit(Held):
         return keys.slots(name), f"{self._most} jobs of {name} run already"
 
 
-class WithoutOverlapping(Held):
+class WithoutOverlapping(Placed):
     """No two jobs of one name with the same `key` run at a time.
 
     key: "report:{report_id}", filled from the arguments, or a callable that is given the job; None: all jobs of the name.
