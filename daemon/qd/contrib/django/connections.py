@@ -80,8 +80,9 @@ def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozense
     """Call `act` after the commit of the atomic block that is open in this thread. False: none is.
 
     A savepoint that is rolled back drops it, as Django's on_commit does. Where blocks of two databases are open, it waits
-    for both, the one of "default" first. waited: databases that it has waited for; inside of a TestCase they still have their
-    block open when their callbacks are called. Raises TransactionManagementError: autocommit is off, and nobody hears of commits.
+    for both, the one of "default" first. waited: databases that it has waited for; inside of a TestCase they still have
+    their block open when their callbacks are called. Raises TransactionManagementError: autocommit is off, and nobody hears
+    of commits.
     """
     others = sorted(opened(), key=lambda each: bool(each.alias != "default"))
     found = next((each for each in others if each.alias not in waited and has_transaction(each)), None)
