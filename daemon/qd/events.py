@@ -8,12 +8,13 @@ app.emit.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import msgspec
 
-from qd.errors import DeclarationError
+from qd.errors import DeclarationError, EndJob, Settled
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -211,9 +212,13 @@ Listener = Callable[[Any], object]
 
 
 class Listeners:
-    """Who hears what. A listener of a base class hears its descendants too; the order is that of `add`."""
+    """Who hears what. A listener of a base class hears its descendants too; the order is that of `add`.
+
+    worker: the pid of the worker that this process is; 0 in a producer.
+    """
 
     def __init__(self) -> None:
+        self.worker = 0
         self._added: list[tuple[type[Event], Listener]] = []
         self._found: dict[type[Event], tuple[Listener, ...]] = {}
 
@@ -236,13 +241,19 @@ class Listeners:
     def emit(self, event: Event) -> bool:
         """Tell every listener. False when one of them returned False (only Looping asks).
 
-        A listener that raises is logged and harms nothing; what ends a job from outside (EndJob, Settled) goes through.
+        A listener that raises is logged and harms nothing; what ends a job from outside (EndJob, Settled) goes through. So
+        does what is no Exception outside a worker, where Ctrl-C is meant for the program, and in a copy of a worker that a
+        listener has forked, which is to end.
         """
         agreed = True
         for listener in self.of(type(event)):
             try:
                 agreed = listener(event) is not False and agreed
-            except Exception:
+            except (EndJob, Settled):
+                raise
+            except BaseException as error:
+                if not isinstance(error, Exception) and os.getpid() != self.worker:
+                    raise
                 complain(listener, event)
         return agreed
 

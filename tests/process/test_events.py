@@ -159,6 +159,68 @@ def test_listeners_that_raise_harm_neither_jobs_nor_workers(shop: Project, witne
         assert work.matches(f"the listener broken of {event} raised")
 
 
+LEAVING = (
+    JOBS
+    + """
+import asyncio
+from qd import Event, Job, JobProcessing
+
+@app.on(Event)
+def broken(event: Event) -> None:
+    for kind in asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit:
+        if Path(kind.__name__).exists():
+            raise kind("from a listener")
+
+@app.on(JobProcessing)
+def copies(event: JobProcessing) -> None:
+    if event.job.name == "copied" and not os.fork():
+        sys.exit(3)
+
+@app.job("copied")
+def copied() -> None:
+    note("copy", os.waitstatus_to_exitcode(os.wait()[1]))
+
+@app.job("hooked", tries=1)
+class Hooked(Job[None]):
+    def handle(self) -> None:
+        raise ValueError("why it failed")
+
+    def failed(self, error: BaseException) -> None:
+        note("failed", type(error).__name__)
+        broken(error)
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["CancelledError", "KeyboardInterrupt", "GeneratorExit", "SystemExit"])
+def test_whatever_a_listener_or_failed_raises_harms_neither_the_job_nor_its_worker(
+    shop: Project, witness: Witness, redis: Client, kind: str
+) -> None:
+    shop.jobs(LEAVING)
+    (shop.root / kind).touch()
+    shop.allowed.add(kind)
+    push(redis, "quick")
+    push(redis, "hooked")
+    push(redis, "copied")
+    work = shop.work_off()
+    assert len(witness.starting("quick")) == 1
+    assert witness.starting("failed") == ["failed ValueError"]
+    assert witness.starting("copy") == ["copy 3"]
+    ((record, _),) = failed(redis)
+    assert (record["job"], record["reason"], record["attempts"]) == ("hooked", "why it failed", 1)
+    for event in (
+        "WorkerStarting",
+        "Looping",
+        "JobPopped",
+        "JobProcessing",
+        "JobProcessed",
+        "JobAttempted",
+        "JobFailed",
+    ):
+        assert work.matches(f"the listener broken of {event} raised")
+    assert not work.matches("worker.died")
+
+
 QUEUED = (
     JOBS
     + """

@@ -58,3 +58,12 @@ def test_anything_that_takes_one_event_is_a_listener(app: FakeQd):
     app.on(Looping)(partial(takes_more_with_defaults, heard=heard))
     app.listeners.emit(Looping("redis", ("mail",)))
     assert heard == [Looping("redis", ("mail",))] * 2
+
+
+def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: FakeQd) -> None:
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    app.on(Looping)(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        app.emit(Looping("redis", ()))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from qd import events
 from qd.bus.running import RunningJob
 from qd.connectors.base import Reserved
-from qd.errors import EndJob, JobTimeout, Settled
+from qd.errors import JobTimeout, Settled
 from qd.events import Listeners
 from qd.jobs import Declared
 from qd.limits import Limits
@@ -41,6 +41,7 @@ class Attempt(NamedTuple):
 class Hooks:
     def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
         self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
+        listeners.worker = self._pid
 
     def hear(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
         """Tell the listeners of `event`, where there are any. seconds: the timeout of the job."""
@@ -86,10 +87,8 @@ class Hooks:
     def run(self, seconds: float, hooks: Callable[[], object]) -> None:
         try:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
-        except SystemExit as leaving:
-            self.only_here(leaving)
-            raise
-        except (Exception, Settled, EndJob):
+        except BaseException as raised:
+            self.only_here(raised)
             logging.getLogger("qd.worker").exception("failed() or a listener raised")
         self.only_here()
 
