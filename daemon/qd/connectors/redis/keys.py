@@ -12,7 +12,7 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> turn, due, payload of the job that waits under it; see keyed.py              |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
-| qd:unique:NAME          | string | the uuid of the job that holds this lock; freed when the job ends, and by its TTL   |
+| qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
 |                         |        | with failed jobs                                                                    |
