@@ -20,6 +20,7 @@ ARGS ?=
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "setting up $(VENV), about a minute the first time ..."
 	@test -x $(BIN)/python && test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[embedded,dev]'
 	@touch $(STAMP)
