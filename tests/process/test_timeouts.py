@@ -217,9 +217,10 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
     work.wait_line("job.killed .*signal 9 .*reason=timeout .*job=a?stuck .*took=1.[3-9]")
     work.wait_line("job.failed .*job=a?stuck .*over its timeout")
     assert witness.wait("quick")[0].split()[2] != str(pid)
+    ((record, _),) = failed(redis)
+    assert (record["error"], record["attempts"]) == ("JobTimeout", 1)
     if HARD[how]:
         assert work.matches(f"^    .* in {HARD[how]}$"), "no stack of the stuck line"
-        ((record, _),) = failed(redis)
         assert f" in {HARD[how]}" in f"{record['reason']}\n{record['trace']}"
     else:
         assert work.matches("job.killed .*stack=.none .it was stopped, or had blocked every signal")

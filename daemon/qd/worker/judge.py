@@ -10,10 +10,10 @@ import time
 import msgspec
 
 from qd import events
-from qd.errors import JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost, ModelGone
+from qd.errors import AttemptsExceeded, JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost, ModelGone
 from qd.limits import Fail, Release, after_error
 from qd.worker.hooks import Attempt, Hooks
-from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Missing, Outcome, exceeded
+from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Missing, Outcome, died
 
 # How a mark ends that a keeper wrote, see unit.answered.
 TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS, CANCELLED = b'.t"', b'.x"', b'.h"', b'.c"'
@@ -70,7 +70,7 @@ class Judge:
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
         """Too many attempts, too late, or too many crashes: failed without running."""
-        error, payload = exceeded(reason, death), attempt.payload
+        error, payload = died(AttemptsExceeded, reason, death), attempt.payload
         if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have killed a worker or a host
             return Failed(error, payload.attempts, death)
         return self.fail(attempt, error, death=death, begins=True)
@@ -81,9 +81,9 @@ class Judge:
         payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
         attempt.job.attempt = payload.attempts
         if attempt.reserved.before.endswith(KILLED_IN_HOOKS):
-            error = exceeded("it had failed, and its worker died in failed() or in a listener", death)
+            error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
             return Failed(error, payload.attempts, death)
-        error = exceeded("it ran longer than its timeout and was killed", death)
+        error = died(JobTimeout, "it ran longer than its timeout and was killed", death)
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 
     def fail(

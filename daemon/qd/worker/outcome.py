@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qd.errors import AttemptsExceeded, UnknownJob
+from qd.errors import AttemptsExceeded, JobTimeout, UnknownJob
 from qd.jobs import Registry
 from qd.log import cut
 
@@ -74,9 +74,10 @@ Outcome = Done | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 
-def exceeded(reason: str, death: Death) -> AttemptsExceeded:
+def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: Death) -> AttemptsExceeded | JobTimeout:
+    """What it has failed with whose worker is gone: why, and how that died."""
     how, _, stack = death.told.partition("\n")
-    error = AttemptsExceeded(f"{reason}{': ' + how if how else ''}")
+    error = error_class(f"{reason}{': ' + how if how else ''}")
     if stack:
         error.add_note(stack)
     return error
