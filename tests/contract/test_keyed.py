@@ -171,6 +171,14 @@ def test_a_key_in_the_arguments_is_none(queue, seen):
     assert drain(queue) == ["id1", "id2", "id3", "id4", "id5"]
 
 
+def test_however_many_look_so_they_are_walked_over_once(queue, seen):
+    """Half a megabyte of them: had each its own walk, the server would stand still for an hour."""
+    many = json.loads(job(1)) | {"attempts": 1, "data": [{"qd": {"a": "]}"}}] * 25_000}
+    queue.push("a", json.dumps(many, separators=(",", ":")).encode())
+    queue.push("a", job(2))
+    assert drain(queue) == ["id1", "id2"]
+
+
 def test_clear_forgets_the_keys_of_what_it_deletes(queue, seen):
     queue.post([keyed(1), keyed(2, name="other", delay=0.0)])
     assert queue.clear("a") == 2

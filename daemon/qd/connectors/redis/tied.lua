@@ -12,19 +12,21 @@ local function may_be_tied(p)
   return string.find(p, '"qd":{', 1, true) ~= nil
 end
 
--- Whether what begins at `at` is a key of the payload itself, and none inside of its arguments: nothing but the payload
--- is closed behind it.
-local function on_top(p, at)
-  if string.byte(p, at - 1) == 92 then return false end
-  local depth, s = 0, at - 1
+local QD = '"qd":{'
+
+-- Of the keys "qd" from the one at `first` on, the last that is a key of the payload itself, and none inside of its
+-- arguments: nothing but the payload is closed behind it. One walk over what stands there, whatever it is. nil: none is.
+local function on_top(p, first)
+  local depth, s, seen = 0, first - 1, {}
   while true do
     s = string.find(p, '["{}%[%]]', s + 1)
-    if not s then return depth == -1 end
+    if not s then return seen[depth + 1] end
     local c = string.byte(p, s)
     if c == 34 then
+      if string.sub(p, s, s + #QD - 1) == QD then seen[depth] = s end
       repeat
         s = string.find(p, '"', s + 1, true)
-        if not s then return false end
+        if not s then return nil end
         local k = s - 1
         while string.byte(p, k) == 92 do k = k - 1 end
       until (s - k) % 2 == 1
@@ -34,13 +36,14 @@ local function on_top(p, at)
   end
 end
 
--- The ties, and all that stands behind them.
+-- The ties, and all that stands behind them. As a rule they are the last of their name, and little stands there.
 local function ties_of(p)
-  local at, from = nil, 0
+  local first, last, from = nil, nil, 0
   repeat
-    from = string.find(p, '"qd":{', from + 1, true)
-    if from and on_top(p, from) then at = from end
+    from = string.find(p, QD, from + 1, true)
+    if from and string.byte(p, from - 1) ~= 92 then first, last = first or from, from end -- else it is in a text
   until not from
+  local at = last and (on_top(p, last) or first < last and on_top(p, first))
   return at and string.sub(p, at)
 end
 
