@@ -211,6 +211,56 @@ def test_jobs_lists_what_the_app_declares(project: Projects) -> None:
     assert found["mail.welcome"]["options"] == {"queue": "mail", "tries": 5, "timeout": 30.0, "backoff": [1.0, 5.0]}
 
 
+STAGES = """
+from functools import partial
+from qd.middleware import (
+    ConcurrencyLimit, FailOnException, RateLimited, SkipIf, SkipIfBatchCancelled, ThrottlesExceptions, WithoutOverlapping
+)
+
+def mine(job, call_next):
+    return call_next()
+
+class Timed:
+    def __call__(self, job, call_next):
+        return call_next()
+
+def closed(job):
+    return False
+
+@app.job("a.mine", middleware=[mine, partial(mine), Timed()])
+def a() -> None: ...
+
+@app.job("b.shipped", middleware=[
+    RateLimited("stripe", 100, per=60), RateLimited("mail", key="to:{to}"), ConcurrencyLimit("crm", 5),
+    WithoutOverlapping(), WithoutOverlapping("to:{to}", shared=True, drop=True),
+    ThrottlesExceptions(10, 60, 300, key=closed),
+    SkipIf(closed), SkipIfBatchCancelled(), FailOnException(ValueError, KeyError),
+])
+def b(to: str) -> None: ...
+"""
+
+
+def test_jobs_names_the_middleware(project: Projects) -> None:
+    shop = project(STAGES)
+    said = shop.qd("jobs")
+    assert said.returncode == 0, said.stderr
+    assert "middleware=jobs.mine, jobs.mine, jobs.Timed " in said.stdout
+    assert " at 0x" not in said.stdout
+    found = {job["name"]: job["options"]["middleware"] for job in json.loads(shop.qd("jobs", "--json").stdout)["jobs"]}
+    assert found["a.mine"] == ["jobs.mine", "jobs.mine", "jobs.Timed"]
+    assert found["b.shipped"] == [
+        "RateLimited('stripe', 100 per 60 s)",
+        "RateLimited('mail', key='to:{to}')",
+        "ConcurrencyLimit('crm', 5)",
+        "WithoutOverlapping()",
+        "WithoutOverlapping('to:{to}', shared=True, drop=True)",
+        "ThrottlesExceptions(10 within 60 s, wait 300 s, key=jobs.closed)",
+        "SkipIf(jobs.closed)",
+        "SkipIfBatchCancelled()",
+        "FailOnException(ValueError, KeyError)",
+    ]
+
+
 def test_an_app_without_jobs_says_where_to_look(project: Projects) -> None:
     result = project().qd("jobs")
     assert (result.returncode, result.stdout) == (0, "")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from qd.arguments import Pattern
 from qd.connectors.base import Queue
 from qd.errors import ConnectionLost, DeclarationError, ServerRefused
+from qd.jobs.stages import title_of
 from qd.process.shield import shield
 from qd.store.base import Store
 
@@ -40,6 +41,16 @@ class Key:
             option = f"middleware {self._middleware}"
             self._patterns[declared.name] = Pattern(option, self._said, declared.signature)
 
+    def __repr__(self) -> str:
+        """Empty when there is none."""
+        if self._said is None:
+            return ""
+        return repr(self._said) if isinstance(self._said, str) else title_of(self._said)
+
+    @property
+    def named(self) -> str:
+        return f"key={self}" if self._said is not None else ""
+
     def of(self, job: RunningJob) -> str:
         """Empty when there is none."""
         if self._said is None:
@@ -50,6 +61,11 @@ class Key:
             assert job.declared is not None
             self.check(job.declared)
         return self._patterns[job.name].filled(bytes(job.data))
+
+
+def written(stage: object, *given: object) -> str:
+    """The repr of middleware: with what it was given, without what is empty."""
+    return f"{type(stage).__name__}({', '.join(text for one in given if (text := str(one)))})"
 
 
 def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from qd.bus.asking import Key, Said, asked, log, queue_asked, told
+from qd.bus.asking import Key, Said, asked, log, queue_asked, told, written
 from qd.bus.common import limit_of, seconds_of
 from qd.errors import DeclarationError
+from qd.jobs.stages import title_of
 from qd.limits import Fail
 from qd.store.rates import Rate, Strikes
 from qd.ties import plain_name
@@ -46,6 +47,10 @@ class RateLimited:
 
     def check(self, declared: Declared) -> None:
         self._key.check(declared)
+
+    def __repr__(self) -> str:
+        figures = f"{self._limit.most} per {self._limit.per:g} s" if self._limit else ""
+        return written(self, repr(self._name), figures, self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         rate = self._rate(job)
@@ -91,6 +96,10 @@ class ThrottlesExceptions:
     def check(self, declared: Declared) -> None:
         self._key.check(declared)
 
+    def __repr__(self) -> str:
+        figures = f"{self._limit.most} within {self._limit.per:g} s"
+        return written(self, figures, f"wait {self._wait:g} s", self._key.named)
+
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         name = plain_name(self._key.of(job) or job.name)
         strikes = Strikes(name, self._limit.most, self._limit.per, self._wait)
@@ -116,6 +125,9 @@ class SkipIf:
             raise DeclarationError(f"SkipIf({predicate!r}) is not given a callable that takes the job")
         self._predicate = predicate
 
+    def __repr__(self) -> str:
+        return written(self, title_of(self._predicate))
+
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         if self._predicate(job):
             log.info("skipped: %s", getattr(self._predicate, "__qualname__", "its predicate says so"))
@@ -125,6 +137,9 @@ class SkipIf:
 
 class SkipIfBatchCancelled:
     """Ends a job of a batch, done, without running it, when its batch was cancelled. Other jobs run."""
+
+    def __repr__(self) -> str:
+        return written(self)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         batch = None if job.ties is None else job.ties.batch
@@ -146,6 +161,9 @@ class FailOnException:
                 "FailOnException is given the types of errors: FailOnException(ValueError, KeyError)"
             )
         self._types = types
+
+    def __repr__(self) -> str:
+        return written(self, *(kind.__name__ for kind in self._types))
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from qd.bus.asking import Key, Said, asked, log, told
+from qd.bus.asking import Key, Said, asked, log, told, written
 from qd.bus.common import seconds_of
 from qd.connectors.redis import keys
 from qd.errors import DeclarationError, EndJob
@@ -80,6 +80,9 @@ class ConcurrencyLimit(Placed):
             raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time would be none; give 1 or more")
         super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
 
+    def __repr__(self) -> str:
+        return written(self, self._key, self._most)
+
     def _place(self, job: RunningJob) -> tuple[str, str]:
         name = plain_name(self._key.of(job))
         return keys.slots(name), f"{self._most} jobs of {name} run already"
@@ -108,6 +111,9 @@ class WithoutOverlapping(Placed):
             )
         super().__init__(Key("WithoutOverlapping", key), 1, release_after, expires, drop)
         self._shared = shared
+
+    def __repr__(self) -> str:
+        return written(self, self._key, "shared=True" if self._shared else "", "drop=True" if self._drop else "")
 
     def _place(self, job: RunningJob) -> tuple[str, str]:
         key = self._key.of(job)

@@ -12,6 +12,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app, app_if_named
 from qd.errors import QdError
+from qd.jobs.stages import title_of
 from qd.options.job import JOB_KINDS, JobOptions
 from qd.options.table import shown
 
@@ -193,15 +194,27 @@ def jobs() -> None:
     output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in declared])
 
 
+def options_of(job: Declared) -> dict[str, Any]:
+    """What its declaration names, middleware by the names of it."""
+    options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
+    if "middleware" in options:
+        options["middleware"] = [title_of(stage) for stage in options["middleware"]]
+    return options
+
+
 def said(job: Declared) -> list[str]:
-    """The options that its declaration names, the queue apart: `tries=5`, `timeout=30s`."""
-    names = [name for name in JOB_KINDS if name != "queue" and getattr(job.options, name) is not None]
-    return [f"{name}={shown(JOB_KINDS[name], getattr(job.options, name))}" for name in names]
+    """Its options, the queue apart: `tries=5`, `timeout=30s`."""
+    options = options_of(job)
+    options.pop("queue", None)
+    return [f"{name}={text_of(JOB_KINDS[name], value)}" for name, value in options.items()]
+
+
+def text_of(kind: str, value: Any) -> str:
+    return ", ".join(value) if kind == "middleware" else shown(kind, value)
 
 
 def described(job: Declared) -> dict[str, Any]:
-    options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
-    return {"name": job.name, "async": job.is_async, "options": options, "declared_at": job.where}
+    return {"name": job.name, "async": job.is_async, "options": options_of(job), "declared_at": job.where}
 
 
 # -- clear

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from qd.errors import DeclarationError
 from qd.jobs.registry import Declared
@@ -53,6 +54,17 @@ def takes_two(stage: object) -> bool:
 
 def name_of(stage: object) -> str:
     return getattr(stage, "__qualname__", None) or repr(stage)
+
+
+def title_of(stage: Any) -> str:
+    """For lists: `shop.jobs.timed`, or what an instance says of itself."""
+    if isinstance(stage, partial):
+        return title_of(stage.func)
+    if not hasattr(stage, "__qualname__"):
+        if type(stage).__repr__ is not object.__repr__:
+            return repr(stage)
+        stage = type(stage)
+    return f"{stage.__module__}.{stage.__qualname__}"
 
 
 def refuse(job: str, stage: object, fact: str, way_out: str) -> NoReturn:
