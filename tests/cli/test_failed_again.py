@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from qd.cli.failed import again
+from qd.connectors.redis.wire import Wire
 from qd.payload import make, read
+from qd.store.failed import FailedStore
+from qd.store.redis import RedisStore
+from qd.ties import Ties, written
 from tests.cli.conftest import Run, document, done
 from tests.support.burying import bury
 from tests.support.project import Project
@@ -188,10 +192,6 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
-    from qd.connectors.redis.wire import Wire
-    from qd.store.failed import FailedStore
-    from qd.store.redis import RedisStore
-
     bury(redis, "a", at=NOW)
     wire = Wire(f"unix://{redis.path}")
     store = FailedStore(RedisStore(wire))
@@ -207,6 +207,33 @@ def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Cli
     redis.call("HDEL", STORE[0], "a")
     assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
     assert ready(redis) == []
+
+
+def tied(id: str, ties: Ties) -> bytes:
+    raw = make("mail.welcome", b"{}", uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(NOW))
+    return raw.replace(b',"id":', written(ties) + b',"id":', 1)
+
+
+@pytest.mark.leaves("qd:unique:n", "qd:job:*", "qd:batch:B", "queues:*")
+def test_a_refused_retry_changes_nothing(redis: Client) -> None:
+    bury(redis, "held", raw=tied("held", Ties(unique="n", result=60)))
+    bury(redis, "free", raw=tied("free", Ties(result=60)))
+    for id in ("held", "free"):
+        redis.call("HSET", f"qd:job:job-{id}", "status", "failed")
+    redis.call("HSET", "qd:batch:B", "cancelled_at", 1)
+    redis.call("SET", "qd:unique:n", "another")
+    wire = Wire(f"unix://{redis.path}")
+    try:
+        store = FailedStore(RedisStore(wire))
+        held, free = store.read("mail", [("held", NOW), ("free", NOW)])
+        assert store.retry("mail", [held], NOW, resumes="B") == ["another job has the lock of its unique name"]
+        assert redis.call("HGET", "qd:job:job-held", "status") == b"failed"
+        assert redis.call("HGET", "qd:batch:B", "cancelled_at") == b"1"
+        assert store.retry("mail", [held, free], NOW, resumes="B")[1] is None
+        assert redis.text("KEYS", "qd:job:*") == ["qd:job:job-held"]
+        assert redis.call("EXISTS", "qd:batch:B") == 0
+    finally:
+        wire.close()
 
 
 HEARD = """

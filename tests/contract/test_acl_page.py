@@ -179,6 +179,17 @@ def test_a_looker_sees_and_an_operator_steers(
     assert not refused()
 
 
+@LEFT
+def test_a_worker_sends_what_has_failed_of_a_batch_again(shop: Project, refused: Callable[[], set[str]]) -> None:
+    Witness(shop)
+    batch = "app.batch(boom.using(result_ttl=60).bind())"
+    id = shop.python(f"from jobs import app, boom\nprint({batch}.dispatch().id)").stdout.strip()
+    shop.work_off()
+    said = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
+    assert said.stdout == "1\n"
+    assert not refused()
+
+
 FORBIDDEN = {
     "producer": (
         "get qd:down",

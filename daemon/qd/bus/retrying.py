@@ -18,10 +18,9 @@ MOST = 100  # records that are moved by one call
 
 
 def retry_failed(id: str, queue: Queue, settings: Settings, connection: str, listeners: Listeners) -> int:
-    """How many were sent again. The batch goes on: a cancelled one is not cancelled any more."""
+    """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more."""
     with shield:
         failures = queue.batches.failures(id)
-        queue.batches.resume(id)
     by_queue: dict[str, list[str]] = {}
     for name, record in failures.values():
         by_queue.setdefault(name, []).append(record)
@@ -29,17 +28,17 @@ def retry_failed(id: str, queue: Queue, settings: Settings, connection: str, lis
     count = 0
     for name, ids in by_queue.items():
         for at in range(0, len(ids), MOST):
-            moved = retried(kept, name, ids[at : at + MOST])
+            moved = retried(kept, name, ids[at : at + MOST], id)
             tell_retried(listeners, connection, moved)
             count += len(moved)
     return count
 
 
-def retried(kept: FailedStore, queue: str, ids: Sequence[str]) -> list[Record]:
+def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
     """The records of these ids that were sent again."""
     with shield:
         records = list(kept.read(queue, [(each, 0.0) for each in ids]))
-        said = kept.retry(queue, records, kept.store.now()) if records else []
+        said = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
     return [record for record, why in zip(records, said, strict=True) if why is None]
 
 

@@ -68,9 +68,6 @@ class Batches(Protocol):
     def cancel(self, id: str) -> bool:
         """Its jobs are not wanted any more. False: it was cancelled or finished already, or is not there."""
 
-    def resume(self, id: str) -> None:
-        """They are wanted again."""
-
     def cancelled(self, id: str) -> bool:
         """Cheap. False also for one that is not there."""
 

@@ -206,30 +206,38 @@ class FailedStore:
 
     # -- changing
 
-    def retry(self, queue: str, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
+    def retry(
+        self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
+    ) -> list[str | None]:
         """Move these (at most 100) to ready, each in the step that takes it out of the store; now: the server's clock.
-        force: also those that were retried elsewhere.
+        force: also those that were retried elsewhere; resumes: id of a batch that goes on when one is moved.
 
         None for each that was moved, "" for one that is not there any more, else the reason why it stays. After
         ConnectionLost nobody knows which were moved: those that were not are still there.
         """
-        names = [keys.failed(queue), keys.failed_at(queue), keys.ready(queue), keys.notify(queue)]
+        names = [kind(queue) for kind in (keys.failed, keys.failed_at, keys.ready, keys.notify)]
+        names.append(keys.batch(resumes or ""))
         args, said = list[Arg](), list[str | None]()
+
+        def place(name: str | None) -> int:
+            if name is None:
+                return 0
+            names.append(name)
+            return len(names)
+
         for record in records:
             try:
                 again, tied = sent_again(record.payload, now), payload.read(record.payload)
             except Malformed as error:
                 said.append(f"it cannot be run: {error}")
                 continue
-            place, ties = 0, tied.qd or NO_TIES
-            if ties.unique is not None:
-                names.append(keys.unique(ties.unique))
-                place = len(names)
-            if ties.result is not None:  # what is kept of its end is not true any more
-                self.wire.call("DEL", self._key(keys.kept(tied.id or tied.uuid or "")))
-            args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place]
+            ties = tied.qd or NO_TIES
+            lock = None if ties.unique is None else keys.unique(ties.unique)
+            kept = None if ties.result is None else keys.kept(tied.id or tied.uuid or "")
+            args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place(lock), place(kept)]
             said.append(None)
-        answers = iter(script("retry").call(self.wire, [self._key(name) for name in names], *args) if args else ())
+        found = [self._key(name) for name in names]
+        answers = iter(script("retry").call(self.wire, found, int(resumes is not None), *args) if args else ())
         return [ANSWERS[next(answers)] if why is None else why for why in said]
 
     def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:

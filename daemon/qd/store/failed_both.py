@@ -69,7 +69,9 @@ class BothStores(FailedStore):
 
     # -- changing
 
-    def retry(self, queue: str, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
+    def retry(
+        self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
+    ) -> list[str | None]:
         sent = [record for record in records if force or not record.elsewhere]
         rows = [record for record in sent if record.row]
         if rows:
@@ -77,7 +79,7 @@ class BothStores(FailedStore):
         if copied := [record.id for record in sent if record.copied]:
             self.uncopied(queue, copied)
         self.table.take([record.uuid for record in sent if record.uuid])
-        answers = iter(super().retry(queue, sent, now) if sent else ())
+        answers = iter(super().retry(queue, sent, now, resumes=resumes) if sent else ())
         return [GONE if record.elsewhere and not force else next(answers) for record in records]
 
     def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:

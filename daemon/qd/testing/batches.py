@@ -46,9 +46,6 @@ class MemoryBatches:
         kept.cancelled_at = time.time()
         return True
 
-    def resume(self, id: str) -> None:
-        self._of(id).cancelled_at = None
-
     def cancelled(self, id: str) -> bool:
         return id in self.kept and self.kept[id].cancelled_at is not None
 

@@ -1,7 +1,5 @@
--- Cancel a batch, or let it go on.
--- KEYS batch   ARGV 1 to cancel, 0 to let it go on
+-- Cancel a batch.   KEYS batch
 -- Returns 1 when that changed something.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-if ARGV[1] == '0' then return redis.call('HDEL', KEYS[1], 'cancelled_at') end
 if redis.call('HGET', KEYS[1], 'finished_at') or redis.call('HGET', KEYS[1], 'cancelled_at') then return 0 end
 return redis.call('HSET', KEYS[1], 'cancelled_at', redis.call('TIME')[1])

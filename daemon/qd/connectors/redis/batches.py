@@ -56,10 +56,7 @@ class RedisBatches:
             raise ConnectionLost(self._wire.no_redis)
 
     def cancel(self, id: str) -> bool:
-        return bool(script("batch_cancel").call(self._wire, self._keys(keys.batch(id)), 1))
-
-    def resume(self, id: str) -> None:
-        script("batch_cancel").call(self._wire, self._keys(keys.batch(id)), 0)
+        return bool(script("batch_cancel").call(self._wire, self._keys(keys.batch(id))))
 
     def cancelled(self, id: str) -> bool:
         return self._wire.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None

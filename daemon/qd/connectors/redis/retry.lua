@@ -1,13 +1,15 @@
 -- Move failed jobs back to ready, each of them in this one step: wherever the caller dies, a job is in exactly one place.
--- KEYS failed, failed_at, ready, notify, locks
--- ARGV for each job (at most 100): id, payload as it is sent again, owner of its lock, seconds it is held, and the place of
---      the lock in KEYS (0: it needs none)
+-- KEYS failed, failed_at, ready, notify, batch, locks, what is kept of ends
+-- ARGV 1 when the batch is not cancelled any more with the first job that is moved, else 0
+--      for each job (at most 100): id, payload as it is sent again, owner of its lock, seconds it is held, and places in KEYS:
+--      of the lock, of what is kept of its end, which is not true any more (0: none)
 -- Returns for each job 1; 0: no such record, somebody was here before; -1: another job has its lock, and it stays failed.
 -- The first write takes something away: see turn.lua.
 redis.call('ZREM', KEYS[2], '')
 local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
-for at = 1, #ARGV, 5 do
-  local id, payload, owner, seconds, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
+for at = 2, #ARGV, 6 do
+  local id, payload, owner, seconds = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local lock, kept = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
   local holder = lock > 0 and redis.call('GET', KEYS[lock])
   local size = redis.call('HSTRLEN', KEYS[1], id)
   if size == 0 then
@@ -15,6 +17,8 @@ for at = 1, #ARGV, 5 do
   elseif holder and holder ~= owner then
     said[#said + 1] = -1
   else
+    if ARGV[1] == '1' then redis.call('HDEL', KEYS[5], 'cancelled_at') end
+    if kept > 0 then redis.call('EXPIRE', KEYS[kept], 0) end -- gone, and no right to DEL is needed
     if lock > 0 then redis.call('SET', KEYS[lock], owner, 'PX', math.ceil(seconds * 1000)) end
     redis.call('RPUSH', KEYS[4], '1')
     redis.call('RPUSH', KEYS[3], payload)
