@@ -61,7 +61,8 @@ def title_of(stage: Any) -> str:
     if isinstance(stage, partial):
         return title_of(stage.func)
     if not hasattr(stage, "__qualname__"):
-        if type(stage).__repr__ is not object.__repr__:
+        written: object = type(stage).__repr__
+        if written is not object.__repr__:
             return repr(stage)
         stage = type(stage)
     return f"{stage.__module__}.{stage.__qualname__}"
