@@ -50,6 +50,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[L
     slot = board.slot(0)
     slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, State.STARTING
     boot.log_job_records(log)
+    boot.print_by_line()
     beside = Beside(hands, app.settings)
     worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
     try:

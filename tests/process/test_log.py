@@ -160,3 +160,34 @@ def test_a_looping_listener_that_returns_false_idles(shop: Project, witness: Wit
     eventually(lambda: len(work.children(" idle")) == 2)
     work.stop()
     shop.qd("clear", "default")
+
+
+PRINTING = """
+@app.job("says")
+def says() -> None:
+    print("said by", os.getpid())
+
+@app.job("dies", tries=1)
+def dies() -> None:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@FAILED
+def test_what_a_job_prints_outlives_its_worker(shop: Project, redis: Client) -> None:
+    shop.jobs(PRINTING)
+    push_laravel(redis, "says")
+    push_laravel(redis, "dies")
+    work = shop.work("-w", "1", "--max-crashes", "1", PYTHONUNBUFFERED="")
+    pid = work.wait_line(r"worker\.\w+ .*pid=(\d+).*SIGKILL")[1]
+    eventually(lambda: work.output == [f"said by {pid}"], what="the line of the job before")
+    work.wait_line("job.failed .*job=dies")
+    work.stop()
+
+
+def test_what_a_job_prints_comes_at_once_without_workers(shop: Project, redis: Client) -> None:
+    shop.jobs(PRINTING)
+    push_laravel(redis, "says")
+    work = shop.work("-w", "0", PYTHONUNBUFFERED="")
+    eventually(lambda: work.output == [f"said by {work.pid}"], 10, what="the line, while it waits for more")
+    work.stop()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import io
 import logging
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from qd.app import Qd
@@ -35,6 +38,7 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     between: called between two looks for jobs, see Worker.
     """
     own_stdin()
+    print_by_line()
     hands = replace(hands, log=hands.log.of("worker", Patient()))
     random.seed()
     vitals.die_before_parent(OOM_SCORE)
@@ -68,6 +72,13 @@ def own_stdin() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+
+
+def print_by_line() -> None:
+    """What a job prints is in the file or pipe when its line is whole: a worker that is killed flushes nothing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else the app has put something of its own there
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            sys.stdout.reconfigure(line_buffering=True)
 
 
 def ready_for_stacks() -> int | None:
