@@ -274,6 +274,69 @@ def test_the_argument_at_fault_is_named_among_others():
         signature_of(welcome).encode({"to": "a", "subject": "b", "copies": "three"})
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({1, 2}, "a set"),
+        (b"abc", "a bytes"),
+        ({1: 2}, "the key 1"),
+        ((1, 2), "a tuple"),
+        (Decimal("0.1"), "a Decimal"),
+        (UUID(int=1), "a UUID"),
+        (timedelta(1), "a timedelta"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "a datetime"),
+        (Item("x"), "a Item"),
+        (Size.SMALL, "a Size"),
+        (Point(1, 2), "a Point"),
+        ([{"deep": [{1}]}], "a set"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Any, object, Any | None])
+def test_without_a_type_nothing_arrives_as_something_else(kind, value, says):
+    with pytest.raises(ArgumentError) as error:
+        typed(kind).encode({"value": value})
+    assert "job(): argument 'value' cannot be sent: " in str(error.value)
+    assert says in str(error.value)
+    assert "annotate it" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (list, [1, "a"], [(1,)]),
+        (list[Any], [1, {"a": None}], [{1}]),
+        (list[Any] | None, None, [{1}]),
+        (Sequence[Any], [1], [{1}]),
+        (tuple[Any, ...], (1, "a"), ((1,),)),
+        (tuple, (1,), (b"",)),
+        (tuple[UUID, Any], (UUID(int=1), 7), (UUID(int=1), UUID(int=1))),
+        (dict, {"a": 1}, {1: 1}),
+        (dict[str, Any], {"a": [1]}, {"a": {1}}),
+        (dict[str, Any], {"a": [1]}, Item("x")),
+        (dict[str, list[Any]], {"a": [1]}, {"a": [{1}]}),
+        (dict[int, Any], {1: "a"}, {1: Decimal(1)}),
+        (Mapping[str, Any], {"a": 1}, {"a": b"b"}),
+        (dict[Any, UUID], {"a": UUID(int=1)}, {1: UUID(int=1)}),
+        (set[Any], {1}, {UUID(int=1)}),
+    ],
+    ids=str,
+)
+def test_a_type_that_leaves_its_parts_open_is_held_to_the_same(kind, right, wrong):
+    assert round_trip(kind, right) == right
+    with pytest.raises(ArgumentError, match="'value' cannot be sent: a"):
+        typed(kind).encode({"value": wrong})
+
+
+def test_further_names_without_a_type_are_held_to_the_same():
+    def job(a, **rest): ...
+
+    signature = signature_of(job)
+    assert signature.decode(signature.encode({"a": 1, "b": [2]})) == {"a": 1, "b": [2]}
+    for wrong in ("a", "b"):
+        with pytest.raises(ArgumentError, match=f"'{wrong}' cannot be sent: a set"):
+            signature.encode({"a": 1, "b": 2, wrong: {1}})
+
+
 # -- in the worker
 
 
@@ -539,6 +602,9 @@ def test_a_whole_value_is_held_to_the_same_rules():
     for wrong in (math.nan, [datetime(2026, 1, 1)], object(), "\ud800"):
         with pytest.raises(ArgumentError):
             encode_value(wrong)
+    assert encode_value({1}) == b"[1]"  # for another program, whose types are not known here
+    with pytest.raises(ArgumentError, match="a set would arrive as something else"):
+        encode_value({"a": [{1}]}, as_it_is=True)
     for data in (b"{", b'"\xff"', b"[" * 100_000):
         with pytest.raises(WrongType):
             decode_value(data)

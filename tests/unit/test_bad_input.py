@@ -106,6 +106,13 @@ ARGUMENTS: list[Case] = [
     ("in bind", lambda s: s.welcome.bind(7), ArgumentError, (JOB, "'to'")),
     ("in adispatch", lambda s: asyncio.run(s.welcome.adispatch(7)), ArgumentError, (JOB, "'to'")),
     ("in run", lambda s: s.welcome.run(7), ArgumentError, (JOB, "'to'")),
+    (
+        "a set without a type",
+        lambda s: s.welcome.dispatch("a", data={"k": {1}}),
+        ArgumentError,
+        ("'mail.welcome'", "'data'", "a set", "annotate"),
+    ),
+    ("a tuple of a raw job", lambda s: s.hook.dispatch((1, 2)), ArgumentError, ("job 'hook'", "a tuple", "list")),
     ("of a raw job", lambda s: s.hook.dispatch({"a": Opaque()}), ArgumentError, ("job 'hook'", "no JSON form")),
     ("of a class job", lambda s: s.charge(order_id="7").dispatch(), ArgumentError, ("job 'pay.charge'", "'order_id'")),
     ("a field missing", lambda s: s.charge(), TypeError, ("Charge", "'order_id'")),
@@ -307,7 +314,7 @@ def test_the_cases_would_be_sent_if_they_were_right():
     """So that none of them is refused for another reason."""
     shop = Shop()
     at = datetime(2031, 1, 1, tzinfo=UTC)
-    shop.welcome.using(delay=at, tries=2, key="k").dispatch("a", at, 1.5, [{"k": at}])
+    shop.welcome.using(delay=at, tries=2, key="k").dispatch("a", at, 1.5, [{"k": None}])
     shop.hook.dispatch({"a": 1})
     shop.charge(order_id=7).dispatch()
     shop.app.queue("php").push("X@fire", {"a": 1}, delay=1)

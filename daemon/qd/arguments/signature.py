@@ -11,6 +11,7 @@ from qd.arguments.fields import fields_of
 from qd.arguments.known import Extras, Known, bare
 from qd.arguments.parameters import Parameter, parameters_of, title_of, type_of
 from qd.arguments.providers import PROVIDED
+from qd.arguments.untyped import Look, look_of
 from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.units import did_you_mean
@@ -33,6 +34,7 @@ class Signature:
         "_names",
         "_required",
         "_settled",
+        "_untyped",
         "extras",
         "parameters",
         "rest",
@@ -53,6 +55,7 @@ class Signature:
         """The app provides, or carries, other types by now: what was found out about types counts no more."""
         self.extras: Extras | None = None
         self._hints: dict[str, Any] | None = None
+        self._untyped: dict[str, Look] = {}  # by the parameters whose types do not say everything
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._settled = not self._known and all(parameter.default is not PROVIDED for parameter in self._declared)
         self._travelling(self._declared)
@@ -108,6 +111,9 @@ class Signature:
                 look(value)
             data = encode(arguments)
             self._check(data)
+            if self._untyped:
+                for name, value in arguments.items():
+                    self._check_untyped(name, value)
         except FAILURES as error:
             name, reason = self._culprit(arguments) or (", ".join(arguments), error)
             raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {why(reason)}") from None
@@ -120,6 +126,15 @@ class Signature:
             for name, value in msgspec.json.decode(data).items():
                 msgspec.convert(value, self._hint(name), str_keys=True)
 
+    def _check_untyped(self, name: str, value: object) -> None:
+        declared = name if self.rest is None or name in self._names else self.rest.name
+        if declared not in self._untyped:
+            return
+        try:
+            self._untyped[declared](value)
+        except ValueError as error:
+            raise ValueError(f"{error}; annotate it with its type, or send one of these") from None
+
     def _culprit(self, arguments: Mapping[str, object]) -> tuple[str, Exception] | None:
         """The first argument that cannot be sent, and why."""
         for name, value in arguments.items():
@@ -127,6 +142,7 @@ class Signature:
                 value = value if self.extras is None else self.extras.packed(name, value)
                 look(value)
                 msgspec.json.decode(encode(value), type=self._hint(name))
+                self._check_untyped(name, value)
             except FAILURES as error:
                 return _short(name), error
         return None
@@ -227,7 +243,9 @@ class Signature:
     def _hint(self, name: str) -> Any:
         if self._hints is None:
             rest = [self.rest] if self.rest else []
-            self._hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
+            hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
+            self._untyped = {name: look for name, hint in hints.items() if (look := look_of(hint)) is not None}
+            self._hints = hints  # last: another thread may be here, too
         if name not in self._names and self.rest is not None:
             name = self.rest.name
         return self._hints[name]

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from qd.arguments.untyped import plain
 from qd.errors import ArgumentError, WrongType
 
 NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each of them is "no arguments"
@@ -25,11 +26,15 @@ _SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
 _SERIES = (list, tuple, set, frozenset, deque)
 
 
-def encode_value(value: object, what: str = "the data of a job") -> bytes:
-    """`value` as JSON text. what: whose it is, for the error. Raises ArgumentError."""
+def encode_value(value: object, what: str = "the data of a job", *, as_it_is: bool = False) -> bytes:
+    """`value` as JSON text. what: whose it is, for the error. as_it_is: only what JSON itself holds. Raises
+    ArgumentError."""
     try:
         look(value)
-        return encode(value)
+        data = encode(value)
+        if as_it_is:
+            plain(value)
+        return data
     except FAILURES as error:
         raise ArgumentError(f"{what} cannot be sent: {why(error)}") from None
 

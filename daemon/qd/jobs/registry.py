@@ -85,7 +85,7 @@ class DeclaredRaw(Declared):
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         (value,) = self.signature.bind(args, kwargs).values()
-        return encode_value(value, f"the data of job '{self.name}'")
+        return encode_value(value, f"the data of job '{self.name}'", as_it_is=True)
 
     def prepare(self, data: bytes) -> Callable[[], object]:
         return partial(self.target, decode_value(data))
