@@ -92,11 +92,20 @@ def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, v
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 @pytest.mark.parametrize(
-    "words", [(), ("a", "--all"), ("a", "--job", "x"), ("--all", "--since", "x"), ("--rate", "0", "--all")]
+    "words", [(), ("a", "--all"), ("a", "--job", "x"), ("--all", "--since", "x"), ("--rate", "0", "--all"), ("--rate", "nan", "--all")]
 )  # fmt: skip
 def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
     bury(redis, "a")
     assert qd("failed", verb, *words).exit_code == 2
+    assert left(redis) == ["a"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "forget"])
+@pytest.mark.parametrize("words", [("",), ("--until", "1970-01-01T00:00+00:00"), ("--until", "1960-01-01")])
+def test_words_that_mean_none_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
+    """An empty variable of a shell; a moment in front of all others, which is no length of time."""
+    bury(redis, "a")
+    qd("failed", verb, *words)
     assert left(redis) == ["a"]
 
 

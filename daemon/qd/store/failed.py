@@ -276,6 +276,8 @@ def _raw(id: str) -> bytes:
 
 
 def means(record: Record, word: str) -> bool:
+    if not word:
+        return False  # an empty variable of a shell
     if record.id.startswith(word) or record.uuid == word:
         return True
     return word.encode() in record.payload and word == id_of(record)

@@ -60,8 +60,8 @@ class BothStores(FailedStore):
     def find(self, queues: Sequence[str], words: Sequence[str]) -> dict[str, list[Record]]:
         found = super().find(queues, words)
         for row in self.table.of(words):
-            if not found[row.uuid]:
-                found[row.uuid] = [of_row(row)]
+            if not found[row.name]:
+                found[row.name] = [of_row(row)]
         return found
 
     def count(self, queues: Sequence[str]) -> int | None:
@@ -91,7 +91,7 @@ class BothStores(FailedStore):
 
 
 def of_row(row: Row) -> Record:
-    """A record of a row; its id is the uuid, as for artisan."""
+    """A record of a row; its id is the row's name: the uuid, as for artisan."""
     raw = row.payload.encode()
     try:
         read = payload.read(raw)
@@ -102,7 +102,7 @@ def of_row(row: Row) -> Record:
     error, _, reason = head.partition(": ")
     name = error.rpartition("\\")[2] if reason else ""
     return Record(
-        id=row.uuid, queue=row.queue, failed_at=row.failed_at, uuid=row.uuid, job=job, error=name, row=True,
+        id=row.name, queue=row.queue, failed_at=row.failed_at, uuid=row.name, job=job, error=name, row=True,
         reason=reason or head, attempts=attempts, trace=row.exception, payload=raw,
     )  # fmt: skip
 

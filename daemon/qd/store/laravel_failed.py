@@ -25,14 +25,16 @@ DRIVERS = {
     "postgresql": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
     "postgres": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
 }
+_NUMBERED = re.compile(r"row-([0-9]{1,18})")
 _OURS = re.compile(r"`qd failed show (\S+)`\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A failed job as Laravel keeps it. failed_at: unix seconds."""
+    """A failed job as Laravel keeps it. name: its uuid, or "row-7" where Laravel keeps none (its older driver, `database`).
+    failed_at: unix seconds."""
 
-    uuid: str
+    name: str
     connection: str
     queue: str
     payload: str
@@ -77,6 +79,9 @@ class FailedJobs:
             "failed_jobs", sql.MetaData(), sql.Column("id", sql.BigInteger, primary_key=True), *columns,
             sql.Column("failed_at", sql.DateTime),
         )  # fmt: skip
+        # As the driver gives it: what another program has written there may be no moment.
+        at = sql.type_coerce(self.table.c.failed_at, sql.types.NullType()).label("failed_at")
+        self.all = sql.select(*[column for column in self.table.c if column.name != "failed_at"], at)
 
     def _run(self, *statements: Any) -> list[Any]:
         """All in one transaction; the rows of the last."""
@@ -92,16 +97,21 @@ class FailedJobs:
     def add(self, row: Row) -> None:
         """Write it, in place of a row of the same job."""
         at = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0)
-        values = {name: getattr(row, name) for name in ("uuid", "connection", "queue", "payload", "exception")}
-        self._run(self._delete([row.uuid]), self.table.insert().values(**values, failed_at=at))
+        values = {name: getattr(row, name) for name in ("connection", "queue", "payload", "exception")}
+        self._run(self._delete([row.name]), self.table.insert().values(uuid=row.name, **values, failed_at=at))
 
-    def take(self, uuids: Sequence[str]) -> None:
-        """Delete the rows of these jobs."""
-        if uuids:
-            self._run(self._delete(uuids))
+    def take(self, names: Sequence[str]) -> None:
+        """Delete these rows."""
+        if names:
+            self._run(self._delete(names))
 
-    def _delete(self, uuids: Sequence[str]) -> Any:
-        return self.table.delete().where(self.table.c.uuid.in_(list(uuids)))
+    def _delete(self, names: Sequence[str]) -> Any:
+        return self.table.delete().where(self._named(names))
+
+    def _named(self, names: Sequence[str]) -> Any:
+        column, numbers = self.table.c, [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
+        without = self.sql.and_(column.id.in_(numbers), self.sql.or_(column.uuid.is_(None), column.uuid == ""))
+        return self.sql.or_(column.uuid.in_([name for name in names if name]), without)
 
     def there(self, uuids: Sequence[str]) -> set[str]:
         """Those of these jobs that have a row."""
@@ -112,13 +122,13 @@ class FailedJobs:
         """Those of `connection` that rows tell of."""
         column = self.table.c.queue
         asked = self.sql.select(column).where(self.table.c.connection == connection).distinct()
-        return sorted(row[0] for row in self._run(asked))
+        return sorted(text_of(row[0]) for row in self._run(asked) if row[0])
 
     def rows(self, connection: str, queue: str, *, newest: bool = True) -> Iterator[Row]:
         """Those of the queue, in the order in which they were written, a page at a time."""
         column, last = self.table.c.id, None
         while True:
-            asked = self.sql.select(self.table).limit(PAGE).order_by(column.desc() if newest else column)
+            asked = self.all.limit(PAGE).order_by(column.desc() if newest else column)
             asked = asked.where(self.table.c.connection == connection, self.table.c.queue == queue)
             if last is not None:
                 asked = asked.where(column < last if newest else column > last)
@@ -129,14 +139,28 @@ class FailedJobs:
                 return
             last = page[-1].id
 
-    def of(self, uuids: Sequence[str]) -> list[Row]:
-        """The rows of these jobs."""
-        return [row_of(row) for row in self._run(self.table.select().where(self.table.c.uuid.in_(list(uuids))))]
+    def of(self, names: Sequence[str]) -> list[Row]:
+        """The rows of these names."""
+        return [row_of(row) for row in self._run(self.all.where(self._named(names)))]
 
 
 def row_of(row: Any) -> Row:
-    at = row.failed_at.replace(tzinfo=UTC).timestamp() if row.failed_at is not None else 0.0
-    return Row(row.uuid or "", row.connection or "", row.queue or "", row.payload or "", row.exception or "", at)
+    connection, queue, payload, exception = map(text_of, (row.connection, row.queue, row.payload, row.exception))
+    return Row(text_of(row.uuid) or f"row-{row.id}", connection, queue, payload, exception, moment_of(row.failed_at))
+
+
+def text_of(value: object) -> str:
+    """SQLite keeps whatever it is given in any column."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
+
+
+def moment_of(value: object) -> float:
+    """Unix seconds; 0 for what is no moment."""
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromisoformat(text_of(value))
+        return at.replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def with_driver(url: str) -> tuple[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ Wherever such a command is ended, each job has either been moved or not: it is c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,16 @@ CHUNK = 100  # records of one step,
 HEAVY = 4 << 20  # and bytes of them, as far as one is not larger
 TOLD = 20  # records that are not sent, each in a line
 Step = Callable[[list["Record"]], list[str | None]]  # what became of each: None, done; "", gone before; else why not
+
+
+class Rate(click.FloatRange):
+    """A number a second."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number a second (without --rate: as fast as it goes)", param, ctx)
+        return found
 
 
 @dataclass
@@ -60,7 +71,7 @@ class Tally:
     "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
 )
 @filters
-@click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="Send this many a second at most.")
+@click.option("--rate", type=Rate(0, min_open=True), metavar="N", help="Send this many a second at most.")
 @click.option(
     "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Moment(click.ParamType[float]):
-    """A moment: "90s", "2h", "7d" ago as negative seconds; "2026-11-21", "2026-11-21T10:00" as unix seconds."""
+Moment = float | timedelta  # unix seconds, or so long ago
+
+
+class Time(click.ParamType[Moment]):
+    """A moment: "90s", "2h", "7d" is so long ago; "2026-11-21", "2026-11-21T10:00" unix seconds."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         try:
-            return -units.span(value)
-        except ValueError:
+            return timedelta(seconds=units.span(value))
+        except (ValueError, OverflowError):
             pass
         try:
             return datetime.fromisoformat(value).timestamp()
@@ -38,14 +41,14 @@ class Moment(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Filters:
-    """What the options of a command say. Moments as `Moment` gives them."""
+    """What the options of a command say."""
 
     queue: tuple[str, ...] = ()
     job: str | None = None
     error: str | None = None
     text: str | None = None
-    since: float | None = None
-    until: float | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     older_than: float | None = None
 
     @property
@@ -67,8 +70,8 @@ class Filters:
         return Wanted(self.job, self.error, self.text, since, min(ends))
 
 
-def moment(at: float, now: float) -> float:
-    return now + at if at <= 0 else at
+def moment(at: Moment, now: float) -> float:
+    return now - at.total_seconds() if isinstance(at, timedelta) else at
 
 
 def filters(function: F) -> F:
@@ -83,9 +86,9 @@ def filters(function: F) -> F:
         ),
         click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
         click.option(
-            "--since", type=Moment(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
+            "--since", type=Time(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
         ),
-        click.option("--until", type=Moment(), metavar="TIME", help="Only those that had failed by then: as --since."),
+        click.option("--until", type=Time(), metavar="TIME", help="Only those that had failed by then: as --since."),
         click.option(
             "--older-than", type=common.Span(), metavar="TIME", help="Only those that failed longer ago than this."
         ),
@@ -134,7 +137,10 @@ def with_table(found: Settings, name: str, kept: FailedStore) -> FailedStore:
 
 
 def single(word: str, found: list[Record]) -> Record:
-    """The one record that `word` means. Raises Refused when they are several."""
+    """The one record that `word` means, whole or as a beginning. Raises Refused when they are several."""
+    whole = [record for record in found if word in (record.id, record.uuid)]
+    if len(whole) == 1:
+        return whole[0]
     if len(found) > 1:
         names = ", ".join(record.id for record in found[:5])
         raise common.Refused(f"'{word}' means {len(found)} failed jobs ({names}{', ...' if len(found) > 5 else ''})")
