@@ -92,8 +92,15 @@ def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, v
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 @pytest.mark.parametrize(
-    "words", [(), ("a", "--all"), ("a", "--job", "x"), ("--all", "--since", "x"), ("--rate", "0", "--all"), ("--rate", "nan", "--all")]
-)  # fmt: skip
+    "words",
+    [
+        (),
+        ("a", "--all"),
+        ("a", "--job", "x"),
+        ("--all", "--since", "x"),
+        *[("--rate", n, "--all") for n in ("0", "nan")],
+    ],
+)
 def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
     bury(redis, "a")
     assert qd("failed", verb, *words).exit_code == 2
