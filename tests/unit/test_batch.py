@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, NeverSent, NotInJob
+from qd import ArgumentError, Call, DeclarationError, NeverSent, NotInJob, Qd, current_job
 from qd.connectors.batches import BatchState
+from qd.middleware import SkipIfBatchCancelled
 from tests.support.fakes import FakeQd
 
 
@@ -87,6 +88,87 @@ def test_a_batch_that_is_dropped_says_so(app: FakeQd, step: Any):
 def test_outside_a_job_there_is_no_batch_in_hand(app: FakeQd):
     with pytest.raises(NotInJob):
         app.current_batch()
+
+
+class Running:
+    """An app that could reach no server, and what its jobs have seen of their batch."""
+
+    def __init__(self) -> None:
+        self.app, self.seen = Qd(), list[Any]()
+
+        @self.app.job("row")
+        def row(n: int, more: int = 0, cancel: bool = False) -> None:
+            batch = self.app.current_batch()
+            self.seen.append((n, batch.total, batch.pending))
+            if more:
+                batch.add(*[row.bind(n * 10 + one) for one in range(more)])
+            if cancel:
+                batch.cancel()
+            if n < 0:
+                raise ValueError(n)
+
+        @self.app.job("optional", middleware=[SkipIfBatchCancelled()])
+        def optional(n: int) -> None:
+            self.seen.append(n)
+
+        @self.app.job("after")
+        def after(what: str) -> None:
+            look = self.app.current_batch().look()
+            self.seen.append((what, look.total, look.pending, look.failed, look.finished_at is not None))
+
+        self.row, self.optional, self.after = row, optional, after
+
+    def run(self, *calls: Call[Any], allow_failures: bool = False) -> None:
+        then, catch, last = [self.after.bind(what) for what in ("then", "catch", "finally")]
+        batch = self.app.batch(*calls, then=then, catch=catch, finally_=last, allow_failures=allow_failures)
+        batch.run()
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    monkeypatch.setenv("QD_REDIS_URL", "unix:///nope")
+    return Running()
+
+
+def test_run_has_a_batch_in_hand_which_can_be_added_to(running: Running):
+    row = running.row
+    running.run(row.bind(1, more=2), row.bind(2))
+    jobs = [(1, 2, 2), (2, 4, 3), (10, 4, 2), (11, 4, 1)]
+    assert running.seen == [*jobs, ("then", 4, 0, 0, False), ("finally", 4, 0, 0, True)]
+
+
+def test_run_of_nothing_calls_back(running: Running):
+    running.run()
+    assert running.seen == [("then", 0, 0, 0, False), ("finally", 0, 0, 0, True)]
+
+
+def test_run_ends_a_batch_with_its_first_failure(running: Running):
+    row = running.row
+    with pytest.raises(ValueError, match="-1"):
+        running.run(row.bind(-1), row.bind(2))
+    assert running.seen == [(-1, 2, 2), ("catch", 2, 1, 1, False), ("finally", 2, 0, 1, True)]
+
+
+def test_run_goes_on_where_failures_are_allowed(running: Running):
+    row = running.row
+    with pytest.raises(ValueError, match="-1"):
+        running.run(row.bind(-1), row.bind(-2), row.bind(3), allow_failures=True)
+    seen = [(-1, 3, 3), ("catch", 3, 2, 1, False), (-2, 3, 2), (3, 3, 1), ("finally", 3, 0, 2, True)]
+    assert running.seen == seen
+
+
+def test_run_skips_what_is_not_wanted_any_more(running: Running):
+    running.run(running.row.bind(1, cancel=True), running.optional.bind(2))
+    assert running.seen == [(1, 2, 2), ("finally", 2, 0, 0, True)]
+
+
+def test_in_run_nothing_can_be_retried(running: Running):
+    @running.app.job("retry")
+    def retry() -> None:
+        running.seen.append((running.app.current_batch().retry_failed(), current_job().ties))
+
+    running.app.batch(then=retry.bind()).run()
+    assert [count for count, _ in running.seen] == [0]
 
 
 @pytest.mark.parametrize(

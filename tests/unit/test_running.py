@@ -152,6 +152,27 @@ def test_run_gives_the_result_and_tells_the_events(app: FakeQd, heard: list[Even
         current_job()
 
 
+def test_run_gives_the_tags_and_places_that_were_said(app: FakeQd):
+    @app.job("mail.welcome", tags=["mail"])
+    def welcome() -> tuple[object, ...]:
+        job = current_job()
+        return job.tags, job.queue, job.connection
+
+    @app.job("mail.note")
+    class Note(Job[tuple[str, ...]]):
+        number: int
+
+        def tags(self) -> list[str]:
+            return [f"note:{self.number}"]
+
+        def handle(self) -> tuple[str, ...]:
+            return current_job().tags
+
+    assert welcome.run() == (("mail",), "", "")
+    assert welcome.using(tags=["new", "one"], queue="q", connection="c").run() == (("new", "one"), "q", "c")
+    assert Note(number=7).run() == ("note:7",)
+
+
 def test_run_of_a_class_job(app: FakeQd):
     @app.job("charge")
     class Charge(Job[int]):

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from qd import DeclarationError, JobFailed, JobTimeout, RunningJob
+from qd import DeclarationError, JobFailed, JobTimeout, Qd, RunningJob
 from qd.bus import places
+from qd.jobs.plan import Middleware
 from qd.middleware import (
     ConcurrencyLimit,
     FailOnException,
@@ -84,8 +85,36 @@ def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
     @app.job("x", middleware=[WithoutOverlapping()])
     def work() -> None: ...
 
+    job = RunningJob("an-id", "x", "default", 1, common=app.common)
     with pytest.raises(Exception, match="keeps no locks"):
-        work.run()
+        WithoutOverlapping()(job, lambda: None)
+
+
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        WithoutOverlapping("{number}", drop=True),
+        ConcurrencyLimit("crm", 1),
+        RateLimited("crm", 1, per=60),
+        ThrottlesExceptions(1, 60, 60),
+        SkipIfBatchCancelled(),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_run_asks_no_server_and_is_let_through(monkeypatch: pytest.MonkeyPatch, middleware: Middleware):
+    monkeypatch.setenv("QD_REDIS_URL", "unix:///nope")
+    app = Qd()
+
+    @app.job("sync", middleware=[middleware])
+    def sync(number: int) -> int:
+        if number > 2:
+            raise ValueError(number)
+        return sync.run(number + 1) if number == 1 else number
+
+    assert (sync.run(1), sync.run(2)) == (2, 2)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="3"):
+            sync.run(3)
 
 
 def test_skip_if_and_a_job_of_no_batch(app: FakeQd):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from qd.arguments import Pattern
 from qd.connectors.base import Queue
@@ -75,12 +75,10 @@ def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:
 
 def queue_asked(job: RunningJob, ask: Callable[[Queue], T]) -> T:
     """What the job's connection says. While it is away the job is put back: that is no fault of the job, and costs no
-    attempt. In run() the error is raised."""
+    attempt. In run() nobody is asked."""
     try:
         return within(job, PATIENCE, ask)
     except (ConnectionLost, ServerRefused) as error:
-        if not job.mark:
-            raise
         said = str(error)
     job.release(AWAY, reason=f"nobody could say whether it may run: {said}", counts=False)
 
@@ -97,7 +95,7 @@ def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.common is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
-    queue = job.common.connections.get(job.connection or None)
+    queue = cast(Queue, job.here) if job.here else job.common.connections.get(job.connection or None)
     with shield, queue.within(seconds):  # an alarm must not tear a call apart
         return ask(queue)
 
@@ -105,5 +103,5 @@ def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
 def store_of(queue: Queue) -> Store:
     from qd.store.redis import beside  # whose app has no such middleware loads no driver for it
 
-    own: Store | None = getattr(queue, "store", None)  # of a connection that is made up for tests
+    own: Store | None = getattr(queue, "store", None)  # of one that is made up, for run() and for tests
     return beside(queue) if own is None else own

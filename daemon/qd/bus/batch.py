@@ -86,26 +86,11 @@ class BatchCall(Together):
     def run(self) -> None:
         """Run all of them here and now, in order, then what follows. The first error comes out at the end; unless failures
         are allowed, it is the end of the batch."""
-        self._origin = None
-        error: Exception | None = None
-        for member in self._members:
-            try:
-                self._send.run(*member)
-            except Exception as raised:
-                if error is None:
-                    error = raised
-                    self._call_back("catch")
-                if not self._allow:
-                    break
-        if error is None:
-            self._call_back("then")
-        self._call_back("finally")
-        if error is not None:
-            raise error
+        from qd.bus.batch_here import BatchHere  # who sends needs none
 
-    def _call_back(self, what: str) -> None:
-        if what in self._callbacks:
-            self._send.run(*self._callbacks[what])
+        self._origin = None
+        new = NewBatch(new_uuid(os.urandom(SEED)), self._name, self._allow, {})
+        BatchHere(self._send, new, self._members, self._callbacks).run()
 
     def __repr__(self) -> str:
         return f"<batch of {len(self._members)} jobs{self._name and f' ({self._name})'}>"
@@ -114,6 +99,8 @@ class BatchCall(Together):
 def batch_in_hand(send: Send) -> Batch:
     """The batch of the job that this code runs in, or whose callback it is. Raises NotInJob, UnknownBatch."""
     job = current_job()
+    if job.here is not None and job.here.batch is not None:
+        return job.here.batch
     id = None if job.ties is None else job.ties.batch or job.ties.after
     if id is None:
         raise UnknownBatch(f"job '{job.name}' belongs to no batch")

@@ -24,6 +24,7 @@ from qd.units import span
 
 if TYPE_CHECKING:
     from qd.bus.common import Common
+    from qd.bus.here import Here
 
 MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
 
@@ -34,18 +35,21 @@ class RunningJob:
     uuid: the same in every attempt and after a crash. mark: of this attempt alone, "" in run(). payload: its bytes, b"" in
     run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise. skipped: it was
-    not run, since its batch was cancelled, whatever the middleware around says that it returned.
+    not run, since its batch was cancelled, whatever the middleware around says that it returned. here: what it has for its
+    connection in run(), None: it has one.
     """
 
     __slots__ = (
         "_keep",
         "_saved",
+        "_tags",
         "_tell",
         "attempt",
         "common",
         "connection",
         "data",
         "declared",
+        "here",
         "id",
         "mark",
         "name",
@@ -78,14 +82,16 @@ class RunningJob:
         data: bytes | Raw = b"{}",
         common: Common | None = None,
         tell: Callable[[float], None] | None = None,
+        tags: tuple[str, ...] = (),
+        here: Here | None = None,
     ) -> None:
         """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. common: what
         it shares with every job of its app. data: its arguments, as they travelled. tell: takes how far the job is, None:
-        nobody can ask."""
+        nobody can ask. tags: of one that has no payload."""
         self._saved, self._keep, self._tell = saved, keep, tell
         self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
-        self.declared, self.data = declared, data
+        self.declared, self.data, self.here, self._tags = declared, data, here, tags
         self.id = id
         self.name = name
         self.queue = queue
@@ -101,8 +107,8 @@ class RunningJob:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The words it was declared or sent with, read from its payload."""
-        return tags_of(self.payload)
+        """The words it was declared or sent with, read from its payload where it has one."""
+        return tags_of(self.payload) if self.payload else self._tags
 
     @property
     def saved(self) -> Any:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from qd.bounds import check
 from qd.bus.common import Common
+from qd.bus.here import Here
 from qd.bus.hooks import PayloadHooks
+from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.results import Asked
 from qd.bus.route import Route, routed
@@ -194,13 +196,28 @@ class Send:
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""
-        declared = plan.declared
-        id, queue, common = new_id(os.urandom(SEED)), plan.options.queue or "", self._common
-        connection = plan.options.connection or ""
-        job = RunningJob(
-            id, declared.name, queue, 1, connection=connection, declared=declared, data=data, common=common
+        return self.run_made(self.made(new_id(os.urandom(SEED)), plan, data, Here(MemoryBatches())), plan)
+
+    def made(self, id: str, plan: Plan, data: bytes, here: Here, ties: Ties | None = None) -> RunningJob:
+        """The job that run() runs; its queue, connection and tags are those that its declaration and using() say."""
+        said = plan.options
+        return RunningJob(
+            id,
+            plan.declared.name,
+            said.queue or "",
+            1,
+            connection=said.connection or "",
+            ties=ties,
+            declared=plan.declared,
+            data=data,
+            common=self._common,
+            tags=said.tags or (),
+            here=here,
         )
-        return run_here(declared, data, job, self._listeners, common.pipeline.around(declared))
+
+    def run_made(self, job: RunningJob, plan: Plan) -> Any:
+        stages = self._common.pipeline.around(plan.declared)
+        return run_here(plan.declared, bytes(job.data), job, self._listeners, stages)
 
     def route(self, plan: Plan) -> Route:
         settings = self._settings()

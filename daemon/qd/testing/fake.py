@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.send import Push
 from qd.connectors.batches import NewBatch
@@ -18,7 +19,6 @@ from qd.errors import ArgumentError
 from qd.jobs import Job, JobFunction
 from qd.jobs.registry import Declared
 from qd.payload import read
-from qd.testing.batches import MemoryBatches
 from qd.testing.records import Batched, Chained, Dispatched, Pushed, batched, chained, dispatched, pushed
 from qd.testing.stage import staged
 from qd.testing.waiting import Waiting

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from qd import config
+from qd.bus.here import Here
+from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
-from qd.testing.batches import MemoryBatches
 from qd.testing.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -28,25 +29,13 @@ class Unread(Settings):
         return ConnectionSettings(name or self.default, url="fake://")
 
 
-class Lenient:
-    """A store for the middleware that holds jobs back: there is always a place, a turn, and no rest."""
-
-    def left(self, name: str) -> float:
-        return 0.0
-
-    def step(self, script: str, names: Sequence[str], *words: str | int) -> object:
-        return (0, 0) if script == "admit" else 0
-
-
-class Nowhere:
+class Nowhere(Here):
     """A connection without a server: it has the jobs and the batches of a fake, and a store in which nothing stands."""
 
     def __init__(self, jobs: Waiting, batches: MemoryBatches) -> None:
-        self.jobs, self.batches, self.store = jobs, batches, Lenient()
+        super().__init__(batches)
+        self.jobs = jobs
         self.cancel_keyed, self.move_keyed, self.keyed_due = jobs.cancel_keyed, jobs.move_keyed, jobs.keyed_due
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Batches of a connection that is none: kept in memory, for as long as a fake lasts. Counted as batch.lua counts."""
+"""Batches of a connection that is none: kept in memory, as long as run() or a fake lasts. Counted as batch.lua counts."""
 
 from __future__ import annotations
 
