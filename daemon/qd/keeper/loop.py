@@ -25,6 +25,7 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.wire import Arg, Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.report import Report
@@ -74,6 +75,7 @@ class Keeper:
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
         self.dead = Dead(queue, self.queues, hands, log)
+        self.aged = Aged(queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
@@ -107,6 +109,7 @@ class Keeper:
             deadline = self._beat()
             self._back()
             self.dead.dead_masters(self._masters, self._forget)
+            self.aged.forget()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + self._lost(error)

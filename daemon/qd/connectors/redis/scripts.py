@@ -25,6 +25,7 @@ PARTS = {  # every other script is its own file
     "drop": (*EFFECTS, "drop.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),
     "retry": ("failed.lua", "retry.lua"),
+    "aged": ("failed.lua", "aged.lua"),
     "forget": ("failed.lua", "forget.lua"),
     "adopt": ("failed.lua", "adopt.lua"),
 }

@@ -1,0 +1,42 @@
+"""Failed jobs that are older than [failed] keep are forgotten, also in a queue in which nothing fails any more.
+
+once a minute, for each queue: one script call that takes away at most STEP records; while there are more, at each beat
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from qd.connectors.redis import keys
+from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.scripts import script
+from qd.errors import ServerRefused
+from qd.log import Log
+
+EVERY = 60.0  # seconds between two looks; less where records are kept for less
+STEP = 500
+
+
+class Aged:
+    def __init__(self, queue: RedisQueue, queues: Sequence[str], keep: float, log: Log) -> None:
+        """keep: seconds; 0: whatever is there stays."""
+        self.queue, self.queues, self.keep, self.log = queue, queues, keep, log
+        self._due = 0.0
+
+    def forget(self) -> None:
+        """Raises ConnectionLost. That this user may not, or a key is none of ours, must not stop the keeper: it is said."""
+        at = time.monotonic()
+        if not self.keep or at < self._due:
+            return
+        self._due = at + min(EVERY, self.keep)
+        for name in self.queues:
+            try:
+                if self._step(name) == STEP:
+                    self._due = at
+            except ServerRefused as error:
+                self.log.warning("failed.not_forgotten", queue=name, error=str(error))
+
+    def _step(self, name: str) -> int:
+        names = [self.queue.settings.prefix + kind(name) for kind in (keys.failed, keys.failed_at)]
+        return int(script("aged").call(self.queue.wire, names, self.keep, STEP))

@@ -1,0 +1,67 @@
+"""[failed] keep: what has failed longer ago is forgotten, also where nothing fails any more."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.burying import bury
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, ready
+from tests.support.pushing import push
+from tests.support.resp import Client
+
+JOBS = """
+@app.job("fails")
+def fails() -> None:
+    raise ValueError("no")
+"""
+STORE = ("queues:default:failed", "queues:default:failed_at")
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+def test_failed_jobs_are_forgotten_in_a_queue_in_which_nothing_fails_any_more(
+    project: MakeProject, redis: Client
+) -> None:
+    work = ready(project(jobs=JOBS, config='[failed]\nkeep = "2s"\n'))
+    push(redis, "fails", count=8)
+    eventually(lambda: len(work.matches("job.failed ")) == 8, what="all failed")
+    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 10, what="nothing left of them")
+    work.stop()
+
+
+@pytest.mark.leaves(*STORE)
+def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProject, redis: Client) -> None:
+    for n in range(1201):  # more than two beats take away
+        bury(redis, f"old.{n}", queue="default", at=time.time() - 7200 + n)
+    for n in range(3):
+        bury(redis, f"young.{n}", queue="default")
+    work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1h"\n'))
+    eventually(lambda: redis.call("HLEN", STORE[0]) == 3, 10, what="the old ones gone")
+    assert redis.text("ZRANGE", STORE[1], 0, -1) == ["bytes", "young.0", "young.1", "young.2"]
+    assert -int(redis.call("ZSCORE", STORE[1], "bytes")) == sum(map(len, redis.call("HVALS", STORE[0])))
+    work.stop()
+
+
+@pytest.mark.leaves(*STORE)
+def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject, redis: Client) -> None:
+    bury(redis, "old", queue="default", at=time.time() - 7200)
+    shop = project(jobs=JOBS, config='[failed]\nenabled = false\nkeep = "1h"\n')
+    push(redis, "fails")
+    work = ready(shop)
+    work.wait_line("job.failed ")
+    work.stop()
+    assert redis.text("HKEYS", STORE[0]) == ["old"]
+
+
+@pytest.mark.leaves(*STORE)
+def test_a_store_that_cannot_be_looked_at_is_said_and_stops_no_keeper(project: MakeProject, redis: Client) -> None:
+    redis.call("SET", STORE[1], "somebody else's")
+    work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1s"\n'))
+    work.wait_line("failed.not_forgotten .*queue=default .*WRONGTYPE")
+    assert not work.matches("redis.away")
+    redis.call("DEL", STORE[1])
+    bury(redis, "old", queue="default", at=time.time() - 7200)
+    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 10, what="nothing left of it")
+    work.stop()
