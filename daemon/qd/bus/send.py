@@ -28,8 +28,10 @@ from qd.bus.running import RunningJob, run_here
 from qd.bus.skeleton import SEED
 from qd.connectors.base import Outgoing, Queue
 from qd.connectors.manager import Connections
+from qd.errors import ArgumentError
 from qd.events import JobQueued, JobQueueing, Listeners, UniqueJobSkipped
 from qd.jobs import Place, Plan
+from qd.options import queue_name
 from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield
 from qd.ties import HOLD, Ties
@@ -163,6 +165,7 @@ class Send:
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
+        check_queue(queue)
         settings, seed = self._settings(), os.urandom(SEED)
         id, uuid, signing = new_id(seed), new_uuid(seed), signing_of(settings)
         place = settings.connection(connection).name
@@ -176,6 +179,7 @@ class Send:
 
     def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
         """Send these bytes, signed or not, as they are. Raises ArgumentError: they are too many or nested too deep."""
+        check_queue(queue)
         settings = self._settings()
         check(payload, None, settings.max_payload, settings.max_depth)
         self.post((Parcel(settings.connection(connection).name, queue, payload, delay),))
@@ -226,6 +230,14 @@ class Send:
                 return route  # type: ignore[no-any-return]
         plan.notes[:] = [routed(plan.declared, plan.options, settings, self.hooks)]
         return plan.notes[0]  # type: ignore[no-any-return]
+
+
+def check_queue(name: str) -> None:
+    """Raises ArgumentError for a name that is a key of another queue."""
+    try:
+        queue_name(name)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
 
 
 def sends_itself(parcel: Parcel) -> bool:

@@ -49,7 +49,7 @@ CONNECTION = _rows(
         "prefix", "", "text", "what every key begins with, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",
         shown='""',
     ),
-    _key("queue", "default", "name", "the queue used when none is named", "QD_{NAME}_QUEUE"),
+    _key("queue", "default", "queue", "the queue used when none is named", "QD_{NAME}_QUEUE"),
     _key(
         "retry_after", 30.0, "span", "the lease of a running job, renewed while it runs: how long a dead host holds it",
         "QD_{NAME}_RETRY_AFTER", at_least=1,

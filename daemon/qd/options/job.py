@@ -19,7 +19,7 @@ def _said(kind: str) -> Any:
 class JobOptions:
     """What @app.job(...) and .using(...) said. None: not said, what stands below counts. Durations: seconds."""
 
-    queue: str | None = _said("name")
+    queue: str | None = _said("queue")
     connection: str | None = _said("name")
     tries: int | None = _said("count")
     timeout: float | None = _said("span")

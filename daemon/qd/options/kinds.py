@@ -50,6 +50,25 @@ def _name(value: object) -> str:
     raise ValueError(f"{value!r} is not a name")
 
 
+BESIDE = (":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed")
+
+
+def queue_name(value: object) -> str:
+    """The name of a queue whose keys are no other queue's. Raises ValueError."""
+    name = _name(value)
+    if name.endswith(BESIDE):
+        queue, _, word = name.rpartition(":")
+        raise ValueError(
+            f"'{name}' is no queue: ':{word}' is the ending of a key of queue '{queue}', choose another name"
+        )
+    return name
+
+
+def _queues(value: object) -> tuple[str, ...]:
+    """In order, each once: a queue asked for twice is asked first where it stood first."""
+    return tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
+
+
 def _several(value: object) -> list[object]:
     """One value, a list of them, or text with commas between them."""
     if isinstance(value, str):
@@ -61,7 +80,7 @@ DATABASES = ("mysql", "mariadb", "postgresql", "postgres", "sqlite")
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Names in order, each once: a queue asked for twice is asked first where it stood first."""
+    """Names in order, each once."""
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
 
 
@@ -149,6 +168,8 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "database": _database,
     "keys": _keys,
     "names": _names,
+    "queue": queue_name,
+    "queues": _queues,
     "texts": _texts,
     "until": _until,
     "middleware": _middleware,

@@ -67,6 +67,6 @@ def shown(kind: str, value: Any) -> str:
         return units.size_text(value)
     if kind == "spans":
         return ",".join(units.span_text(part) for part in value)
-    if kind in ("names", "texts", "keys"):
+    if kind in ("names", "queues", "texts", "keys"):
         return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

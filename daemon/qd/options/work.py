@@ -23,7 +23,7 @@ class WorkOptions:
     """What `qd work` was told. Durations are seconds, sizes bytes; 0 means no limit where the help says so."""
 
     queues: tuple[str, ...] = option(
-        (), "names", "take jobs from these queues, the first one first", flag="", shown="the connection's `queue`"
+        (), "queues", "take jobs from these queues, the first one first", flag="", shown="the connection's `queue`"
     )
     connection: str = option(
         "", "name", "take jobs from this connection", short="-c", environ="", shown="`default` of [qd]"

@@ -3,6 +3,7 @@ behind its arguments."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from math import ceil
 
@@ -10,12 +11,13 @@ from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
 from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
+log = logging.getLogger("qd.effects")
 NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
 
 
 def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
     """Names of keys (without the prefix) and arguments. What would go to a key that is something else, which nobody of ours
-    has written, is passed over: the server would refuse the answer for ever."""
+    has written, is passed over, and told: the server would refuse the answer for ever."""
     names, args = list[str](), list[Arg]()
     for effect in effects:
         these, words = _one(effect, prefix)
@@ -27,8 +29,10 @@ def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]
 def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     match effect:
         case Push(queue) if not keys.is_queue(queue):
+            log.error("a job is not sent: '%s', the queue that the payload before it names, is a key of another", queue)
             return NOTHING
         case Count(id) if ":" in id:
+            log.error("an end is not counted: '%s', which the payload names, is no batch", id)
             return NOTHING
         case Push(queue, payload, delay):
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)

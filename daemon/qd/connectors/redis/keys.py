@@ -33,13 +33,12 @@
 
 from __future__ import annotations
 
+from qd.options import BESIDE
+
 RESTART = "qd:restart"
 DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
-
-
-BESIDE = (":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed")
 
 
 def is_queue(name: str) -> bool:

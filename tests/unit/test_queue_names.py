@@ -1,0 +1,45 @@
+"""A queue that is named as a key of another one is refused wherever it is read, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from qd import ArgumentError, DeclarationError
+from qd.connectors.redis import keys
+from qd.options import BESIDE, WORK
+from tests.support.fakes import FakeQd
+
+SAID = "'x:delayed' is no queue: ':delayed' is the ending of a key of queue 'x', choose another name"
+
+
+def work(n: int) -> None: ...
+
+
+SENT: dict[str, Callable[[FakeQd], object]] = {
+    "declared": lambda app: app.job("step", queue="x:delayed")(work),
+    "using": lambda app: app.job("step")(work).using(queue="x:delayed"),
+    "by name": lambda app: app.queue("x:delayed").push("step"),
+    "raw": lambda app: app.queue("x:delayed").push_raw(b"{}"),
+}
+
+
+@pytest.mark.parametrize("how", SENT)
+def test_nothing_is_sent_to_a_key_of_another_queue(how: str):
+    app = FakeQd()
+    with pytest.raises((ArgumentError, DeclarationError)) as refused:
+        SENT[how](app)
+    assert str(refused.value).endswith(SAID)
+
+
+@pytest.mark.parametrize("ending", BESIDE)
+def test_no_worker_takes_jobs_from_there(ending: str):
+    with pytest.raises(ValueError, match=f"'{ending}' is the ending"):
+        WORK["queues"].read(["mail", f"default{ending}"])
+
+
+def test_each_key_beside_a_queue_is_known():
+    kinds = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths", "keyed")
+    assert all(not keys.is_queue(getattr(keys, kind)("a")) for kind in kinds)
+    assert WORK["queues"].read("reserved,a:b") == ("reserved", "a:b")
