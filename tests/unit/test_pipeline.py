@@ -164,6 +164,25 @@ async def two_async(job: RunningJob, call_next: Any) -> object:
 def one(job: RunningJob) -> None: ...
 
 
+def yields(job: RunningJob, call_next: Next) -> Any:
+    yield call_next()
+
+
+async def yields_async(job: RunningJob, call_next: Next) -> Any:
+    yield call_next()
+
+
+class Yields:
+    def __call__(self, job: RunningJob, call_next: Next) -> Any:
+        yield call_next()
+
+    def __repr__(self) -> str:
+        return "Yields()"
+
+
+GENERATOR = "middleware {} of shop.x is a generator, whose body would never run; return call_next() instead of yield"
+
+
 class Made:
     def __init__(self, a: object = None, b: object = None) -> None: ...
 
@@ -177,6 +196,9 @@ class Made:
         (one, "middleware one of shop.x does not take (job, call_next)"),
         (Made, "middleware Made of shop.x is a class; make one of it, Made(...)"),
         (3, "middleware 3 of shop.x cannot be called"),
+        (yields, GENERATOR.format("yields")),
+        (yields_async, GENERATOR.format("yields_async")),
+        (Yields(), GENERATOR.format("Yields()")),
         (
             two_async,
             "middleware two_async of shop.x is async, which can stand around one async job only; make it a def",

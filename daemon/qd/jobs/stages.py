@@ -16,6 +16,11 @@ def is_async(stage: object) -> bool:
     return inspect.iscoroutinefunction(stage) or inspect.iscoroutinefunction(getattr(stage, "__call__", None))  # noqa: B004
 
 
+def is_generator(stage: object) -> bool:
+    called = getattr(stage, "__call__", None)  # noqa: B004
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (stage, called))
+
+
 def check_stages(declared: Declared) -> None:
     """The middleware of one job, outermost first; each that has a `check(declared)` is asked as well. Raises
     DeclarationError naming the job and the one that cannot be."""
@@ -36,6 +41,8 @@ def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
         refuse(job, stage, "is a class", f"make one of it, {stage.__name__}(...)")
     if not callable(stage):
         refuse(job, stage, "cannot be called", SHAPE)
+    if is_generator(stage):
+        refuse(job, stage, "is a generator, whose body would never run", "return call_next() instead of yield")
     if not takes_two(stage):
         refuse(job, stage, "does not take (job, call_next)", SHAPE)
     if is_async(stage) and not runs_async:
