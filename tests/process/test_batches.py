@@ -47,6 +47,21 @@ def watch() -> None:
 CALLED = {"then": told.bind("then"), "catch": told.bind("catch"), "finally_": told.bind("finally")}
 """
 )
+KILLED = """
+from qd.connectors.redis import batches
+
+@app.job("bulk")
+def bulk() -> None:
+    batches.CHUNK = 2  # jobs that are sent in one call
+    if not os.path.exists("killed"):
+        call = batches.RedisBatches._call
+        def call_and_die(*given):
+            call(*given)
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
+        batches.RedisBatches._call = call_and_die
+    app.current_batch().add(*[part.bind(n) for n in range(3)])
+"""
 
 
 @pytest.fixture
@@ -123,6 +138,17 @@ def test_jobs_add_jobs_from_inside(shop: Project, witness: Witness) -> None:
     assert len(witness.starting("more")) == 15
     assert sorted(witness.starting("told")) == ["told finally 15 0 0", "told then 15 0 0"]
     work.stop()
+
+
+@pytest.mark.leaves("queues:*:deaths")
+def test_a_job_that_is_killed_while_it_adds_adds_again_and_the_batch_ends(shop: Project, witness: Witness) -> None:
+    shop.jobs(SHOP + KILLED)
+    shop.allowed.add("killed")
+    id = send(shop, "app.batch(bulk.bind(), **CALLED).dispatch()")
+    shop.work_off()
+    assert ask(shop, id, LOOK) == "6 0 0 100 True False"
+    assert sorted(witness.starting("part")) == ["part 0", "part 0", "part 1", "part 1", "part 2"]
+    assert sorted(witness.starting("told")) == ["told finally 6 0 0", "told then 6 0 0"]
 
 
 def test_a_batch_is_cancelled_by_hand(shop: Project, witness: Witness) -> None:

@@ -103,6 +103,7 @@ def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
         "size": "7M",
         "switch": "true",
         "names": "seven",
+        "queues": "seven",
         "name": "seven",
     }
     word = row.choices[-1] if row.choices else said[row.kind]

@@ -63,7 +63,8 @@ class Batches(Protocol):
         """Make it and send its jobs, up to 1,000 a step. Who dies between two steps leaves a batch that calls nobody."""
 
     def add(self, id: str, jobs: Sequence[Entry]) -> None:
-        """Send more jobs of it. Raises UnknownBatch, BatchFinished; nothing of the call's first 1,000 was sent then."""
+        """Send more jobs of it. Raises UnknownBatch, BatchFinished: nothing was sent then, of more than 1,000 jobs
+        perhaps the first thousands."""
 
     def cancel(self, id: str) -> bool:
         """Its jobs are not wanted any more. False: it was cancelled or finished already, or is not there."""

@@ -1,6 +1,6 @@
 -- Send jobs of a batch, and count them in, in one step; the first of such calls makes the batch itself.
 -- KEYS batch, pending, failed, and three a queue: ready, delayed, notify
--- ARGV prefix, 1 when more calls follow (-1 in the last of several, else 0), number of fields that make the batch (0: it is
+-- ARGV prefix, 1 in the first of several that make a batch, -1 in the last, else 0, number of fields that make the batch (0: it is
 -- there) and these, then for each job: number of its queue, uuid, delay in seconds, payload
 -- Returns 1; 0 when there is no such batch, -1 when it is finished: then nothing is sent. A batch that is open (more calls
 -- were to follow, and their sender died) calls nobody back, and vanishes with its time.

@@ -33,9 +33,11 @@ class RedisBatches:
         self._add(id, jobs, [])
 
     def _add(self, id: str, jobs: Sequence[Entry], fields: list[Arg]) -> None:
+        """fields: those of a new batch, which is open until the last of several calls. One that is added to is not: the job
+        that adds is pending itself, and when it is killed in between its next attempt could not close what it had opened."""
         chunks = list(chunked(jobs)) or [[]]
         for number, chunk in enumerate(chunks):
-            several, last = len(chunks) > 1, number == len(chunks) - 1
+            several, last = bool(fields) and len(chunks) > 1, number == len(chunks) - 1
             opens = (1 if not number else -1 if last else 0) if several else 0
             self._call(id, chunk, opens, fields if not number else [])
 

@@ -3,7 +3,6 @@ behind its arguments."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from math import ceil
 
@@ -11,7 +10,6 @@ from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
 from qd.connectors.redis import keys
 from qd.connectors.redis.wire import Arg
 
-log = logging.getLogger("qd.effects")
 NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
 
 
@@ -29,11 +27,11 @@ def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]
 def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     match effect:
         case Push(queue) if not keys.is_queue(queue):
-            log.error("a job is not sent: '%s', the queue that the payload before it names, is a key of another", queue)
-            return NOTHING
+            return passed(
+                f"a job is not sent: '{queue}', the queue that the payload before it names, is a key of another"
+            )
         case Count(id) if ":" in id:
-            log.error("an end is not counted: '%s', which the payload names, is no batch", id)
-            return NOTHING
+            return passed(f"the end of a job is not counted: '{id}', which its payload names, is no batch")
         case Push(queue, payload, delay):
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
         case Free(name, owner):
@@ -44,3 +42,10 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
             return (keys.kept(id),), ("keep", id, status, value, ttl)
         case Count(id, job, how, place):
             return (keys.batch(id), keys.batch_pending(id), keys.batch_failed(id)), ("count", job, how, place, prefix)
+
+
+def passed(told: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+    import logging  # no producer needs it
+
+    logging.getLogger("qd.effects").error(told)
+    return NOTHING
