@@ -48,6 +48,8 @@ def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
     assert "where     in the hands of a worker that reports nothing" in done(qd("job", handle.id))
     report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy", "since": float(redis.text("TIME")[0]) - 12}])
     assert "where     runs on mail@app-1, pid 415 for 12" in done(qd("job", handle.id))
+    report(redis, pool="", workers=[{"slot": 3, "pid": 415, "state": "busy"}])
+    assert "where     runs on default@app-1, pid 415\n" in done(qd("job", handle.id))
     said = document(qd("job", handle.id, "--json"))
     assert (said["status"], said["worker"]["host"], said["worker"]["slot"]) == ("running", "app-1", 3)
 

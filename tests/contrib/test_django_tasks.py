@@ -10,6 +10,7 @@ import pytest
 from tests.contrib.conftest import Framed
 from tests.contrib.test_django import MANAGE, MODELS, manage, settings
 from tests.support.marks import FAILED
+from tests.support.procs import Procs
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import Witness
@@ -102,9 +103,10 @@ def said(shop: Framed, code: str) -> list[str]:
     return shop.python(SETUP + code, DJANGO_SETTINGS_MODULE="shop.settings").stdout.split()
 
 
-def work_off(shop: Framed, *words: str) -> None:
+def work_off(shop: Framed, *words: str) -> Procs:
     work = shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty", *words)
     work.ends_clean()
+    return work
 
 
 def test_a_task_is_enqueued_worked_off_and_its_result_found(shop: Framed, witness: Witness, redis: Client):
@@ -168,7 +170,12 @@ def test_a_task_that_runs_is_told_so(shop: Framed, witness: Witness):
 
 def test_a_task_that_fails_is_told_with_its_class_and_traceback(shop: Framed, witness: Witness):
     first, second = said(shop, "print(fails.enqueue('raises').id, fails.enqueue('returns').id)")
-    work_off(shop)
+    work = work_off(shop)
+    # Django's own log line has the traceback, and so has that of the job, which begins in the task's code.
+    assert len(work.matches("shop.tasks.Broken: it is broken")) == 2
+    assert not work.matches("NoneType: None")
+    lines = work.lines[work.lines.index(work.matches("job.failed .*Broken")[0].string) :]
+    assert "shop/tasks.py" in lines[2]
     said(
         shop,
         f"""

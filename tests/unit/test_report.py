@@ -12,7 +12,7 @@ import pytest
 
 from qd.keeper import report as module
 from qd.keeper.report import Report
-from qd.process.scoreboard import WORD, H, Scoreboard
+from qd.process.scoreboard import WORD, H, Scoreboard, State, W
 from tests.support.fakes import settings
 
 Silent = Callable[[int], float]
@@ -66,3 +66,12 @@ def test_what_a_job_has_scribbled_there_is_not_believed(board: Scoreboard, silen
     assert silent(1002) == 0
     board.set_header(H.MASTER_AT, 1)
     assert silent(1003) <= 3
+
+
+def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> None:
+    for number, pid in enumerate((0, 415)):
+        slot = board.slot(number)
+        slot[W.STATE], slot[W.PID] = State.STARTING, pid
+    hands = SimpleNamespace(board=board, token="T", master=os.getpid())
+    told = json.loads(Report(settings(), cast(Any, hands)).text(0.0))["workers"]
+    assert [worker["pid"] for worker in told] == [415]

@@ -10,6 +10,7 @@ import click
 
 from qd.bus.results import dropped
 from qd.cli import common, output
+from qd.cli.reasons import named
 from qd.store import hosts
 from qd.unit import split_mark
 
@@ -115,7 +116,7 @@ def where(seen: Seen, spot: Found) -> str:
         return "in the hands of a worker that reports nothing: of another program, or of a master that is gone"
     master, worker = seen.worker
     since = "" if worker.since is None else f" for {output.duration(seen.now - worker.since)}"
-    return f"runs on {master.pool}@{master.host}, pid {worker.pid}{since}"
+    return f"runs on {named(master)}, pid {worker.pid}{since}"
 
 
 def record(spot: Found) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class Report:
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
             "stuck": {queue: round(moment, 3) for queue, moment in self._stuck.items()},
             "took_at": self._unix(took) if took and known else None,
-            "workers": [told(slot) for slot in self.board if slot[W.STATE] in ALIVE],
+            # Without those that are still to be born: their pid is 0, and who kills that kills his own group.
+            "workers": [told(slot) for slot in self.board if slot[W.STATE] in ALIVE and slot[W.PID]],
         }
         return json.dumps(report)
 

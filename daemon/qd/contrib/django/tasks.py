@@ -171,4 +171,10 @@ def tell_failed(event: JobFailed) -> None:
     if data is not None:
         task = declared[job.name].using(backend=data["backend"], queue_name=job.queue)
         found = results.failed(task, job.id, data, event.error, job.attempt)
-        task_finished.send(type(task.get_backend()), task_result=found)
+        trace = event.error.__traceback__
+        try:
+            raise event.error
+        except BaseException:  # Django's own receiver logs the error that is being handled, for monitoring
+            task_finished.send(type(task.get_backend()), task_result=found)
+        finally:
+            event.error.__traceback__ = trace
