@@ -114,6 +114,31 @@ def test_a_failure_cancels_and_what_runs_can_see_it(shop: Project, witness: Witn
     assert ask(shop, id, LOOK) == "2 0 1 100 True True"
 
 
+WAIT = """
+from jobs import *
+try:
+    print(app.batch_of("{id}").result({timeout}))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness) -> None:
+    def wait(id: str, timeout: float) -> str:
+        return shop.python(WAIT.format(id=id, timeout=timeout)).stdout.strip()
+
+    well, badly = [send(shop, f"app.batch(part.bind(1, {fails}), part.bind(2)).dispatch()") for fails in (False, True)]
+    assert ask(shop, badly, "batch.status()") == "running"
+    assert wait(well, 0.01) == f"TimeoutError batch {well} has not finished within 0.01 s: 2 jobs are left"
+    work = shop.work()
+    assert (wait(well, 60), ask(shop, well, "batch.status()")) == ("None", "done")
+    assert wait(badly, 60) == f"JobError job {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
+    assert ask(shop, badly, "batch.status()") == "failed"
+    assert ask(shop, "no-such-one", "batch.status()") == "unknown"
+    assert len(witness.starting("part")) == 4
+    work.stop()
+
+
 def test_failures_that_are_allowed_do_not(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(part.bind(1, True), watch.bind(), allow_failures=True, **CALLED).dispatch()")
     shop.work_off()

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qd.bus.parcel import Parcel
+from qd.bus.results import FIRST_WAIT, GROWS, LONGEST_WAIT
 from qd.bus.running import current_job
 from qd.bus.send import Send, waits
 from qd.bus.several import FOR_ONE, Together, later, members, together, unlocked
 from qd.bus.skeleton import SEED
 from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
-from qd.errors import UnknownBatch
-from qd.jobs import Handle, Sending
+from qd.errors import JobError, UnknownBatch
+from qd.jobs import Handle, Sending, Span, Status
 from qd.jobs.calls import caller
+from qd.jobs.plan import waiting_time
 from qd.links import stamps
 from qd.payload import new_uuid, read
 from qd.process.shield import shield
@@ -123,6 +126,32 @@ class Batch(Handle[None]):
         if state is None:
             raise UnknownBatch(f"no batch '{self.id}' is there (a finished one is kept for a day)")
         return state
+
+    def status(self) -> Status:
+        """ "running" until nothing of it is left to run; then "failed" when a job of it has failed, else "done": cancelled
+        tells whether some may have been skipped. "unknown": it is not there (any more)."""
+        with shield:
+            state = self._kept.state(self.id)
+        if state is None or state.finished_at is None:
+            return "unknown" if state is None else "running"
+        return "failed" if state.failed else "done"
+
+    def result(self, timeout: Span | None = None) -> None:
+        """Wait until nothing of it is left to run: for `timeout` seconds at most, None: for as long as it takes.
+
+        Raises TimeoutError; JobError when a job of it has failed.
+        """
+        seconds, began, wait = waiting_time(timeout), time.monotonic(), FIRST_WAIT
+        while (state := self.look()).finished_at is None:
+            left = wait if seconds is None else seconds - (time.monotonic() - began)
+            if left <= 0:
+                raise TimeoutError(
+                    f"batch {self.id} has not finished within {seconds:g} s: {state.pending} jobs are left"
+                )
+            time.sleep(min(wait, left))
+            wait = min(LONGEST_WAIT, wait * GROWS)
+        if state.failed:
+            raise JobError(self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed")
 
     @property
     def name(self) -> str:

@@ -48,8 +48,8 @@ class Chain(Together):
         return other
 
     def dispatch(self) -> Handle[None]:
-        """Send the first, which carries the others. Its handle. Raises ArgumentError: all of them are too large for a
-        payload; and as the dispatch of one job."""
+        """Send the first, which carries the others. Its handle, which answers for it alone. Raises ArgumentError: all of
+        them are too large for a payload; and as the dispatch of one job."""
         self._origin = None
         return Handle(self._send.post((self._parcel(),))[0], self._send, self._members[0].plan)
 

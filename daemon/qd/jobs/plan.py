@@ -146,6 +146,14 @@ class Sender(Protocol):
         """Who knows what became of jobs that were sent so, or there."""
 
 
+def waiting_time(timeout: Span | None) -> float | None:
+    """What result() was given, in seconds. Raises ArgumentError."""
+    try:
+        return None if timeout is None else span(timeout)
+    except ValueError as error:
+        raise ArgumentError(f"timeout of result(): {error}") from None
+
+
 class Handle(Generic[T_co]):
     """A job that was sent. id: what current_job().id is while it runs, and what the log lines name.
 
@@ -169,11 +177,7 @@ class Handle(Generic[T_co]):
         Raises TimeoutError; JobError when the job has failed, or was cancelled; NoResult when it keeps none
         (result_ttl), or it has expired.
         """
-        try:
-            seconds = None if timeout is None else span(timeout)
-        except ValueError as error:
-            raise ArgumentError(f"timeout of result(): {error}") from None
-        return self._asks().result(self.id, seconds)  # type: ignore[no-any-return]
+        return self._asks().result(self.id, waiting_time(timeout))  # type: ignore[no-any-return]
 
     async def aresult(self, timeout: Span | None = None) -> T_co:
         """The same, waited for in a thread: the loop goes on meanwhile."""
