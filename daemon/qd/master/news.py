@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qd.master.keeping import home_of, place_of
@@ -33,11 +34,21 @@ class News:
         self.master = master
         self._refused = 0
         self._told_at = -TOLD
+        self._acts: dict[str, Callable[[Heard], bool | None]] = {
+            "imported": self._on_imported,
+            "born": self._on_born,
+            "unborn": self._on_unborn,
+            "ready": self._on_ready,
+            "restart": self._on_restart,
+            "lost": self._on_lost,
+            "cancel": self._on_cancel,
+            "changed": self._on_changed,
+        }
 
     def hear(self) -> None:
         for heard in self.master.ear.read():
             kept, kind = False, heard.message.get("kind")
-            act = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
+            act = self._acts.get(kind) if isinstance(kind, str) else None
             try:
                 kept = act is not None and bool(act(heard))
             except UNFIT as error:

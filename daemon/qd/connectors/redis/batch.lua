@@ -7,9 +7,7 @@ local UNFINISHED, FINISHED = 2592000, 86400 -- seconds it is kept; one with fail
 local function push_one(ready, delayed, notify, payload, delay)
   if delay < 1 then redis.call('RPUSH', notify, '1') end
   if delay > 0 then
-    local time = redis.call('TIME')
-    local now = time[1] + time[2] / 1000000
-    redis.call('ZADD', delayed, string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), payload)
+    redis.call('ZADD', delayed, due_after(clock(), delay), payload)
   else
     redis.call('RPUSH', ready, payload)
   end

@@ -1,7 +1,6 @@
 -- Keyed jobs, put in front of the scripts below keyed_: a field of a hash each, TURN DUE PAYLOAD; see keyed.py.
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local now = clock()
 
 -- nil: nothing waits under this name.
 local function entry_of(entries, name)
@@ -13,7 +12,7 @@ end
 
 -- Into ready or delayed, and its entry. A server that refuses one of them has refused both. Returns the error, or nil.
 local function add(ready, delayed, notify, entries, name, turn, delay, payload)
-  local due = string.format('%.3f', math.ceil((now + delay) * 1000) / 1000)
+  local due = due_after(now, delay)
   local step = nil
   if delay < 1 then step = redis.pcall('RPUSH', notify, '1') end
   if type(step) == 'table' then return step end

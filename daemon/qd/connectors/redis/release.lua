@@ -22,10 +22,8 @@ for _, mark in ipairs(redis.pcall('HKEYS', KEYS[6])) do
 end
 effects(TRY, 7, 6)
 if delay > 0 then
-  local time = redis.call('TIME')
-  local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
   if delay < 1 then redis.call('RPUSH', KEYS[4], '1') end
-  redis.call('ZADD', KEYS[3], string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), text)
+  redis.call('ZADD', KEYS[3], due_after(clock(), delay), text)
 else
   redis.call('RPUSH', KEYS[4], '1')
   redis.call(ARGV[5] == '1' and 'LPUSH' or 'RPUSH', KEYS[1], text)

@@ -15,11 +15,13 @@ from typing import Any
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
 from qd.errors import ServerRefused
 
-EFFECTS = ("keep.lua", "batch.lua", "effects.lua")
+EFFECTS = ("due.lua", "keep.lua", "batch.lua", "effects.lua")
 PARTS = {  # every other script is its own file
     "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
-    "batch_add": ("batch.lua", "batch_add.lua"),
-    **{f"keyed_{each}": ("keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
+    "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
+    **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
+    "later": ("due.lua", "later.lua"),
+    "unique": ("due.lua", "unique.lua"),
     "ack": (*EFFECTS, "ack.lua"),
     "release": (*EFFECTS, "release.lua"),
     "drop": (*EFFECTS, "drop.lua"),

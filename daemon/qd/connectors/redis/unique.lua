@@ -4,8 +4,7 @@
 -- Returns for each job who holds its lock: itself when it was sent, else another.
 -- A lock is taken before its job is added, and given back when that is refused: nothing is sent without its lock, and no
 -- lock stays that has no job.
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local now = clock()
 
 local function add(delay, payload)
   if delay < 1 then
@@ -13,7 +12,7 @@ local function add(delay, payload)
     if type(step) == 'table' then return step end
   end
   if delay == 0 then return redis.pcall('RPUSH', KEYS[1], payload) end
-  return redis.pcall('ZADD', KEYS[2], string.format('%.3f', math.ceil((now + delay) * 1000) / 1000), payload)
+  return redis.pcall('ZADD', KEYS[2], due_after(now, delay), payload)
 end
 
 local holders = {}
