@@ -26,6 +26,14 @@ def span(value: object) -> float:
     return seconds
 
 
+def span_in_code(value: object) -> float:
+    """The same in a program, where texts are not taken: those are for files, variables and flags."""
+    if not isinstance(value, str):
+        return span(value)
+    seconds = f"{span(value):g}" if _SPAN.fullmatch(value.strip()) else "300"
+    raise ValueError(f"{value!r} is a text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
+
+
 def _seconds(value: object) -> float:
     if hasattr(value, "total_seconds"):  # a timedelta; importing datetime for it would cost every start 2 ms
         return float(value.total_seconds())

@@ -90,7 +90,7 @@ def env(url: Callable[[str], str], kind: str) -> dict[str, Any]:
 SEND = """
 from jobs import again, app, boom, dies, quick
 quick.dispatch(1)
-quick.using(delay="200ms").dispatch(2)
+quick.using(delay=0.2).dispatch(2)
 app.dispatch(*[quick.bind(n) for n in range(3, 6)], again.bind(), boom.bind(), dies.bind())
 app.queue("default").push("nobody.knows", {"n": 1})
 app.queue("default").push_raw(b"not JSON")

@@ -94,7 +94,7 @@ def test_what_is_not_signed_right_is_buried_with_its_reason_and_no_code_of_the_j
 def test_a_signature_outlives_retries_releases_and_crashes(
     shop: Project, witness: Witness, redis: Client, how: str
 ) -> None:
-    shop.python(f'from jobs import thrice\nthrice.using(delay="10ms").dispatch("{how}")')
+    shop.python(f'from jobs import thrice\nthrice.using(delay=0.01).dispatch("{how}")')
     work = shop.work("-w", "1", "--tries", "5", "--max-crashes", "5")
     witness.wait(f"end {how}", seconds=20)
     eventually(lambda: not redis.call("ZCARD", "queues:default:reserved"))

@@ -113,6 +113,9 @@ ARGUMENTS: list[Case] = [
         ("'mail.welcome'", "'data'", "a set", "annotate"),
     ),
     ("a tuple of a raw job", lambda s: s.hook.dispatch((1, 2)), ArgumentError, ("job 'hook'", "a tuple", "list")),
+    ("a delay as text", lambda s: s.welcome.using(delay="5m").dispatch("a"), DeclarationError, (JOB, "delay", "300")),
+    ("of PHP", lambda s: s.app.queue("php").push("X@y", delay="5m"), DeclarationError, ("'X@y'", "delay", "300")),  # type: ignore[arg-type]
+    ("a wait as text", lambda s: s.app.handle("x").result("5m"), ArgumentError, ("timeout of result()", "'5m'", "300")),  # type: ignore[arg-type]
     ("of a raw job", lambda s: s.hook.dispatch({"a": Opaque()}), ArgumentError, ("job 'hook'", "no JSON form")),
     ("of a class job", lambda s: s.charge(order_id="7").dispatch(), ArgumentError, ("job 'pay.charge'", "'order_id'")),
     ("a field missing", lambda s: s.charge(), TypeError, ("Charge", "'order_id'")),

@@ -92,7 +92,11 @@ def test_job_options_are_converted_and_what_is_not_said_stays_none():
         ({"trys": 5}, "unknown option 'trys' of a job \\(did you mean 'tries'"),
         ({"uniq": "x"}, "unknown option 'uniq' of a job"),
         ({"tries": -1}, "option tries of a job: -1"),
-        ({"timeout": "soon"}, "option timeout of a job"),
+        ({"timeout": "soon"}, "option timeout of a job: 'soon' is a text: write 300"),
+        ({"timeout": "5m"}, "option timeout of a job: '5m' is a text: write 300, in seconds, or timedelta"),
+        ({"backoff": "1,5"}, "option backoff of a job: '1,5' is a text"),
+        ({"backoff": [1, "5s"]}, "option backoff of a job: '5s' is a text: write 5"),
+        ({"result_ttl": "90"}, "option result_ttl of a job: '90' is a text: write 90"),
         ({"queue": ""}, "option queue of a job: '' is not a name"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qd.bus.pipeline import Pipeline
 from qd.errors import DeclarationError
-from qd.units import span
+from qd.units import span_in_code
 
 if TYPE_CHECKING:
     from qd.connectors.manager import Connections
@@ -33,7 +33,7 @@ def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
 def seconds_of(whose: str, option: str, said: float | timedelta) -> float:
     """Raises DeclarationError for what is no length of time."""
     try:
-        return span(said)
+        return span_in_code(said)
     except ValueError as error:
         raise DeclarationError(f"{whose}: {option}: {error}") from None
 

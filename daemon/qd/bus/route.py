@@ -23,7 +23,7 @@ from qd.options import JobOptions
 from qd.payload import NO_DATA, make, new_id, new_uuid, tied
 from qd.signing import Signing
 from qd.ties import Ties, key_of, plain_name
-from qd.units import span
+from qd.units import span_in_code
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -149,6 +149,6 @@ def due_in(delay: Span | datetime, job: str | None = None) -> float:
             )
         return max(0.0, delay.timestamp() - time.time())
     try:
-        return span(delay)
+        return span_in_code(delay)
     except ValueError as error:
         raise DeclarationError(f"option delay of {what}: {error}") from None

@@ -20,7 +20,7 @@ from qd.jobs.plan import Middleware
 from qd.limits import Fail, Release
 from qd.payload import tags_of
 from qd.ties import Ties
-from qd.units import span
+from qd.units import span_in_code
 
 if TYPE_CHECKING:
     from qd.bus.common import Common
@@ -147,7 +147,7 @@ class RunningJob:
         reason: for the log line and JobReleased. counts: whether this attempt does; False for middleware, which puts back
         what could not run now.
         """
-        self.outcome = Release(span(delay), reason, counts)
+        self.outcome = Release(span_in_code(delay), reason, counts)
         raise Settled(f"released for {self.outcome.delay:g} s")
 
     def fail(self, reason: str) -> NoReturn:

@@ -10,7 +10,7 @@ from qd.arguments import Pattern
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
 from qd.options import JobOptions
-from qd.units import span
+from qd.units import span_in_code
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
@@ -149,7 +149,7 @@ class Sender(Protocol):
 def waiting_time(timeout: Span | None) -> float | None:
     """What result() was given, in seconds. Raises ArgumentError."""
     try:
-        return None if timeout is None else span(timeout)
+        return None if timeout is None else span_in_code(timeout)
     except ValueError as error:
         raise ArgumentError(f"timeout of result(): {error}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -53,11 +53,19 @@ class JobOptions:
 JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fields(JobOptions)}
 
 
+def _spans(value: Any) -> Any:
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return KINDS["spans"]([units.span_in_code(part) for part in value] if several else units.span_in_code(value))
+
+
+_IN_CODE: Mapping[str, Callable[[object], Any]] = {"span": units.span_in_code, "spans": _spans}
+
+
 def _read_job_option(name: str, value: object, what: str) -> Any:
     if name not in JOB_KINDS:
         near = units.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
         raise DeclarationError(f"unknown option '{name}' of {what}{near}")
     try:
-        return None if value is None else KINDS[JOB_KINDS[name]](value)
+        return None if value is None else _IN_CODE.get(JOB_KINDS[name], KINDS[JOB_KINDS[name]])(value)
     except ValueError as error:
         raise DeclarationError(f"option {name} of {what}: {error}") from None
