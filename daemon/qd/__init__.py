@@ -56,7 +56,8 @@ if TYPE_CHECKING:
         WorkerStarting,
         WorkerStopping,
     )
-    from qd.jobs import Call, Declare, Handle, Job, JobFunction, NeverSent, Options, Sending, Span
+    from qd.jobs import Call, Declare, Handle, Job, JobFunction, Middleware, NeverSent, Options, Sending, Span
+    from qd.testing import Dispatched, Fake
 
 __version__ = "0.1.0"
 
@@ -109,7 +110,19 @@ _ROOMS = {
         "WorkerStarting",
         "WorkerStopping",
     ),
-    "qd.jobs": ("Call", "Declare", "Handle", "Job", "JobFunction", "NeverSent", "Options", "Sending", "Span"),
+    "qd.jobs": (
+        "Call",
+        "Declare",
+        "Handle",
+        "Job",
+        "JobFunction",
+        "Middleware",
+        "NeverSent",
+        "Options",
+        "Sending",
+        "Span",
+    ),
+    "qd.testing": ("Dispatched", "Fake"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -123,7 +136,9 @@ __all__ = [
     "Carrier",
     "DeclarationError",
     "Declare",
+    "Dispatched",
     "Event",
+    "Fake",
     "Given",
     "Handle",
     "Job",
@@ -148,6 +163,7 @@ __all__ = [
     "JobTimeout",
     "Keyed",
     "Looping",
+    "Middleware",
     "ModelGone",
     "NeverSent",
     "NoResult",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -102,6 +103,25 @@ def test_a_php_job_is_sent_as_it_is_even_with_an_app(qd: Run, redis: Client, fol
 
 
 # -- with an app
+
+
+def test_a_unique_job_that_waits_already_is_not_sent_and_said_so(project: Projects, redis: Client) -> None:
+    shop = project('@app.job("once", unique="once")\ndef once() -> None: ...\n')
+    twice = document_of(shop.qd("dispatch", "once", "--count", "3", "--json"))
+    (payload,) = sent(redis, "queues:default")
+    id = payload["id"]
+    assert twice == (0, {"name": "once", "queue": "default", "ids": [id], "skipped": 2, "held_by": [id]})
+    again = shop.qd("dispatch", "once")
+    assert (again.returncode, again.stdout) == (1, f"not sent: once {id} waits or runs already (the job is unique)\n")
+    again = shop.qd("dispatch", "once", "--count", "2")
+    assert (again.returncode, again.stdout.startswith("not sent 2 times: once")) == (1, True)
+    none = document_of(shop.qd("dispatch", "once", "--json"))
+    assert none == (1, {"name": "once", "queue": "default", "ids": [], "skipped": 1, "held_by": [id]})
+    assert redis.call("LLEN", "queues:default") == 1
+
+
+def document_of(ended: CompletedProcess[str]) -> tuple[int, object]:
+    return ended.returncode, json.loads(ended.stdout)
 
 
 def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects, redis: Client) -> None:

@@ -296,6 +296,7 @@ def test_import_qd_alone_loads_nothing(tmp_path):
 
 
 def test_every_public_name_is_there():
+    assert {"Middleware", "Fake", "Dispatched"} <= set(qd.__all__)
     for name in qd.__all__:
         assert getattr(qd, name) is not None
     assert set(qd._HOMES) | {"__version__"} == set(qd.__all__) == set(dir(qd))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app, app_if_named
 from qd.errors import QdError
+from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.stages import title_of
 from qd.options.job import JOB_KINDS, JobOptions
 from qd.options.table import shown
@@ -80,35 +82,69 @@ def for_php(name: str) -> bool:
 @common.options
 def dispatch(
     name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
-) -> None:
+) -> int:
     """Send a job by its name.
 
     A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app the arguments are
     checked before anything is sent; without one, and for PHP's Class@method, they are sent as they are.
+
+    Exit 1: nothing was sent, for a unique job like it waits or runs already.
     """
     said = given_data(words, data)
     asked = {"queue": queue, "delay": delay, "connection": common.given().connection}
     sending = {key: value for key, value in asked.items() if value is not None}
     send = by_name if for_php(name) else by_app
-    ids, place = send(name, said, sending, count)
+    became = send(name, said, sending, count)
     if common.given().json:
-        return output.document({"name": name, "queue": place, "ids": ids})
-    which = ids[0] if count == 1 else f"{count} times"
-    later = f", due in {output.duration(delay)}" if delay else ""
-    output.say(output.clean(f"sent {name} {which} to {place}{later}"))
+        output.document({"name": name, **asdict(became)})
+    else:
+        later = f", due in {output.duration(delay)}" if delay else ""
+        for line in told(name, became, later):
+            output.say(output.clean(line))
+    return 0 if became.ids else 1
 
 
-def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> tuple[list[str], str]:
-    """Through the declaration, which checks it: the ids, and the queue. Without an app as `by_name`."""
+@dataclass(frozen=True)
+class Became:
+    """ids: of those that were sent. skipped: how many were not, held_by: the unique jobs that wait or run in their place."""
+
+    queue: str
+    ids: list[str]
+    skipped: int = 0
+    held_by: list[str] = field(default_factory=list)
+
+
+def told(name: str, became: Became, later: str) -> list[str]:
+    lines = []
+    if became.ids:
+        which = became.ids[0] if len(became.ids) == 1 else f"{len(became.ids)} times"
+        lines.append(f"sent {name} {which} to {became.queue}{later}")
+    if became.skipped:
+        often = f" {became.skipped} times" if became.skipped > 1 else ""
+        lines.append(f"not sent{often}: {name} {', '.join(became.held_by)} waits or runs already (the job is unique)")
+    return lines
+
+
+def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> Became:
+    """Through the declaration, which checks it. Without an app as `by_name`."""
     found = app_if_named(common.loaded())
     if found is None:
         return by_name(name, data, sending, count)
     call = found.call(name, encoded(data))
     call = call.using(**sending) if sending else call
+    skipped: list[UniqueJobSkipped] = []
+    queued: set[str | None] = set()
+    found.on(UniqueJobSkipped)(skipped.append)
+    found.on(JobQueued)(lambda event: queued.add(event.id))
     ids: list[str] = []
     while len(ids) < count:
         ids += [handle.id for handle in found.dispatch(*[call] * min(CHUNK, count - len(ids)))]
-    return ids, queue_of(found, name, sending)
+    place = queue_of(found, name, sending)
+    if not skipped:
+        return Became(place, ids)
+    each = list(dict.fromkeys(ids))
+    sent = [id for id in each if id in queued]
+    return Became(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
 
 
 def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
@@ -118,15 +154,15 @@ def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
     return str(sending.get("queue") or own.queue or connection.queue)
 
 
-def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> tuple[list[str], str]:
-    """Under the name alone, nothing is checked: the ids, and the queue."""
+def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Became:
+    """Under the name alone, nothing is checked."""
     from qd.app import Qd
 
     found = Qd()
     found.settings = common.settings()
     connection = common.connection_name(found.settings)
     place = found.queue(sending.get("queue") or found.settings.connection(connection).queue, connection)
-    return [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)], place.name
+    return Became(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
 
 
 # -- run

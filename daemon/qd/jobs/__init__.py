@@ -8,7 +8,7 @@ from qd.jobs.calls import Call, Job, JobFunction, NeverSent
 from qd.jobs.declare import Declare
 from qd.jobs.handlers import Handlers
 from qd.jobs.objects import Handles
-from qd.jobs.plan import Asks, Handle, Options, Place, Plan, Sender, Sending, Span, Status
+from qd.jobs.plan import Asks, Handle, Middleware, Options, Place, Plan, Sender, Sending, Span, Status
 from qd.jobs.registry import Declared, Registry
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Handles",
     "Job",
     "JobFunction",
+    "Middleware",
     "NeverSent",
     "Options",
     "Place",
