@@ -7,6 +7,8 @@ import re
 from array import array
 from itertools import accumulate
 
+import msgspec
+
 from qd.errors import ArgumentError
 
 _OPEN, _CLOSE = b"[{", b"]}"
@@ -15,19 +17,32 @@ _STRING = re.compile(rb'"[^"]*"?')
 _STEPS = bytes.maketrans(_OPEN + _CLOSE, b"\x01\x01\xff\xff")  # as signed bytes: one down, one up
 
 
-def check(payload: bytes, job: str | None, max_payload: int, max_depth: int) -> None:
-    """Raises ArgumentError naming the limit, the job and what it would take. job None: a raw payload."""
+def check(payload: bytes, job: str | None, max_payload: int, max_depth: int, data: bytes = b"") -> None:
+    """Raises ArgumentError naming the limit, the job and what it would take. job None: a raw payload. data: the arguments
+    in it, of which the largest is named."""
     what = f"a payload of job '{job}'" if job else "this raw payload"
     if max_payload and len(payload) > max_payload:
         raise ArgumentError(
-            f"{what} has {len(payload)} bytes, more than max_payload = {max_payload}: keep what is large elsewhere and "
-            "send where it is, or raise max_payload for producers and workers"
+            f"{what} has {len(payload)} bytes{largest(data)}, more than max_payload = {max_payload}: keep what is large "
+            "elsewhere and send where it is, or raise max_payload for producers and workers"
         )
     if too_deep(payload, max_depth):
         raise ArgumentError(
             f"{what} is nested {depth(payload)} deep, more than max_depth = {max_depth}: send it flatter, or raise "
             "max_depth for producers and workers (PHP reads 512)"
         )
+
+
+def largest(data: bytes) -> str:
+    """The largest of several arguments, for the error: " (the argument 'text' 1048578 of them)"."""
+    try:
+        found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:  # a raw job's
+        return ""
+    if len(found) < 2:
+        return ""
+    name, value = max(found.items(), key=lambda item: len(bytes(item[1])))
+    return f" (the argument {name[:80]!r} {len(bytes(value))} of them)"
 
 
 def too_deep(payload: bytes, most: int) -> bool:

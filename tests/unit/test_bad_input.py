@@ -103,6 +103,12 @@ ARGUMENTS: list[Case] = [
     ("one twice", lambda s: s.welcome.dispatch("a", to="b"), ArgumentError, (JOB, "'to'")),
     ("too many", lambda s: s.welcome.dispatch("a", None, 1, 2, 3), ArgumentError, (JOB, "4 arguments", "5 were given")),
     ("too large", lambda s: s.welcome.dispatch("a" * (1 << 20)), ArgumentError, (JOB, "max_payload = 1048576")),
+    (
+        "too large, among others",
+        lambda s: s.welcome.dispatch("a", data="b" * (1 << 20)),
+        ArgumentError,
+        (JOB, "the argument 'data' 1048578 of them"),
+    ),
     ("in bind", lambda s: s.welcome.bind(7), ArgumentError, (JOB, "'to'")),
     ("in adispatch", lambda s: asyncio.run(s.welcome.adispatch(7)), ArgumentError, (JOB, "'to'")),
     ("in run", lambda s: s.welcome.run(7), ArgumentError, (JOB, "'to'")),

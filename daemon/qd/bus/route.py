@@ -63,7 +63,7 @@ class Route(NamedTuple):
             body = tied(body, id, ties)
         if self.signing is not None:
             body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
-        check(body, self.job, self.settings.max_payload, self.settings.max_depth)
+        check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
         return Parcel(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, ties)
 
     def _tied(self, plan: Plan, data: bytes, id: str, given: Ties | None) -> Ties:
