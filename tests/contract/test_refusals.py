@@ -13,6 +13,9 @@ from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.scripts import script
 from qd.errors import ServerBusy, ServerRefused
+from qd.store.locks import Places
+from qd.store.rates import Rate, Strikes
+from qd.store.redis import RedisStore
 from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
@@ -68,6 +71,10 @@ def turns(queue: RedisQueue, *slots: int) -> None:
         other.turn(None, ["a"])
 
 
+def store_of(queue: RedisQueue) -> RedisStore:
+    return RedisStore(queue.wire)
+
+
 Operation = Callable[[RedisQueue, Reserved], object]
 PUSHES: dict[str, Operation] = {
     "push": lambda queue, held: queue.push("a", job(9)),
@@ -85,6 +92,10 @@ OTHERS: dict[str, Operation] = {
     "bury": lambda queue, held: queue.bury(held, b"{}", b"raw"),
     "a beat": lambda queue, held: beat(queue, "a", slots=[1], report="{}"),
     "clear": lambda queue, held: queue.clear("a"),
+    "a place": lambda queue, held: Places("qd:lock:x", 1, 60).take(store_of(queue), "id1", "m"),
+    "a start": lambda queue, held: Rate("x", 1, 60).start(store_of(queue), "id1", "m"),
+    "an error": lambda queue, held: Strikes("x", 2, 60, 60).count(store_of(queue), "m"),
+    "progress": lambda queue, held: queue.jobs.progress("id1", 50, 60),
 }
 
 

@@ -3,6 +3,7 @@
 -- KEYS places: a hash, owner -> "<ms at which it falls free> <holder>"
 -- ARGV owner, holder, how many places there are, ms it is held at most
 -- Returns 0 when the owner has a place, else the ms until the first of them falls free by itself.
+redis.call('HDEL', KEYS[1], '') -- the first write takes something away: see turn.lua
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local owner, most, span = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
