@@ -9,16 +9,20 @@ is the one JSON value that every program between here and there leaves as it is.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+LONGEST_TIME = 100 * 365 * 86400.0  # seconds: what is longer overflows on the server
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A job that is sent later, on the connection of the one it is tied to. delay: seconds from then."""
 
     queue: str
-    delay: float
+    delay: Seconds
     payload: str
 
 
@@ -29,9 +33,9 @@ class Ties(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
     catch: tuple[Link, ...] = ()  # what is sent when it, or what follows, has failed for good
     batch: str | None = None  # the batch that counts it
     after: str | None = None  # the batch that it is a callback of
-    result: float | None = None  # seconds for which its result is kept
+    result: Seconds | None = None  # seconds for which its result is kept
     until: Literal["start", "done"] = "done"  # when the lock below is freed
-    hold: float | None = None  # seconds for which it is held at most, from when the job is due; None: HOLD
+    hold: Seconds | None = None  # seconds for which it is held at most, from when the job is due; None: HOLD
     unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
     key: str | None = None  # "TURN NAME", under which it can be moved and cancelled while it waits; see redis/keyed.py
 

@@ -73,6 +73,15 @@ def test_taken_or_put_back_its_lock_begins_anew(queue, seen):
     assert 100 < seen.client.call("TTL", key) <= 110
 
 
+@pytest.mark.parametrize(("hold", "seconds"), [(10**30, 3_153_600_000), ("1.2.3", 86_400)])
+def test_a_forged_time_of_a_lock_holds_up_no_worker(queue, seen, hold, seconds):
+    payload = job(1, uuid="id1", qd={"unique": LOCK, "hold": "HOLD"}).replace(b'"HOLD"', str(hold).encode())
+    assert queue.post([Outgoing("a", payload, 0.0, LOCK, "id1", 60.0)]) == [None]
+    held = take(queue)
+    assert seconds - 5 < seen.client.call("TTL", f"{seen.prefix}qd:unique:{LOCK}") <= seconds
+    assert queue.ack(held, [Free(LOCK, "id1")])
+
+
 @pytest.mark.parametrize("spoilt", ["", "delayed", "notify"])
 def test_what_is_refused_leaves_no_lock(queue, seen, spoilt):
     seen.call("SET", "b", spoilt, "x")

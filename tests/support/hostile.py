@@ -107,6 +107,8 @@ WRONG: list[tuple[str, list[bytes]]] = [
     ("crashes", [b'"1"', b"-1"]),
     ("exceptions", [b"{}", b"0.5"]),
     ("held", [b'"now"', b"-5"]),
+    ("qd", [b'{"result":1e30}', b'{"result":-1}', b'{"result":1e309}', b'{"hold":1e30}', b'{"unique":"x","hold":-1}']),
+    ("qd", [b'{"chain":[["q",1e30,"{}"]]}', b'{"catch":[["q",-1,"{}"]]}', b"[]", b'"x"']),
 ]
 
 

@@ -53,7 +53,7 @@ local function renewed(p, ties, locks)
   local lock = locks .. name
   local owner = redis.call('GET', lock)
   if not owner or not string.find(p, '"uuid":"' .. owner .. '"', 1, true) then return nil end
-  local hold = tonumber(string.match(ties, '"hold":([%d.]+)') or 86400)
+  local hold = math.min(tonumber(string.match(ties, '"hold":([%d.]+)')) or 86400, 3153600000) -- a century: EXPIRE takes it
   return function() redis.call('EXPIRE', lock, string.format('%.0f', math.ceil(hold))) end
 end
 
