@@ -187,6 +187,20 @@ def test_a_result_that_cannot_be_kept_is_told_and_harms_nothing(
     assert not work.matches("job.failed")
 
 
+FORGED = [b"", b"{", b"\xff", b"[" * 100_000, b'{"total":' * 5000]
+
+
+@pytest.mark.parametrize(("status", "error"), [("done", NoResult), ("failed", JobError)])
+@pytest.mark.parametrize("value", FORGED, ids=["nothing", "cut", "no text", "deep", "objects, deep"])
+def test_a_record_of_another_hand_is_told(
+    jobs: Jobs, redis: Client, value: bytes, status: str, error: type[Exception]
+) -> None:
+    redis.call("HSET", "qd:job:forged", "status", status, "value", value)
+    handle = jobs.app.handle("forged")
+    with pytest.raises(error, match="job forged"):
+        handle.result(1)
+
+
 def test_nothing_is_a_result_too(shop: Project, jobs: Jobs) -> None:
     handle = jobs.odd.dispatch("none")
     shop.work_off()

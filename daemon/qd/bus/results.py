@@ -108,7 +108,11 @@ class Asked:
         try:
             return msgspec.json.decode(kept.value, type=hint)
         except FAILURES:
-            return msgspec.json.decode(kept.value)  # it returned something else than it says
+            pass  # it returned something else than it says
+        try:
+            return msgspec.json.decode(kept.value)
+        except FAILURES as error:
+            raise NoResult(f"job {id} has succeeded, and what stands for its result is no JSON: {why(error)}") from None
 
     # -- cancel
 
@@ -175,5 +179,5 @@ def error_of(id: str, value: bytes) -> JobError:
     try:
         said = msgspec.json.decode(value)
         return JobError(id, str(said["error"]), str(said.get("message", said.get("reason", ""))))
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError):
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return JobError(id, "unknown error", "")
