@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from qd import __version__
-from qd.cli.checks import access, server
+from qd.cli.checks import server
+from qd.connectors.redis import rights
 from qd.connectors.redis.wire import Wire
 from qd.payload import make
 from tests.cli.conftest import report
@@ -343,7 +344,7 @@ def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     others = {"adopt", "clear", "find", "forget", "retry", "unique"}  # called by commands and by who sends unique jobs
     texts = [path.read_text() for path in folder.glob("*.lua") if path.stem not in others]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
-    assert called - {str(one[0]) for one in access.work_tries("", "q")} == set()
+    assert called - {str(one[0]) for one in rights.work_tries("", "q")} == set()
 
 
 def test_a_certificate_that_is_not_checked(shop: Project, tmp_path: Path) -> None:

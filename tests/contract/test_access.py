@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qd.config import ConnectionSettings
+from qd.connectors.redis import rights
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
@@ -226,6 +227,24 @@ def test_a_keeper_needs_few_commands(users, connect, seen):
     assert queue.owners("a") == [queue.owner]
     assert queue.give_back("a", queue.owner, held.member, held.member, 0)
     assert queue.wire.call("HGETALL", "qd:masters")
+
+
+@pytest.mark.parametrize("commands", ["", PRODUCER, f"{KEEPER} -expire", f"{KEEPER} -lpop -lpush -sadd"])
+def test_rights_are_tried_and_nothing_is_left(users, connect, redis, commands: str):
+    lacks = rights.missing(connect(users(commands)).wire, "", "a")
+    assert {"sadd", "expire", "lpop"} & lacks
+    left = redis.call("KEYS", "*")
+    assert all(0 <= redis.call("PTTL", key) <= 5000 for key in left), left
+    for key in left:
+        redis.call("DEL", key)
+
+
+def test_keys_that_a_user_may_not_touch_are_no_missing_right(server, connect, redis):
+    redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "+@all", "~queues:a")
+    try:
+        assert rights.missing(connect(url_of(server, "narrow", "pw")).wire, "", "a") == set()
+    finally:
+        redis.call("ACL", "DELUSER", "narrow")
 
 
 def test_a_connection_tells_its_name_where_it_may(server, connect, seen):

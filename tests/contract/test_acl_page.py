@@ -148,6 +148,37 @@ def test_a_new_master_settles_what_a_dead_one_held(
     assert not refused()
 
 
+BATCH = "from jobs import app, quick\napp.batch(*[quick.bind(n) for n in range(3)]).dispatch()"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@LEFT
+def test_a_worker_that_lacks_a_right_takes_no_job_until_it_has_it(
+    shop: Project, server: Server, redis: Client, workers: str
+) -> None:
+    witness, lacks = Witness(shop), ("sadd", "srem", "scard", "hincrby")
+    redis.call("ACL", "SETUSER", "qd-worker", *(f"-{word}" for word in lacks))
+    shop.python(BATCH, QD_REDIS_URL=server.url)
+    work = shop.work("-w", workers)
+    work.wait_line('redis.refused user=qd-worker missing="HINCRBY SADD SCARD SREM" .*qd doctor')
+    eventually(lambda: tried(redis, "sadd") >= 3, 10, what="the third try")
+    assert (witness.lines, redis.call("LLEN", "queues:default")) == ([], 3)
+    assert not redis.call("KEYS", "queues:default:r*")
+    assert len(work.matches("redis.refused")) == 1
+    redis.call("ACL", "SETUSER", "qd-worker", *(f"+{word}" for word in lacks))
+    witness.wait("quick", 3)
+    work.wait_line("redis.granted user=qd-worker")
+    work.stop()
+    assert not work.matches("redis.away")
+    assert len(witness.lines) == 3
+
+
+def tried(redis: Client, command: str) -> int:
+    """How often the server has refused it."""
+    entries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in redis.call("ACL", "LOG", 100)]
+    return sum(int(entry[b"count"]) for entry in entries if entry[b"object"] == command.encode())
+
+
 @LEFT
 def test_a_looker_sees_and_an_operator_steers(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client

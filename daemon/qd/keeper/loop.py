@@ -29,6 +29,7 @@ from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.report import Report
+from qd.keeper.rights import AGAIN, Rights
 from qd.log import Log, Unblocked
 from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
@@ -87,6 +88,7 @@ class Keeper:
         self._forked_redis: tuple[int, float] = (0, 0.0)
         self._redis_now = self._reported_at = 0.0
         self.report = Report(settings, hands)
+        self.rights = Rights(queue, self.queues[0], hands.board, log)
 
     def run(self, inbox: Inbox) -> int:
         deadline = 0.0
@@ -105,6 +107,7 @@ class Keeper:
         """One beat, or one try to reach Redis. Returns the monotonic moment of the next."""
         self._notice_a_gap()
         try:
+            self.rights.look(fresh=not self._connected_at)
             self.dead.dead_workers()
             deadline = self._beat()
             self._back()
@@ -112,7 +115,7 @@ class Keeper:
             self.aged.forget()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
-            return time.monotonic() + self._lost(error)
+            return time.monotonic() + (AGAIN if self.rights.explain(error) else self._lost(error))
 
     def _notice_a_gap(self) -> None:
         """This process stood still, or its host did: others may have, too, and their renewals go before any reclaim."""
@@ -141,7 +144,7 @@ class Keeper:
         if not control:
             stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.board.set_header(H.DOWN, int(bool(down)))  # before the contact, which is what new workers wait for
-        self.board.set_header(H.KEEPER_CONTACT, now())
+        self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
         redis_now = float(stamp)
         if self._redis_now and redis_now - self._redis_now > self.gap:
             self._connected_at = at
@@ -161,13 +164,8 @@ class Keeper:
     def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
-        names = [
-            keys.RESTART,
-            keys.DOWN,
-            keys.MASTERS,
-            keys.CANCEL,
-            *(kind(queue) for queue in queues for kind in kinds),
-        ]
+        names = [keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL]
+        names += [kind(queue) for queue in queues for kind in kinds]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         args: tuple[Arg, ...] = (
             self.hands.token,

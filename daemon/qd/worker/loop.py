@@ -163,7 +163,7 @@ class Worker:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
         self.ending.flush()
         self.slot[W.STATE] = State.IDLE
-        booting = not self.board.header(H.KEEPER_CONTACT)
+        booting = not self.board.header(H.KEEPER_CONTACT) and not self.board.header(H.REFUSED)
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
         self.mailbox.peek(0.003 if booting else IDLE)
         self._after_wait()
