@@ -310,3 +310,53 @@ def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_fact
         check=False,
     )
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+# -- the page
+
+PAGE = (SOURCE.parent / "docs" / "testing.md").read_text()
+OF_THE_PAGE = """
+import smtplib
+from qd import Qd
+
+app = Qd()
+
+
+class Order:
+    done: list[int] = []
+
+    @classmethod
+    def shipped(cls) -> list[int]:
+        return cls.done
+
+
+@app.job("mail.welcome", queue="mail", tries=3)
+def welcome(to: str, subject: str = "Hello") -> None:
+    if to.startswith("nobody"):
+        raise smtplib.SMTPRecipientsRefused({})
+
+
+def sign_up(to: str) -> None:
+    welcome.dispatch(to)
+    welcome.using(delay=259200).dispatch(to, subject="Still there?")
+
+
+@app.job("orders.import")
+def load(orders: list[int]) -> None:
+    for order in orders:
+        ship.dispatch(order)
+
+
+@app.job("orders.ship")
+def ship(order: int) -> None:
+    Order.done.append(order)
+"""
+
+
+def test_the_tests_of_the_page_pass_in_a_project_as_it_supposes_one(shop: UserProject):
+    samples = re.findall(r"^```py\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (settings,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (shop.root / "shop" / "queue.py").write_text(OF_THE_PAGE)
+    shop.pyproject(settings)
+    shop.test("from shop.queue import Order, load, sign_up, welcome\n\n" + "\n".join(samples))
+    shop.passes(3)
