@@ -20,7 +20,7 @@ from qd.keeper import leftover
 from qd.log import Log, cut
 from qd.payload import read
 from qd.process import vitals
-from qd.process.exits import ending, signal_name
+from qd.process.exits import OVER_TIMEOUT, ending, signal_name
 from qd.process.hands import Hands
 from qd.process.scoreboard import Fails, H, Slot, State, Verdict, W, now
 from qd.process.talk import Message
@@ -192,7 +192,7 @@ class Dead:
 
 def words_of(slot: Slot) -> str:
     verdict, status = slot[W.VERDICT], slot[W.STATUS]
-    why = {Verdict.TIMEOUT: "over its timeout, ", Verdict.MEMORY: "over --memory-hard, "}.get(Verdict(verdict), "")
+    why = {Verdict.TIMEOUT: OVER_TIMEOUT, Verdict.MEMORY: "over --memory-hard, "}.get(Verdict(verdict), "")
     how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict == Verdict.CRASH and bool(slot[W.JOB_AT]))
     ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
     return f"{why}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"

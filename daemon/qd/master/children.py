@@ -14,6 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from qd.master.oom import OomKills
+from qd.master.stacks import of_the_job
 from qd.process import child, vitals
 from qd.process.exits import RECYCLED, Exit, ending
 from qd.process.scoreboard import SLOTS, Scoreboard, Slot, State, Verdict, W, Why, now
@@ -266,7 +267,7 @@ class Children:
             return ""
         try:
             size = os.fstat(worker.stack_fd).st_size
-            return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
+            return of_the_job(os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace"))
         except OSError:
             return ""
 

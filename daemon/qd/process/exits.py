@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+OVER_TIMEOUT = "over its timeout, "  # begins the words for how a worker ended whose job was
+
 
 class Exit(IntEnum):
     """What `qd work` and its children exit with."""

@@ -12,6 +12,7 @@ import msgspec
 from qd import events
 from qd.errors import AttemptsExceeded, JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost, ModelGone
 from qd.limits import Fail, Release, after_error
+from qd.process.exits import OVER_TIMEOUT
 from qd.worker.hooks import Attempt, Hooks
 from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Missing, Outcome, died
 
@@ -83,7 +84,8 @@ class Judge:
         if attempt.reserved.before.endswith(KILLED_IN_HOOKS):
             error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
             return Failed(error, payload.attempts, death)
-        error = died(JobTimeout, "it ran longer than its timeout and was killed", death)
+        known = death._replace(told=death.told.removeprefix(OVER_TIMEOUT))
+        error = died(JobTimeout, "it ran longer than its timeout and was killed", known)
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 
     def fail(

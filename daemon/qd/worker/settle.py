@@ -81,7 +81,12 @@ class Settler:
     def tell_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
         kept = None if self.keeps else "no"
-        self.log.error(event, **self._job(job), kept=kept, error=short(failed.error), trace=full(failed.error))
+        told = self._job(job)
+        if "attempt" in told:
+            told["attempt"] = max(
+                0, failed.attempts
+            )  # as in its record: one that was reserved and did not begin is none
+        self.log.error(event, **told, kept=kept, error=short(failed.error), trace=full(failed.error))
 
     def tell_cancelled(self, job: Reserved) -> None:
         self.log.warning("job.cancelled", **self._job(job))
