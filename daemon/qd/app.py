@@ -151,7 +151,9 @@ class Qd:
         declared = self.registry.get(name)
         if declared is None:
             near = ", ".join(f"'{other}'" for other in self.registry.near(name))
-            raise UnknownJob(f"no job is called '{name}'" + (f" (did you mean {near}?)" if near else ""))
+            raise UnknownJob(
+                f"no job is called '{name}' ({f'did you mean {near}?' if near else '`qd jobs` lists them'})"
+            )
         with suppress(NoProvider):  # that is for who runs it
             declared.prepare(data)
         return Call(self._send, Plan(declared, declared.options), data)

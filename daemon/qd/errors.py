@@ -6,6 +6,8 @@ BaseException, so that an `except Exception` in a job cannot swallow them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class QdError(Exception):
     """The root of qd's errors."""
@@ -40,7 +42,12 @@ class BatchFinished(QdError):
 
 
 class UnknownParameters(QdError):
-    """The payload names a parameter this version does not know, or misses a required one: a deploy may be under way."""
+    """The payload names a parameter this version does not know, or misses a required one: a deploy may be under way.
+    missing: those of the second kind."""
+
+    def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
 
 
 class WrongType(QdError):

@@ -141,11 +141,12 @@ def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects
     [
         (("mail.welcom", "to=ada"), "did you mean 'mail.welcome'?"),
         (("mail.welcome", "tp=ada"), "'tp'"),
-        (("mail.welcome",), "'to'"),
+        (("mail.welcome",), "needs parameter 'to', which was not given (to=...)\n"),
+        (("nope",), "no job is called 'nope' (`qd jobs` lists them)\n"),
         (("mail.welcome", "to=7"), "expected str, got int"),
         (("mail.welcome", "--data", "[1]"), ""),
     ],
-    ids=["name", "parameter", "missing", "type", "shape"],
+    ids=["name", "parameter", "missing", "no such name", "type", "shape"],
 )
 def test_what_does_not_fit_the_declaration_is_not_sent(
     project: Projects, redis: Client, words: tuple[str, ...], said: str
@@ -164,8 +165,9 @@ def test_what_does_not_fit_the_declaration_is_not_sent(
         ("from qd import Qd\napp = Qd(imports=['gone'])\n", "No module named 'gone'"),
         ("app = 1 / 0\n", "ZeroDivisionError"),
         ("raise SystemExit(0)\napp = 1\n", "SystemExit"),
+        ("app = 1\ndef f(:\n", "does not import: SyntaxError: invalid syntax ({root}/jobs.py:2)\n"),
     ],
-    ids=["import", "not a Qd", "imports", "raises", "leaves"],
+    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax"],
 )
 def test_an_app_that_does_not_import_is_one_line_and_78(project: Projects, source: str, said: str) -> None:
     shop = project(source)

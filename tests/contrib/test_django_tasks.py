@@ -202,6 +202,16 @@ def test_tries_and_other_options_of_jobs_are_options_of_the_backend(shop_with, r
     assert 0 < redis.call("TTL", f"qd:job:{id}") <= 60
 
 
+def test_qd_jobs_lists_a_task_as_it_was_declared(shop_with, redis: Client):
+    done = manage(shop := shop_with('"tries": 3'), "qd", "jobs", "--json")
+    found = {job["name"]: job for job in json.loads(done.stdout)["jobs"]}["shop.tasks.aadd"]
+    line = DECLARED.splitlines().index('@task(queue_name="mail")') + 1
+    assert found["declared_at"] == f"{shop.root}/shop/tasks.py:{line}"
+    assert {name: found["options"][name] for name in ("queue", "tries", "result_ttl")} == {
+        "queue": "mail", "tries": 3, "result_ttl": 86400.0,
+    }  # fmt: skip
+
+
 def test_the_context_has_the_attempt_and_the_result(shop: Framed, witness: Witness):
     (id,) = said(shop, "print(context.enqueue('word').id)")
     work_off(shop)

@@ -456,10 +456,28 @@ def test_a_key_that_json_cannot_say_is_refused(app: FakeQd, shelf: Shelf):
         ship.dispatch(Order(1.5))
 
 
+def test_what_is_none_of_its_objects_is_refused_by_the_name_of_the_model(app: FakeQd, shelf: Shelf):
+    @app.job("ship")
+    def ship(order: Order, several: list[Order] | None = None, named: dict[str, Order] | None = None) -> None: ...
+
+    wrong: Any = 7
+    for arguments, said in (
+        ((wrong,), r"'order' cannot be sent: expected shop.Order \(an object of it\), got int$"),
+        ((Order(1), [wrong]), r"'several' cannot be sent: expected shop.Order \(an object of it\), got int"),
+        ((Order(1), wrong), r"'several' cannot be sent: expected array | null, got int"),
+        ((Order(1), None, wrong), r"'named' cannot be sent: expected object | null, got int"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            ship.dispatch(*arguments)
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b'{"order":7}', r"argument 'order' is of the wrong type"),
+        (
+            b'{"order":7}',
+            r"'order' is of the wrong type: expected shop.Order \({\"model\":\"shop.Order\",\"key\":...}\), got int$",
+        ),
         (b'{"order":{"model":"shop.Invoice","key":1}}', "a shop.Invoice was sent, a shop.Order is wanted"),
         (b'{"order":{"model":"shop.Order","key":null}}', r"argument 'order' is of the wrong type"),
     ],

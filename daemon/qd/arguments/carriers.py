@@ -59,6 +59,7 @@ class Carrying:
         self._carriers = carriers
         self._kinds: dict[str, tuple[Carrier, type]] = {}
         self.wire: Any = None
+        self._in_dict = False  # then an object of JSON may be meant as well
 
     def packed(self, value: Any) -> Any:
         """With keys in place of objects. Raises ValueError for one that has none."""
@@ -78,6 +79,14 @@ class Carrying:
         if key is None:
             raise ValueError(f"this {name} has no key yet (save it before it is sent)")
         return {"model": name, "key": key}
+
+    def told(self, text: str, arrived: bool) -> str:
+        """What is wrong with a value, with the model in place of its form on the way, which is all that msgspec knows."""
+        if self._in_dict:
+            return text
+        names = " or ".join(self._kinds)
+        form = f'{{"model":"{next(iter(self._kinds))}","key":...}}' if arrived else "an object of it"
+        return text.replace("expected object", f"expected {names} ({form})", 1)
 
     def check(self, value: Any) -> None:
         """Raises WrongType: it is an object of another model."""
@@ -116,6 +125,7 @@ class Carrying:
         inside = tuple([part if part is Ellipsis else self.replaced(part) for part in parts])
         if inside == parts:
             return hint
+        self._in_dict |= origin in (dict, Mapping)
         return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
 
 

@@ -115,8 +115,8 @@ class Signature:
                 for name, value in arguments.items():
                     self._check_untyped(name, value)
         except FAILURES as error:
-            name, reason = self._culprit(arguments) or (", ".join(arguments), error)
-            raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {why(reason)}") from None
+            name, reason = self._culprit(arguments) or (", ".join(arguments), why(error))
+            raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {reason}") from None
         return data
 
     def _check(self, data: bytes) -> None:
@@ -135,7 +135,7 @@ class Signature:
         except ValueError as error:
             raise ValueError(f"{error}; annotate it with its type, or send one of these") from None
 
-    def _culprit(self, arguments: Mapping[str, object]) -> tuple[str, Exception] | None:
+    def _culprit(self, arguments: Mapping[str, object]) -> tuple[str, str] | None:
         """The first argument that cannot be sent, and why."""
         for name, value in arguments.items():
             try:
@@ -144,8 +144,12 @@ class Signature:
                 msgspec.json.decode(encode(value), type=self._hint(name))
                 self._check_untyped(name, value)
             except FAILURES as error:
-                return _short(name), error
+                return _short(name), self._why(name, error)
         return None
+
+    def _why(self, name: str, error: Exception, *, arrived: bool = False) -> str:
+        carried = self.extras.carried.get(name) if self.extras is not None else None
+        return why(error) if carried is None else carried.told(why(error), arrived)
 
     # -- in the worker
 
@@ -198,7 +202,8 @@ class Signature:
             near = did_you_mean(unknown[0], [name for name in self._names if name not in given])
             raise UnknownParameters(f"{self.title} has no {_listed('parameter', unknown)}{near}")
         if missing:
-            raise UnknownParameters(f"{self.title} needs {_listed('parameter', missing)}, which the payload has not")
+            said = f"{self.title} needs {_listed('parameter', missing)}, which the payload has not"
+            raise UnknownParameters(said, missing)
 
     def _converted(self, name: str, value: object) -> object:
         try:
@@ -215,7 +220,8 @@ class Signature:
         except Exception as error:
             # The first error speaks of what was sent; the second of what was left after mending it.
             told = error if "cut off" in str(error) else first
-            raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {why(told)}") from None
+            reason = self._why(name, told, arrived=True)
+            raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
 
     # -- types
 

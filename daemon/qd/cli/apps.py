@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ def app_of(found: Settings) -> Qd:
 
 def _told(error: BaseException) -> str:
     """The error, and the line of the user's code that raised it."""
-    ours = str(Path(common.__file__).parents[1])
-    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
+    if isinstance(error, SyntaxError) and error.filename:  # its file did not get as far as to have a frame
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    others = (str(Path(common.__file__).parents[1]), importlib.__file__, "<frozen")
+    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -12,7 +12,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.apps import app, app_if_named
-from qd.errors import QdError
+from qd.errors import QdError, UnknownParameters
 from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.stages import title_of
 from qd.options.job import JOB_KINDS, JobOptions
@@ -20,7 +20,7 @@ from qd.options.table import shown
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.jobs import Declared
+    from qd.jobs import Call, Declared
 
 CHUNK = 1000  # jobs in one round trip
 
@@ -130,7 +130,7 @@ def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> Beca
     found = app_if_named(common.loaded())
     if found is None:
         return by_name(name, data, sending, count)
-    call = found.call(name, encoded(data))
+    call = called(found, name, data)
     call = call.using(**sending) if sending else call
     skipped: list[UniqueJobSkipped] = []
     queued: set[str | None] = set()
@@ -145,6 +145,19 @@ def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> Beca
     each = list(dict.fromkeys(ids))
     sent = [id for id in each if id in queued]
     return Became(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
+
+
+def called(found: Qd, name: str, data: object) -> Call[Any]:
+    """Raises UnknownJob, WrongType and UnknownParameters."""
+    try:
+        return found.call(name, encoded(data))
+    except UnknownParameters as error:
+        if not error.missing:
+            raise
+        names = ", ".join(f"'{one}'" for one in error.missing)
+        what = f"parameter {names}, which was" if len(error.missing) == 1 else f"parameters {names}, which were"
+        way_out = " ".join(f"{one}=..." for one in error.missing)
+        raise UnknownParameters(f"job '{name}' needs {what} not given ({way_out})") from None
 
 
 def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
@@ -179,7 +192,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     In this process: nothing is sent, no server asked, nothing tried again. A job that raises is exit 1.
     """
     said = given_data(words, data)
-    call = app().call(name, encoded(said))
+    call = called(app(), name, said)
     try:
         result = call.run()
     except Exception as error:

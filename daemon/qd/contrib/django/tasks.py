@@ -37,6 +37,7 @@ from qd.contrib.django.kit import (
 )
 from qd.events import JobFailed
 from qd.jobs import JobFunction
+from qd.options.job import JOB_KINDS
 
 RESULT_TTL = 86_400.0  # seconds for which a result is kept where OPTIONS do not say
 
@@ -69,7 +70,10 @@ class QdBackend(BaseTaskBackend):
         known = self.app.registry.get(task.module_path)
         if known is None:
             run = running_async if inspect.iscoroutinefunction(task.func) else running
-            made: JobFunction[..., Any, Any] = self.app.job(task.module_path, raw=True)(run(task.module_path))
+            said = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
+            options = {**said, "queue": task.queue_name, "raw": True}
+            made: JobFunction[..., Any, Any] = self.app.job(task.module_path, **options)(run(task.module_path))
+            declared_as(self.app, task)
             jobs[self.app, task.module_path] = made
         return jobs[self.app, task.module_path]
 
@@ -104,6 +108,14 @@ class QdBackend(BaseTaskBackend):
 
 
 jobs: dict[tuple[Qd, str], JobFunction[..., Any, Any]] = {}
+
+
+def declared_as(app: Qd, task: Task[..., Any]) -> None:
+    """Its place is that of the task, not of the line here that declares all of them."""
+    code = getattr(inspect.unwrap(task.func), "__code__", None)
+    found = app.registry.get(task.module_path)
+    if code is not None and found is not None:
+        found.where = f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def aware(moment: datetime) -> datetime:
