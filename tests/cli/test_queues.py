@@ -331,6 +331,18 @@ def test_cancel_calls_off_what_waits_under_a_key(project: Projects, clean_redis:
     assert shop.qd("cancel", "--job", "shop.remind", "--key", "order:42").returncode == 1
 
 
+def test_cancel_by_key_needs_no_code_where_queue_and_connection_are_given(
+    project: Projects, clean_redis: Client
+) -> None:
+    shop = project(JOBS + KEYED)
+    words = ["cancel", "--job", "shop.remind", "--key", "order:42", "-q", "mail"]
+    shop.python("from jobs import remind\nremind.using(key='order:42', delay=600).dispatch(42)")
+    shop.jobs("import nothing.of.that.name")
+    assert shop.qd(*words).returncode == 78
+    assert shop.qd(*words, "-c", "redis").returncode == 0
+    assert clean_redis.keys() == []
+
+
 def test_cancel_needs_no_app(qd: Run, clean_redis: Client) -> None:
     assert qd("cancel", "--job", "shop.remind", "--key", "order:42", "-q", "mail").exit_code == 1
     assert qd("cancel", "--job", "shop.remind").exit_code == 2

@@ -56,7 +56,8 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
 
 
 def by_key(job: str, key: str, queue: str | None) -> int:
-    found = app_if_named(common.loaded())
+    told = queue is not None and common.given().connection is not None  # then the app has nothing to add
+    found = None if told else app_if_named(common.loaded())
     place = place_of(found, job)
     queue = queue or (queue_of(found, job, {}) if found else common.settings().connection(place).queue)
     cancelled = common.queue(common.settings(), place).cancel_keyed(queue, name_of(job, key))
