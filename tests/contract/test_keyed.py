@@ -270,10 +270,10 @@ def test_answers_are_true_whatever_happens_at_the_same_time(connect, seen):
 
 FILL = """
 for n = tonumber(ARGV[1]), tonumber(ARGV[2]) do
-  local name, turn = 'j:k' .. n, string.format('00000.id%d', n)
-  local payload = '{"job":"j","qd":{"key":"' .. turn .. ' ' .. name .. '"},"id":"id' .. n .. '","attempts":0,"delay":null}'
+  local name, issue = 'j:k' .. n, string.format('00000.id%d', n)
+  local payload = '{"job":"j","qd":{"key":"' .. issue .. ' ' .. name .. '"},"id":"id' .. n .. '","attempts":0,"delay":null}'
   redis.call('ZADD', KEYS[1], 4000000000 + n, payload)
-  redis.call('HSET', KEYS[2], name, turn .. ' ' .. (4000000000 + n) .. ' ' .. payload)
+  redis.call('HSET', KEYS[2], name, issue .. ' ' .. (4000000000 + n) .. ' ' .. payload)
 end
 """
 

@@ -26,7 +26,7 @@ class Reserved(NamedTuple):
 
 class Outgoing(NamedTuple):
     """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
-    it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "TURN NAME", where it waits
+    it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "ISSUE NAME", where it waits
     under a name, as its payload says it too; "" for none."""
 
     queue: str

@@ -10,9 +10,9 @@ local function forget(p)
     local owner = redis.call('GET', ARGV[2] .. name)
     if owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
   end
-  for turn, name in string.gmatch(p, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
+  for issue, name in string.gmatch(p, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
     local entry = redis.call('HGET', KEYS[4], name)
-    if entry and string.sub(entry, 1, #turn + 1) == turn .. ' ' then redis.call('HDEL', KEYS[4], name) end
+    if entry and string.sub(entry, 1, #issue + 1) == issue .. ' ' then redis.call('HDEL', KEYS[4], name) end
   end
 end
 

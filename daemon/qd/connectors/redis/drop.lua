@@ -1,6 +1,6 @@
 -- Take one waiting job away, by its exact bytes, and do what its end does to others.
 -- KEYS ready or delayed, notify, keyed, those of effects
--- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its turn there ("": none), how many stand
+-- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its issue there ("": none), how many stand
 --      behind it in ready, effects
 -- Returns 1, or 0 when it does not stand there any more: then nothing is changed.
 effects(TRY, 4, 6)

@@ -58,10 +58,10 @@ class RedisJobs:
         more, said = spoken(effects, self.prefix)
         own = (NAMES[found.spot](found.queue), keys.notify(found.queue), keys.keyed(found.queue))
         names = [self.prefix + name for name in (*own, *more)]
-        turn, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
+        issue, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
             return bool(
-                script("drop").call(self.wire, names, found.spot, found.text, key, turn, found.behind or 0, *said)
+                script("drop").call(self.wire, names, found.spot, found.text, key, issue, found.behind or 0, *said)
             )
 
     def stop(self, found: Found) -> bool:

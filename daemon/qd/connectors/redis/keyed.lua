@@ -1,4 +1,4 @@
--- Keyed jobs, put in front of the scripts below keyed_: a field of a hash each, TURN DUE PAYLOAD; see keyed.py.
+-- Keyed jobs, put in front of the scripts below keyed_: a field of a hash each, ISSUE DUE PAYLOAD; see keyed.py.
 
 local now = clock()
 
@@ -6,12 +6,12 @@ local now = clock()
 local function entry_of(entries, name)
   local entry = redis.call('HGET', entries, name)
   if not entry then return nil end
-  local turn, due, payload = string.match(entry, '^(%S+) (%S+) (.*)$')
-  return {turn = turn, due = due, payload = payload}
+  local issue, due, payload = string.match(entry, '^(%S+) (%S+) (.*)$')
+  return {issue = issue, due = due, payload = payload}
 end
 
 -- Into ready or delayed, and its entry. A server that refuses one of them has refused both. Returns the error, or nil.
-local function add(ready, delayed, notify, entries, name, turn, delay, payload)
+local function add(ready, delayed, notify, entries, name, issue, delay, payload)
   local due = due_after(now, delay)
   local step = nil
   if delay < 1 then step = redis.pcall('RPUSH', notify, '1') end
@@ -19,7 +19,7 @@ local function add(ready, delayed, notify, entries, name, turn, delay, payload)
   if delay == 0 then step = redis.pcall('RPUSH', ready, payload)
   else step = redis.pcall('ZADD', delayed, due, payload) end
   if type(step) == 'table' then return step end
-  step = redis.pcall('HSET', entries, name, turn .. ' ' .. due .. ' ' .. payload)
+  step = redis.pcall('HSET', entries, name, issue .. ' ' .. due .. ' ' .. payload)
   if type(step) ~= 'table' then return nil end
   if delay == 0 then redis.call('LTRIM', ready, 0, -2) else redis.call('ZREM', delayed, payload) end
   return step

@@ -1,17 +1,17 @@
 """Jobs that wait under a name, so that they can be moved and cancelled: one script call each, O(log n).
 
-    queues:Q:keyed   hash   NAME -> TURN DUE PAYLOAD      a field for each job that waits under a name
-    payload          "qd":{"key":"TURN NAME"}             TURN: five digits, a dot, the beginning of the job's id
+    queues:Q:keyed   hash   NAME -> ISSUE DUE PAYLOAD     a field for each job that waits under a name
+    payload          "qd":{"key":"ISSUE NAME"}            ISSUE: five digits, a dot, the beginning of the job's id
 
-The entry decides. A payload that stands in delayed or in ready is the one that waits when its entry has its turn; each
+The entry decides. A payload that stands in delayed or in ready is the one that waits when its entry has its issue; each
 other one was moved, replaced or cancelled, and whoever takes it drops it in the same step (tied.lua, part of every turn).
 So nothing has to be looked for in the ready list, and a Laravel worker may move what is due as it likes: it knows nothing of
 entries, and need not.
 
     entry         payload           dispatch             cancel            reschedule        a worker takes it
     none          -                 entry, added         False             False             -
-    turn t        in delayed        replaced, old gone   True, both gone   True, moved       (it is not due yet)
-    turn t        in ready          replaced             True, entry gone  True, added       True: entry gone, it runs
+    issue t       in delayed        replaced, old gone   True, both gone   True, moved       (it is not due yet)
+    issue t       in ready          replaced             True, entry gone  True, added       True: entry gone, it runs
     none/other    in ready          entry, added         False             False             it is dropped
     none          taken, runs or    entry, added: a      False             False             it runs: it says "taken"
                   waits for a retry job of its own

@@ -1,12 +1,12 @@
 -- Let what waits under a name be due at another moment.
 -- KEYS ready, delayed, notify, keyed   ARGV name, delay in seconds   Returns 1, or 0 when nothing waits
--- It gets another turn, as one that is ready already stays there, and is dropped by who takes it.
+-- It gets another issue, as one that is ready already stays there, and is dropped by who takes it.
 local old = entry_of(KEYS[4], ARGV[1])
 if not old then return 0 end
-local turn = string.format('%05d', (tonumber(string.sub(old.turn, 1, 5)) + 1) % 100000) .. string.sub(old.turn, 6)
-local from, to = string.find(old.payload, '"key":"' .. old.turn .. ' ', 1, true)
-local payload = string.sub(old.payload, 1, from + 6) .. turn .. string.sub(old.payload, to)
-local refused = add(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1], turn, tonumber(ARGV[2]), payload)
+local issue = string.format('%05d', (tonumber(string.sub(old.issue, 1, 5)) + 1) % 100000) .. string.sub(old.issue, 6)
+local from, to = string.find(old.payload, '"key":"' .. old.issue .. ' ', 1, true)
+local payload = string.sub(old.payload, 1, from + 6) .. issue .. string.sub(old.payload, to)
+local refused = add(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1], issue, tonumber(ARGV[2]), payload)
 if refused then return refused end
 redis.call('ZREM', KEYS[2], old.payload)
 return 1

@@ -1,5 +1,5 @@
 -- Send jobs under a name each, in place of what waits there.
--- KEYS ready, delayed, notify, keyed   ARGV name, turn, delay in seconds, payload; four a job   Returns their number
+-- KEYS ready, delayed, notify, keyed   ARGV name, issue, delay in seconds, payload; four a job   Returns their number
 -- The new one is added before the old one goes. One that is ready already stays there, and is dropped by who takes it.
 for i = 1, #ARGV, 4 do
   local old = entry_of(KEYS[4], ARGV[i])

@@ -10,7 +10,7 @@
 | queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
 | queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
-| queues:NAME:keyed       | hash   | name -> turn, due, payload of the job that waits under it; see keyed.py              |
+| queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
 | qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |

@@ -112,8 +112,8 @@ def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[i
 def keyed(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
     args = list[Arg]()
     for place in places:
-        turn, _, name = jobs[place].key.partition(" ")
-        args += (name, turn, jobs[place].delay, jobs[place].payload)
+        issue, _, name = jobs[place].key.partition(" ")
+        args += (name, issue, jobs[place].delay, jobs[place].payload)
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
     return call("keyed_send", named(*[kind(queue) for kind in kinds]), args, places)
 

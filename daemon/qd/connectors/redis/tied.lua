@@ -1,8 +1,8 @@
 -- Jobs that are tied to a lock or a key, put in front of turn.lua: what becomes of that when they are taken. Locks and entries
 -- are named in the payload, so they are no KEYS.
 --   "unique":"NAME"       its lock: held anew from now on; who holds it until the start only frees it once middleware is past
---   "key":"TURN NAME"     its entry under NAME. The entry has the same turn: it is taken, and can no longer be moved or
---                         cancelled; the payload says "taken" from now on. Another turn, or no entry: it was, and is dropped
+--   "key":"ISSUE NAME"    its entry under NAME. The entry has the same issue: it is taken, and can no longer be moved or
+--                         cancelled; the payload says "taken" from now on. Another issue, or no entry: it was, and is dropped
 
 -- qd writes ties last before the id, so the usual payload is known by one byte, with an id of 32 letters or a uuid.
 local function may_be_tied(p)
@@ -62,11 +62,11 @@ local function taken(p, entries, locks)
   local ties = ties_of(p)
   if not ties then return p, nil end
   local found
-  for turn, name in string.gmatch(ties, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
+  for issue, name in string.gmatch(ties, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
     found = name
     local entry = redis.call('HGET', entries, name)
-    if entry and string.sub(entry, 1, #turn + 1) == turn .. ' ' then
-      local at = string.find(p, '"key":"' .. turn .. ' ', #p - #ties + 1, true)
+    if entry and string.sub(entry, 1, #issue + 1) == issue .. ' ' then
+      local at = string.find(p, '"key":"' .. issue .. ' ', #p - #ties + 1, true)
       local text = string.sub(p, 1, at + 6) .. 'taken' .. string.sub(p, at + 12)
       return text, function() redis.call('HDEL', entries, name) end
     end
