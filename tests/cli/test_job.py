@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from qd import Qd
 from tests.cli.conftest import Run, document, done, report
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import Server, free_port
 
 
 @pytest.fixture
@@ -75,6 +77,37 @@ def test_a_job_of_which_only_its_record_is_left(qd: Run, redis: Client) -> None:
     assert document(qd("job", "x1", "--json"))["result"] == {"pages": 12}
     redis.call("HSET", "qd:job:x1", "value", "!JSON cannot carry it")
     assert document(qd("job", "x1", "--json"))["result"] is None
+
+
+@pytest.fixture
+def two(server: Server, configured: Callable[[str], None]) -> Qd:
+    """With a second connection: the same server under a prefix of its own."""
+    configured(f'[connections.two]\nurl = "{server.url}"\nprefix = "two:"\n')
+    return Qd()
+
+
+def test_a_job_is_looked_for_on_every_connection(qd: Run, two: Qd, redis: Client) -> None:
+    handle = two.queue("mail", "two").push("mail.welcome")
+    assert document(qd("job", handle.id, "--json"))["connection"] == "two"
+    assert qd("job", handle.id, "-c", "redis").exit_code == qd("cancel", handle.id, "-c", "redis").exit_code == 1
+    said = document(qd("cancel", handle.id, "--json"))
+    assert (said["connection"], said["was"], said["cancelled"]) == ("two", "ready", True)
+    assert redis.call("LLEN", "two:queues:mail") == 0
+    assert qd("cancel", handle.id).exit_code == qd("job", handle.id).exit_code == 1
+
+
+@pytest.mark.parametrize("command", ["job", "cancel"])
+def test_a_connection_that_is_away_is_said(command: str, qd: Run, server: Server, folder: Path) -> None:
+    away = f'[connections.redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n'
+    (folder / "qd.toml").write_text(f'{away}[connections.two]\nurl = "{server.url}"\n')
+    handle = Qd(server.url).queue("mail").push("mail.welcome")
+    found = qd(command, handle.id)
+    assert (found.exit_code, handle.id in found.stdout) == (0, True)
+    assert "not looked for on connection redis: " in found.stderr
+    nowhere = qd(command, "nobody")
+    assert (nowhere.exit_code, nowhere.stdout) == (69, "")
+    assert nowhere.stderr.count("not looked for on connection") == 1
+    assert qd(command, "nobody", "-c", "two").exit_code == 1
 
 
 def test_a_job_that_nobody_knows(qd: Run) -> None:

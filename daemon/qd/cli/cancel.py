@@ -10,7 +10,7 @@ from qd.bus.results import Asked
 from qd.bus.route import name_of
 from qd.cli import common, output
 from qd.cli.apps import app_if_named
-from qd.cli.job import names
+from qd.cli.job import looked_for, masters_of, names
 from qd.cli.queues import queue_of
 
 if TYPE_CHECKING:
@@ -39,13 +39,16 @@ def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) 
 
 
 def by_id(found: Settings, id: str, queue: str | None) -> int:
-    """Looked for in one queue, or in every one that somebody names, works on, or has sent jobs to."""
-    connection = common.connection_name(found)
-    at, was = common.queue(found, connection), None
-    for name in [queue] if queue else names(found, connection, common.store(found, connection)):
-        if (spot := at.jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
-            was = spot.spot if Asked(lambda: at.jobs, name).cancel(id) else None
-            break
+    """Looked for on every connection, unless one is named; there in one queue, or in every one that somebody names, works
+    on, or has sent jobs to."""
+    masters = masters_of(found)
+
+    def there(name: str) -> tuple[str, str] | None:
+        return cancelled_on(
+            found, name, id, [queue] if queue else names(found, name, common.store(found, name), masters)
+        )
+
+    connection, was = looked_for(found, there) or (common.connection_name(found), None)
     if common.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
     elif was is None:
@@ -53,6 +56,15 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
     else:
         output.say(output.clean(f"cancelled {id}" + ("; its worker is told to end it" if was == "running" else "")))
     return int(was is None)
+
+
+def cancelled_on(found: Settings, connection: str, id: str, queues: list[str]) -> tuple[str, str] | None:
+    """The connection, and where the job was that is cancelled; None: there was none to cancel."""
+    jobs = common.queue(found, connection).jobs
+    for name in queues:
+        if (spot := jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
+            return (connection, spot.spot) if Asked(lambda: jobs, name).cancel(id) else None
+    return None
 
 
 def by_key(job: str, key: str, queue: str | None) -> int:

@@ -1,16 +1,18 @@
-"""`qd job`: where one job is. `qd cancel` takes the queues to look in from here."""
+"""`qd job`: where one job is. `qd cancel` takes the connections and queues to look in from here."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from qd.bus.results import dropped
 from qd.cli import common, output
 from qd.cli.reasons import named
+from qd.errors import ConnectionLost
 from qd.store import hosts
 from qd.unit import split_mark
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Found, Kept
     from qd.store.redis import RedisStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,13 @@ class Seen:
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
 
-    It is looked for in every queue that is configured, worked on or has jobs: the longer they are, the longer it takes.
+    It is looked for on every connection that is configured (-c: on that one), in every queue that is configured, worked on
+    or has jobs: the longer they are, the longer it takes.
     """
-    seen = met(common.settings(), id)
+    found = common.settings()
+    masters = masters_of(found)
+    seen = looked_for(found, lambda name: met(found, name, id, masters))
+    seen = seen or Seen(id, common.connection_name(found), None, None, None, None, 0.0)
     if common.given().json:
         output.document(described(seen))
     elif seen.status == "unknown":
@@ -58,20 +66,63 @@ def job(id: str) -> int:
     return int(seen.status == "unknown")
 
 
-def met(found: Settings, id: str) -> Seen:
-    connection = common.connection_name(found)
+def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
+    """What `look` says of the first connection on which it finds something: the one that -c names, or all that are
+    configured, the default one first. Those that are away are noted. Raises ConnectionLost when nothing was found and
+    one was away."""
+    names, away = places(found), dict[str, ConnectionLost]()
+    for name in names:
+        # An embedded server is not started just to be looked at, unless it is the one that is meant.
+        common.given().only_looks = name != names[0]
+        try:
+            said = look(name)
+        except ConnectionLost as error:
+            away[name] = error
+            continue
+        if said is not None:
+            for other, lost in away.items():
+                output.note(output.clean(f"qd: not looked for on connection {other}: {lost}"))
+            return said
+    if away and len(names) == 1:
+        raise away[names[0]]
+    if away:
+        raise ConnectionLost("; ".join(f"not looked for on connection {name}: {lost}" for name, lost in away.items()))
+    return None
+
+
+def places(found: Settings) -> list[str]:
+    first = common.connection_name(found)
+    others = () if common.given().connection else found.connections
+    return list(dict.fromkeys([first, *(name for name in others if found.connections[name].url is not None)]))
+
+
+def masters_of(found: Settings) -> list[hosts.Master]:
+    """Those that report; none where that cannot be read: jobs are found without."""
+    try:
+        return hosts.masters(common.store(found, found.control))
+    except ConnectionLost as error:
+        if found.control not in places(found):  # else it is said there
+            output.note(output.clean(f"qd: who works is not known, connection {found.control} is away: {error}"))
+        return []
+
+
+def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) -> Seen | None:
+    """The job as it is met on this connection; None: it is not known there."""
     store, queue = common.store(found, connection), common.queue(found, connection)
-    spot = next((spot for name in names(found, connection, store) if (spot := queue.jobs.find(name, id))), None)
+    spot = next(
+        (spot for name in names(found, connection, store, masters) if (spot := queue.jobs.find(name, id))), None
+    )
     ahead = queue.sizes(spot.queue).ready - 1 - (spot.behind or 0) if spot and spot.spot == "ready" else None
-    worker = holder(hosts.masters(common.store(found, found.control)), spot) if spot else None
-    return Seen(
+    worker = holder(masters, spot) if spot else None
+    seen = Seen(
         id, connection, spot, queue.jobs.kept(id), max(0, ahead) if ahead is not None else None, worker, store.now()
     )
+    return None if seen.status == "unknown" else seen
 
 
-def names(found: Settings, connection: str, store: RedisStore) -> list[str]:
+def names(found: Settings, connection: str, store: RedisStore, masters: list[hosts.Master]) -> list[str]:
     """Every queue that somebody names, works on, or has sent jobs to."""
-    worked = hosts.queues_of(hosts.masters(common.store(found, found.control))).get(connection, [])
+    worked = hosts.queues_of(masters).get(connection, [])
     own = [found.connection(connection).queue, *common.queues_named(found, connection)]
     return list(dict.fromkeys([*own, *worked, *hosts.queues_found(store)]))
 
