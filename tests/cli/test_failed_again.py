@@ -79,6 +79,16 @@ def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
     assert len(ready(redis)) == (3 if verb == "retry" else 0)
 
 
+def test_a_dry_run_names_what_cannot_be_run(qd: Run, redis: Client) -> None:
+    bury(redis, "good")
+    bury(redis, "bad", raw=b"no payload")
+    dry, real = qd("failed", "retry", "--all", "--dry-run"), qd("failed", "retry", "--all")
+    assert (dry.exit_code, dry.stdout) == (1, "1 job would be sent again\n")
+    assert dry.stderr == real.stderr
+    assert "bad" in real.stderr
+    assert left(redis) == ["bad"]
+
+
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, verb: str) -> None:
     bury(redis, "a")

@@ -257,6 +257,17 @@ def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project
         Handle("x").status()
 
 
+def test_an_id_that_nobody_knows_is_not_waited_for(shop: Project, jobs: Jobs) -> None:
+    with pytest.raises(NoResult, match="nothing is known of it"):
+        jobs.app.handle("nosuch").result(1)
+    handle = jobs.adds.dispatch(1, 1)
+    with pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s"):
+        jobs.app.handle(handle.id).result(0.05)
+    assert handle.cancel() is True
+    with pytest.raises(JobError, match="JobCancelled"):
+        jobs.app.handle(handle.id).result(1)
+
+
 def test_a_result_expires(shop: Project, jobs: Jobs, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "LOOK", 0.05)
     handle = jobs.adds.using(result_ttl=1).dispatch(1, 1)

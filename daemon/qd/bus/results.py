@@ -67,13 +67,14 @@ class Asked:
         """Raises TimeoutError, JobError, NoResult; ConnectionLost for a server that is away for too long."""
         if self._keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
-        began, wait, look_at, every, away = time.monotonic(), FIRST_WAIT, LOOK, LOOK, 0.0
+        began, wait, every, away = time.monotonic(), FIRST_WAIT, LOOK, 0.0
+        look_at = 0.0 if self._keeps is None else LOOK  # of a bare id nobody knows whether there is such a job
         while True:
             try:
                 kept = self._jobs().kept(id)
                 if kept is not None and kept.status is not None:
                     return self._value(id, kept)
-                if time.monotonic() - began > look_at:
+                if time.monotonic() - began >= look_at:
                     self._must_be_there(id)
                     look_at, every = look_at + every, every * 2
                 away = 0.0

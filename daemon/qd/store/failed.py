@@ -206,6 +206,14 @@ class FailedStore:
 
     # -- changing
 
+    def unfit(self, record: Record, now: float, *, force: bool = False) -> str | None:
+        """Why `retry` would leave this one, as far as it says so itself."""
+        try:
+            sent_again(record.payload, now), payload.read(record.payload)
+        except Malformed as error:
+            return f"it cannot be run: {error}"
+        return None
+
     def retry(
         self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
     ) -> list[str | None]:

@@ -69,6 +69,9 @@ class BothStores(FailedStore):
 
     # -- changing
 
+    def unfit(self, record: Record, now: float, *, force: bool = False) -> str | None:
+        return GONE if record.elsewhere and not force else super().unfit(record, now)
+
     def retry(
         self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
     ) -> list[str | None]:

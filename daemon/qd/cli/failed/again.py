@@ -86,7 +86,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     which = Filters(**said)
     asked(ids, every, which, "send again")
     at = place(which.queue)
-    step = looked if dry_run else resent(at, force)
+    step = tried(at, force) if dry_run else resent(at, force)
     tally = Tally()
     what = "would be sent again" if dry_run else "sent again"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
@@ -189,8 +189,13 @@ def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, 
 
 
 def looked(chunk: list[Record]) -> list[str | None]:
-    """A dry run: what a retry would refuse is not known before it is tried."""
+    """Forgetting refuses nothing."""
     return [None] * len(chunk)
+
+
+def tried(at: Place, force: bool) -> Step:
+    """What a retry would refuse, as far as the records say it: who has a lock is not known before it is tried."""
+    return lambda chunk: [at.store.unfit(record, at.now, force=force) for record in chunk]
 
 
 def resent(at: Place, force: bool) -> Step:
