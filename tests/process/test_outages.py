@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import hiredis
+import psutil
 import pytest
 
 from tests.support.clock import eventually
@@ -155,6 +156,22 @@ def test_losing_every_script_again_and_again_is_not_noticed(
     assert times > 3
     every_tick_once(witness, work, client, 1500, figures)
     assert work.lines == []
+    work.stop()
+
+
+def wakes_a_second(process: psutil.Process, seconds: float = 1.0) -> float:
+    """How often it went to sleep and was woken, over at least so long."""
+    began, before = time.monotonic(), process.num_ctx_switches().voluntary
+    eventually(lambda: time.monotonic() - began > seconds, what="a while")
+    return (process.num_ctx_switches().voluntary - before) / (time.monotonic() - began)
+
+
+def test_a_server_that_was_never_there_is_waited_for_and_nobody_spins(project: MakeProject) -> None:
+    shop = project(jobs=JOBS, url="unix:///nowhere/redis.sock")
+    work = shop.work("-w", "1")
+    work.wait_line("redis.away")
+    (worker,) = eventually(lambda: work.children("worker 0"), what="a worker")
+    assert eventually(lambda: wakes_a_second(worker) < 20, 15, what="few looks a second")
     work.stop()
 
 

@@ -29,7 +29,6 @@ class Rights:
         self._tried_at = at
         before = self.missing
         self.missing = rights.missing(self.queue.wire, self.queue.settings.prefix, self.name)
-        self.board.set_header(H.REFUSED, int(bool(self.missing)))
         if self.missing:
             self.board.set_header(H.KEEPER_CONTACT, 0)  # which is what workers look at
         if self.missing != before:

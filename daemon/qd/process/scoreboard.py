@@ -110,7 +110,6 @@ class H(IntEnum):
     KEEPER_DEATHS = 16  # master: count
     TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
-    REFUSED = 19  # keeper: 1 while the user of the worked connection lacks a right
 
 
 KEPT_CRASHES = 8

@@ -39,6 +39,9 @@ from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
+BOOTING = int(
+    2e9
+)  # nanoseconds in which a keeper's first contact is looked for more often: it may be milliseconds away
 
 
 class Worker:
@@ -74,7 +77,7 @@ class Worker:
         self.between = between
         self.paused = seat.paused
         self.asked_to_stop = self.unfit = False
-        self.jobs = self._began = 0
+        self.jobs = self._began = self._opened = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
 
@@ -106,6 +109,7 @@ class Worker:
             self._close()
 
     def _open(self) -> None:
+        self._opened = now()
         self.mailbox.heard = tell_job
         self.mailbox.open(HEARD)
         self.alarm.open()
@@ -163,7 +167,7 @@ class Worker:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
         self.ending.flush()
         self.slot[W.STATE] = State.IDLE
-        booting = not self.board.header(H.KEEPER_CONTACT) and not self.board.header(H.REFUSED)
+        booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
         self.mailbox.peek(0.003 if booting else IDLE)
         self._after_wait()
