@@ -119,9 +119,21 @@ def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
     """pytest in a process of its own, with that mechanism switched off. Returns its exit code and what it said."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"SWITCHED_OFF": switched_off, "PYTHONPATH": os.pathsep.join(map(str, [SWITCHES, ROOT, ROOT / "daemon"]))}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # qd's own is one: pytest would import all of qd past the switches
     named = [str(ROOT / "tests" / test) for test in tests]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder}", "--show-capture=no", *named],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "xdist.plugin",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={folder}",
+            "--show-capture=no",
+            *named,
+        ],
         cwd=ROOT,
         env=env,
         capture_output=True,

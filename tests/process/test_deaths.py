@@ -189,7 +189,7 @@ class Mined(Job[None]):
 def listen(event: events.JobFailed) -> None:
     note("listener", os.getpid(), type(event.error).__name__)
     if Path("mine").exists():
-        sys.exit("a listener leaves")
+        os._exit(1)
 """
 )
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import psutil
@@ -58,7 +59,9 @@ class UserProject:
         (self.root / "tests" / name).write_text(textwrap.dedent(source))
 
     def command(self, *arguments: str) -> list[str]:
-        plugins = ["-p", "qd.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:valkey"]
+        plugins = ["-p", "no:cacheprovider", "-p", "no:valkey"]
+        if not any(point.value == "qd.pytest_plugin" for point in entry_points(group="pytest11")):
+            plugins += ["-p", "qd.pytest_plugin"]  # qd was installed before it had one
         return [sys.executable, "-m", "pytest", *plugins, "-q", *arguments]
 
     @property

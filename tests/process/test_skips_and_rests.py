@@ -138,18 +138,3 @@ def test_a_job_that_middleware_puts_back_has_not_started(shop: Project, redis: C
     work.stop()
     assert witness.lines == ["waits 1", "sent"]
     assert redis.call("ZCARD", "queues:default:delayed") == 1
-
-
-@pytest.mark.leaves("qd:rate:*")
-def test_run_asks_the_same_store(shop: Project, redis: Client, witness: Witness):
-    shop.python(
-        """
-        import jobs, pytest
-        from qd.errors import JobFailure
-        jobs.skipped.run(2)
-        jobs.waits.run(1)
-        with pytest.raises(JobFailure, match="over 1 per 60 s of waits"):
-            jobs.waits.run(2)
-        """
-    )
-    assert witness.lines == ["skipped 2", "waits 1"]

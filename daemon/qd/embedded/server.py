@@ -100,7 +100,7 @@ def stop(root: Path) -> bool:
 
 def ensure(home: Home) -> Address:
     """A server that answers, started if need be."""
-    began, started = time.monotonic(), False
+    began, started, pid, since = time.monotonic(), False, 0, 0.0
     while not ((address := home.address()) and ask(address, "PING") == b"+PONG\r\n"):
         with locked(home) as lock:
             if lock is not None and started and address:
@@ -109,8 +109,11 @@ def ensure(home: Home) -> Address:
             if lock is not None:
                 start(home, lock)
                 started = True
-        waited = time.monotonic() - began
-        if lock is None and waited > LOST_AFTER and address and not address.socket.exists():
+        at = time.monotonic()
+        waited = at - began
+        if address and address.pid != pid:
+            pid, since = address.pid, at  # one that has just been started has no socket yet
+        if lock is None and not started and address and at - since > LOST_AFTER and not address.socket.exists():
             terminate(address)  # a logout swept the runtime folder: nobody reaches it any more, and it holds the files
         if waited > START_WAIT:
             where = f"pid {address.pid}, {address.socket}" if address else "no address noted"
