@@ -69,15 +69,25 @@ def reap_alone(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What was to be handed back with its attempt goes back as after a crash."""
+    """What was to be handed back with its attempt goes back as after a crash. The slot itself is the master's to write: it
+    puts right what others change there."""
+
+    class Crashed:
+        def __init__(self, slot: Any) -> None:
+            self.slot = slot
+
+        def __getitem__(self, word: Any) -> Any:
+            from qd.process.scoreboard import Verdict, W
+
+            found = self.slot[word]
+            return Verdict.CRASH if word == W.VERDICT and found == Verdict.HAND_BACK else found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.slot, name)
 
     @wraps(real)
     def move(dead: Any, queue: str, slot: Any) -> Any:
-        from qd.process.scoreboard import Verdict, W
-
-        if slot[W.VERDICT] == Verdict.HAND_BACK:
-            slot[W.VERDICT] = Verdict.CRASH
-        return real(dead, queue, slot)
+        return real(dead, queue, Crashed(slot))
 
     return move
 
