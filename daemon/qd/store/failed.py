@@ -30,12 +30,10 @@ ANSWERS: dict[int, str | None] = {1: None, 0: "", -1: "another job has the lock 
 LIGHT = 4 << 20  # bytes of records that are in memory at once, as far as one record is not larger
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed job. failed_at: unix seconds by the server's clock; payload: its bytes as they are kept."""
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a record; what is missing or of another type there is told as nothing. copied: whether a row of
+    failed_jobs was written for it."""
 
-    id: str
-    queue: str
-    failed_at: float
     uuid: str | None = None
     job: str | None = None
     error: str = ""
@@ -44,7 +42,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 0
     trace: str | None = None
     death: dict[str, Any] | None = None
-    copied: bool = False  # whether a row of failed_jobs was written for it
+    copied: bool = False
+
+
+class Record(_Line, frozen=True, kw_only=True):
+    """A failed job. failed_at: unix seconds by the server's clock; payload: its bytes as they are kept."""
+
+    id: str
+    queue: str
+    failed_at: float
     payload: bytes = b""
     row: bool = False  # it is a row of failed_jobs and nothing else
     elsewhere: bool = False  # its row is gone: retried or forgotten with artisan
@@ -83,20 +89,6 @@ class Wanted:
 
 EVERY = Wanted()
 NO_TIES = Ties()
-
-
-class _Line(msgspec.Struct, frozen=True):
-    """The first line of a record; what is missing or of another type there is told as nothing."""
-
-    uuid: str | None = None
-    job: str | None = None
-    error: str = ""
-    reason: str = ""
-    attempts: int = 0
-    crashes: int = 0
-    trace: str | None = None
-    death: dict[str, Any] | None = None
-    copied: bool = False
 
 
 _decode = msgspec.json.Decoder(_Line).decode
