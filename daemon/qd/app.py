@@ -28,6 +28,7 @@ from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Listeners, Looping
 from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Place, Plan, Registry, Sending
 from qd.jobs.calls import caller, plan_of
+from qd.schedule import Schedule
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -62,6 +63,7 @@ class Qd:
         self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
+        self.schedule = Schedule()
 
     @property
     def said(self) -> dict[str, object]:

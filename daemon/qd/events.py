@@ -171,6 +171,55 @@ class JobAttempted(Event, frozen=True):
     error: BaseException | None
 
 
+# -- the schedule: task is the entry's name, at the tick's unix seconds; told by the scheduler that has taken the tick
+
+
+class ScheduledTaskStarting(Event, frozen=True):
+    """A tick was taken: its job is sent, its function or command is about to run."""
+
+    task: str
+    at: float
+
+
+class ScheduledTaskFinished(Event, frozen=True):
+    """The job was sent; the function returned; the command ended with 0. runtime: seconds."""
+
+    task: str
+    at: float
+    runtime: float
+
+
+class ScheduledTaskSkipped(Event, frozen=True):
+    """Nothing was run at this tick; reason: why, in words."""
+
+    task: str
+    at: float
+    reason: str
+
+
+class ScheduledTaskFailed(Event, frozen=True):
+    """The function raised, the command ended with another code than 0 or was killed, or the job could not be made. error: in
+    words; code: the exit code, below 0 a signal, None where there is none."""
+
+    task: str
+    at: float
+    runtime: float
+    error: str
+    code: int | None = None
+
+
+class ScheduledBackgroundTaskFinished(Event, frozen=True):
+    """An entry that runs in the background has ended, well or not; after Finished or Failed."""
+
+    task: str
+    at: float
+    runtime: float
+    code: int | None
+
+
+# -- workers
+
+
 class WorkerIdle(Event, frozen=True):
     """A worker has found no job, and waits for one."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +89,7 @@ return busy + soon == 0 and redis.call('HLEN', q .. ':keyed') == redis.call('ZCA
 
 def quiet(redis: Client) -> bool:
     """Nothing is ready, nothing runs, and what waits waits for a minute: seen in one look, as jobs move meanwhile."""
-    return redis.call("EVAL", QUIET, 0) == 1
+    return bool(redis.call("EVAL", QUIET, 0))
 
 
 def counts(redis: Client) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd import Qd
-from qd.config import ConnectionSettings, FailedSettings, Settings, SigningSettings
+from qd.config import ConnectionSettings, FailedSettings, ScheduleSettings, Settings, SigningSettings
 from qd.connectors.base import Outgoing, Sizes
 from qd.options import WorkOptions
 
@@ -97,6 +97,7 @@ def settings(root: Path = Path("/nowhere"), **more: ConnectionSettings) -> Setti
         laravel=None,
         failed=FailedSettings(),
         signing=SigningSettings(),
+        schedule=ScheduleSettings(),
         max_payload=16 << 20,
         max_depth=512,
         origins={},

@@ -65,6 +65,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
     sections += [("failed", table.FAILED, found.failed), ("signing", table.SIGNING, found.signing)]
+    sections += [("schedule", table.SCHEDULE, found.schedule)]
     for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):

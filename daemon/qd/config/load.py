@@ -15,6 +15,7 @@ from qd.config.settings import (
     ConnectionSettings,
     FailedSettings,
     LaravelSettings,
+    ScheduleSettings,
     Settings,
     SigningSettings,
     check_connection,
@@ -94,6 +95,7 @@ class _Loading:
             laravel=self._laravel(),
             failed=self._failed(),
             signing=self._signing(),
+            schedule=ScheduleSettings(**self._all("schedule", table.SCHEDULE)),
             max_payload=self._value("qd.max_payload", table.QD["max_payload"]),
             max_depth=self._value("qd.max_depth", table.QD["max_depth"]),
             origins=self.origins,
@@ -278,7 +280,7 @@ def _variables(option: Option, connection: str) -> list[str]:
 
 def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """One line for each QD_ variable that nothing here reads: a typing error, most likely. For `qd config check`."""
-    rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING)
+    rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING, table.SCHEDULE)
     fixed = [option for each in rows for option in each.values()]
     known = {table.environ_name(option) for option in fixed if option.environ} | _OTHER_VARIABLES
     known |= {table.environ_name(option, name) for option in table.CONNECTION.values() for name in settings.connections}

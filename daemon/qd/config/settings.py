@@ -57,6 +57,15 @@ class SigningSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """timezone: an IANA name. late, lease: seconds."""
+
+    timezone: str = "UTC"
+    late: float = 60.0
+    lease: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that was configured. root: the folder of the file, or the current one; it comes first on sys.path."""
 
@@ -71,6 +80,7 @@ class Settings:
     laravel: LaravelSettings | None
     failed: FailedSettings
     signing: SigningSettings
+    schedule: ScheduleSettings
     max_payload: int  # bytes, 0: any
     max_depth: int  # brackets open at once, 0: any
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
@@ -135,6 +145,7 @@ def from_json(data: bytes) -> Settings:
     given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
     given["failed"] = FailedSettings(**given["failed"])
     given["signing"] = SigningSettings(tuple(given["signing"]["keys"]), given["signing"]["require"])
+    given["schedule"] = ScheduleSettings(**given["schedule"])
     settings = Settings(**given)
     hide_secrets(settings)
     return settings

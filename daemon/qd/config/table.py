@@ -91,6 +91,18 @@ SIGNING = _rows(
     ),
 )  # fmt: skip
 
+SCHEDULE = _rows(
+    _key("timezone", "UTC", "zone", "the zone in which entries of the schedule are reckoned", "QD_SCHEDULE_TIMEZONE"),
+    _key(
+        "late", 60.0, "span", "a tick that cannot be taken within this long of its moment is missed", "QD_SCHEDULE_LATE",
+        at_least=1,
+    ),
+    _key(
+        "lease", 15.0, "span", "how long an entry without_overlapping stays taken when its scheduler's host has died",
+        "QD_SCHEDULE_LEASE", at_least=1,
+    ),
+)  # fmt: skip
+
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 
 # Section -> its keys. A name in capitals is the user's choice.
@@ -102,6 +114,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "laravel": LARAVEL,
     "failed": FAILED,
     "signing": SIGNING,
+    "schedule": SCHEDULE,
 }
 
 # Words that will be keys one day: said so, instead of "unknown".

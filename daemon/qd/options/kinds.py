@@ -50,7 +50,18 @@ def _name(value: object) -> str:
     raise ValueError(f"{value!r} is not a name")
 
 
-BESIDE = (":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed")
+BESIDE = (
+    ":delayed",
+    ":reserved",
+    ":notify",
+    ":owners",
+    ":paused",
+    ":failed",
+    ":failed_at",
+    ":deaths",
+    ":keyed",
+    ":ticks",
+)
 
 
 def queue_name(value: object) -> str:
@@ -150,6 +161,19 @@ def _database(value: object) -> str:
     return text
 
 
+def _zone(value: object) -> str:
+    """The name of a time zone that is installed here."""
+    from zoneinfo import ZoneInfo, available_timezones  # read where one is named
+
+    name = _name(value)
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError):
+        near = units.did_you_mean(name, available_timezones())
+        raise ValueError(f"unknown time zone '{name}'{near} (written Europe/Berlin)") from None
+    return name
+
+
 def _middleware(value: object) -> tuple[Any, ...]:
     """What each of them must be like is looked at where the job's name is known: jobs/stages.py."""
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
@@ -172,5 +196,6 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "queues": _queues,
     "texts": _texts,
     "until": _until,
+    "zone": _zone,
     "middleware": _middleware,
 }

@@ -12,6 +12,9 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
+| queues:NAME:ticks       | hash   | entry of the schedule that sends to this queue -> ms of its last tick, mark of its    |
+|                         |        | timing; a field an entry, schedulers take those of no entry                          |
+| qd:ticks                | hash   | the same of entries that call or run something; `HOST ENTRY` for on_every_host        |
 | qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
@@ -28,6 +31,9 @@
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
+| qd:schedule:last        | hash   | entry -> JSON, how it last went; a field an entry                                     |
+| qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at}; until `qd schedule resume`              |
+| qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed    |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
 """
 
@@ -39,6 +45,9 @@ RESTART = "qd:restart"
 DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
+TICKS = "qd:ticks"
+SCHEDULE_LAST = "qd:schedule:last"
+SCHEDULE_PAUSED = "qd:schedule:paused"
 
 
 def is_queue(name: str) -> bool:
@@ -84,6 +93,14 @@ def deaths(queue: str) -> str:
 
 def keyed(queue: str) -> str:
     return f"queues:{queue}:keyed"
+
+
+def ticks(queue: str) -> str:
+    return f"queues:{queue}:ticks"
+
+
+def overlap(entry: str) -> str:
+    return f"qd:overlap:{entry}"
 
 
 def unique(name: str) -> str:

@@ -1,0 +1,88 @@
+"""One entry of the schedule as the scheduler takes it: frozen facts, checked when they were declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from qd.jobs import Call
+from qd.schedule.timing import Timing
+
+Missed = Literal["skip", "once", "all"]
+Act = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTask:
+    """Send this job: its run is a worker's business."""
+
+    call: Call[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTask:
+    """Call a function without arguments, sync or async, in a process of its own."""
+
+    function: Act
+
+
+@dataclass(frozen=True, slots=True)
+class ShellTask:
+    """Have /bin/sh run this line."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class QdTask:
+    """Run a command of qd's, as these words: ("failed", "forget", "--older-than", "30d")."""
+
+    words: tuple[str, ...]
+
+
+Task = JobTask | CallTask | ShellTask | QdTask
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Whether a tick is taken. why: what is told of a tick that was not ("outside of 8:00-17:00"). passes: called with the
+    tick's unix seconds; it may be the user's code, and raise, or hang."""
+
+    passes: Callable[[float], object]
+    why: str
+    foreign: bool = False  # the user's code
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """name: one of its own among all entries of the app, the same on all hosts. timeout: seconds, 0 for none.
+    origin: file and line that declared it."""
+
+    name: str
+    task: Task
+    timing: Timing
+    missed: Missed = "skip"
+    alone: bool = False  # without_overlapping
+    every_host: bool = False
+    background: bool = False
+    in_maintenance: bool = False
+    environments: tuple[str, ...] = ()
+    filters: tuple[Filter, ...] = ()
+    before: tuple[Act, ...] = ()
+    after: tuple[Act, ...] = ()
+    on_success: tuple[Act, ...] = ()
+    on_failure: tuple[Act, ...] = ()
+    output: Path | None = None
+    append: bool = False
+    timeout: float = 0.0
+    origin: tuple[str, int] = ("", 0)
+
+    @property
+    def kind(self) -> str:
+        """job, call, shell or qd."""
+        return KINDS[type(self.task)]
+
+
+KINDS: dict[type[object], str] = {JobTask: "job", CallTask: "call", ShellTask: "shell", QdTask: "qd"}
