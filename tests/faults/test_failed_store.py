@@ -48,22 +48,27 @@ def standing(redis: Client) -> Counter[int]:
     return Counter([n for place in redis.call("EVAL", STANDS, 0) for n in numbers(place)])
 
 
-def killed(shop: Project, file: Path, *words: str, **env: str) -> Procs:
+# Which lines: every one of them takes a minute and more.
+EACH = pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def killed(shop: Project, file: Path, each: int, *words: str, **env: str) -> Procs:
     command = [sys.executable, "-m", "tests.support.lines", str(file), *words]
     path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
-    procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path, **env))
+    procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path, LINES_EACH=str(each), **env))
     shop.started.append(procs)
     return procs
 
 
+@EACH
 def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
-    project: MakeProject, redis: Client
+    each: int, project: MakeProject, redis: Client
 ) -> None:
-    shop, count = project(jobs=JOBS), 500
+    shop, count = project(jobs=JOBS), 500 // each
     file = shop.run / "lines"
     for n in range(count):
         push(redis, "fails", n=n)
-    work = killed(shop, file, "work", "-w", "1", "--max-crashes", "100000")
+    work = killed(shop, file, each, "work", "-w", "1", "--max-crashes", "100000")
     everyone = Counter(range(count))
 
     def over() -> bool:
@@ -74,7 +79,7 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
     work.stop()
     lines = file.read_text().splitlines()
     file.unlink()
-    assert len(lines) == len(set(lines)) > 100
+    assert len(lines) == len(set(lines)) > 100 // each
     assert {line.split(":")[0] for line in lines} > {"worker/ending.py", "worker/settle.py", "worker/answering.py"}
     records = [json.loads(value.partition(b"\n")[0]) for value in redis.call("HVALS", "queues:default:failed")]
     # Killed where listeners and failed() run, the next worker buries it without them, and says how the last one died.
@@ -109,11 +114,12 @@ def bury_many(redis: Client, count: int, ago: float = 0.0) -> None:
         redis.call("ZADD", "queues:default:failed_at", *index)
 
 
-def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(project: MakeProject, redis: Client) -> None:
+@EACH
+def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(each: int, project: MakeProject, redis: Client) -> None:
     shop, count = project(jobs=JOBS), 1200
     file = shop.run / "lines"
     bury_many(redis, count)
-    retry = killed(shop, file, "failed", "retry", "--all")
+    retry = killed(shop, file, each, "failed", "retry", "--all")
     everyone = Counter(range(count))
 
     def over() -> bool:
@@ -124,14 +130,15 @@ def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(project: MakePro
     assert retry.wait() == 0
     lines = file.read_text().splitlines()
     file.unlink()
-    assert len(lines) == len(set(lines)) > 100
+    assert len(lines) == len(set(lines)) > 100 // each
     assert any(line.startswith("store/failed.py") for line in lines)
     assert sorted(numbers(redis.call("LRANGE", "queues:default", 0, -1))) == list(range(count))
     assert not redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at")
 
 
+@EACH
 def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothing(
-    project: MakeProject, redis: Client
+    each: int, project: MakeProject, redis: Client
 ) -> None:
     """Half of the jobs have a record and a row, the other half a row only, as PHP leaves it."""
     table, count = (shop := project(jobs=JOBS)).run / "failed.sqlite", 400
@@ -153,7 +160,9 @@ def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothi
             database.execute("INSERT INTO failed_jobs VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
         database.commit()
     file = shop.run / "lines"
-    retry = killed(shop, file, "failed", "retry", "--all", LINES_OF="store/failed_both.py store/laravel_failed.py")
+    retry = killed(
+        shop, file, each, "failed", "retry", "--all", LINES_OF="store/failed_both.py store/laravel_failed.py"
+    )
     assert retry.wait(300) == 0
     lines = file.read_text().splitlines()
     file.unlink()

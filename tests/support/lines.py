@@ -3,7 +3,8 @@
     python -m tests.support.lines FILE work ...      its workers, from the reservation of a job to the next turn's answer
     python -m tests.support.lines FILE failed ...    the command, in one fork after the other until one comes through
 
-FILE has a line for each line of qd at which one was killed; LINES_OF in the environment says of which files. Production
+FILE has a line for each line of qd at which one was killed; LINES_OF in the environment says of which files, and
+LINES_EACH=3 that a third of them will do. Production
 code knows nothing of it.
 """
 
@@ -31,6 +32,7 @@ class Killer:
     def __init__(self, file: Path, places: tuple[str, ...] = ("",)) -> None:
         self.file = file
         self.places = tuple([HOME + place for place in places])
+        self.each = int(os.environ.get("LINES_EACH", "1"))
         self.seen = set(file.read_text().splitlines()) if file.exists() else set()
 
     def __call__(self, frame: FrameType, event: str, _arg: Any) -> Any:
@@ -38,7 +40,7 @@ class Killer:
         if not name.startswith(self.places):
             return None
         place = f"{name.removeprefix(HOME)}:{frame.f_lineno}"
-        if event == "line" and place not in self.seen:
+        if event == "line" and frame.f_lineno % self.each == 0 and place not in self.seen:
             with self.file.open("a") as told:
                 told.write(place + "\n")
             os.kill(os.getpid(), signal.SIGKILL)
