@@ -31,8 +31,9 @@
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
-| qd:schedule:last        | hash   | entry -> JSON, how it last went; a field an entry                                     |
-| qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at}; until `qd schedule resume`              |
+| qd:schedule:last        | hash   | entry -> JSON, how it last ran; a field an entry, schedulers take those of no entry   |
+| qd:schedule:skipped     | hash   | entry -> JSON, which tick was last passed over and why; as above                      |
+| qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at, until}; until `qd schedule resume`       |
 | qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed    |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
 """
@@ -47,6 +48,7 @@ MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
 TICKS = "qd:ticks"
 SCHEDULE_LAST = "qd:schedule:last"
+SCHEDULE_SKIPPED = "qd:schedule:skipped"
 SCHEDULE_PAUSED = "qd:schedule:paused"
 
 
