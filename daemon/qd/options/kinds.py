@@ -162,14 +162,19 @@ def _database(value: object) -> str:
 
 
 def _zone(value: object) -> str:
-    """The name of a time zone that is installed here."""
+    """The name of a time zone that is installed here. UTC always is."""
+    name = _name(value)
+    if name == "UTC":
+        return name
     from zoneinfo import ZoneInfo, available_timezones  # read where one is named
 
-    name = _name(value)
     try:
         ZoneInfo(name)
-    except (OSError, ValueError):
-        near = units.did_you_mean(name, available_timezones())
+    except (OSError, ValueError, KeyError):
+        known = available_timezones()
+        if not known:
+            raise ValueError(f"time zone '{name}' is not here, nor any other: pip install tzdata") from None
+        near = units.did_you_mean(name, known)
         raise ValueError(f"unknown time zone '{name}'{near} (written Europe/Berlin)") from None
     return name
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
-from zoneinfo import ZoneInfo
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+from qd.options.kinds import KINDS
+
+if TYPE_CHECKING:
+    from qd.schedule.clock import Ticks
+
+SHORTEST_MS = 10
 
 
 class Timing(Protocol):
@@ -31,10 +37,18 @@ class Timing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Each multiple of `seconds` since 1970-01-01 00:00 UTC: the same moments on all hosts, whenever they started."""
+    """Each multiple of `seconds` since 1970-01-01 00:00 UTC: the same moments on all hosts, whenever they started.
+
+    Whole milliseconds, 0.01 seconds or more. Raises ValueError.
+    """
 
     seconds: float
     zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        ms = self.seconds * 1000 if math.isfinite(self.seconds) else 0.0
+        if ms < SHORTEST_MS or abs(ms - round(ms)) > 1e-6:
+            raise ValueError(f"every {self.seconds} seconds is no beat: write whole milliseconds, 0.01 or more")
 
     @property
     def text(self) -> str:
@@ -45,16 +59,26 @@ class Every:
         return f"e{self.seconds:g}"
 
     def next_after(self, at: float) -> float | None:
-        found = (math.floor(at / self.seconds + 1e-9) + 1) * self.seconds
-        return round(found, 3)
+        step = round(self.seconds * 1000)
+        number = math.floor(at * 1000) // step + 1
+        while number * step / 1000 <= at:  # `at` is such a tick, and a hair below it once multiplied
+            number += 1
+        return number * step / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression in a time zone."""
+    """A cron expression in a time zone, checked here (ValueError). What a change of the clock does: clock.py."""
 
     expression: str
     zone: str = "UTC"
+    _ticks: Ticks = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expression, str):
+            raise ValueError(f"{self.expression!r} is not a cron expression: write a text like '0 7 * * *'")
+        object.__setattr__(self, "zone", KINDS["zone"](self.zone))
+        object.__setattr__(self, "_ticks", _shared(_read(self.expression), self.zone))
 
     @property
     def text(self) -> str:
@@ -62,10 +86,22 @@ class Cron:
 
     @property
     def mark(self) -> str:
-        return f"{self.expression} {self.zone}"
+        return f"{_read(self.expression)} {self.zone}"
 
     def next_after(self, at: float) -> float | None:
-        from cronsim import CronSim  # not on the way of `import qd`
+        found = self._ticks.after(at)
+        return None if found == math.inf else found
 
-        moment = datetime.fromtimestamp(at, ZoneInfo(self.zone))
-        return next((found.timestamp() for found in CronSim(self.expression, moment)), None)
+
+@cache
+def _read(expression: str) -> str:
+    from qd.schedule.cron import read  # not on the way of `import qd`
+
+    return read(expression)
+
+
+@cache
+def _shared(expression: str, zone: str) -> Ticks:
+    from qd.schedule.clock import Ticks
+
+    return Ticks(expression, zone)
