@@ -91,11 +91,11 @@ def ready_for_stacks() -> int | None:
     return fd
 
 
-def log_job_records(log: Log) -> None:
+def log_job_records(log: Log, context: Callable[[], Mapping[str, object]] | None = None) -> None:
     """Python's own logging becomes our lines, where the app has set up no handlers."""
     root = logging.getLogger()
     if not root.handlers:
-        root.addHandler(JobRecords(log, job_fields))
+        root.addHandler(JobRecords(log, context or job_fields))
         if root.level == logging.WARNING:
             root.setLevel(logging.INFO)
 
