@@ -45,7 +45,7 @@ def test_a_section_tells_of_no_option_that_is_not_there(path: str, one: click.Co
 
 
 def test_no_section_is_about_a_command_that_is_gone() -> None:
-    told = re.findall(r"^### `qd ([\w ]+)`", PAGE, re.MULTILINE)
+    told = re.findall(r"^### `qd ([\w -]+)`", PAGE, re.MULTILINE)
     assert sorted(told) == sorted(path for path, _ in COMMANDS)
 
 

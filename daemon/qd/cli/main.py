@@ -37,6 +37,7 @@ COMMANDS = {
     "clear": ("queues", "clear"),
     "cancel": ("cancel", "cancel"),
     "failed": ("failed.family", "failed"),
+    "schedule": ("schedule.family", "schedule"),
     "doctor": ("doctor", "command"),
     "config": ("setup", "config"),
     "init": ("setup", "init"),

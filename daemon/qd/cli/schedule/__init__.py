@@ -1,0 +1,1 @@
+"""`qd schedule`: the entries of the schedule, looked at and steered."""

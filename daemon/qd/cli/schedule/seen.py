@@ -1,0 +1,128 @@
+"""What the servers know of the entries at this moment: `qd schedule list`, `qd status` and `qd doctor` read here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from qd.cli import common
+from qd.cli.schedule.which import Sent, lock_key, off, sent, where
+from qd.connectors.redis import keys
+from qd.errors import ConnectionLost
+from qd.schedule import Entry
+from qd.store import schedule, stamps
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config import Settings
+    from qd.store.base import Store
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Who has the overlap of an entry: a process on a host, or a job that waits or runs."""
+
+    host: str = ""
+    pid: int | None = None
+    at: float | None = None
+    job: str = ""
+
+
+@dataclass
+class Seen:
+    """now: unix seconds by the server's clock, by this host's where it is away. away: connection -> why nothing is known of
+    what stands there. ticks: entry -> the last tick that was decided."""
+
+    now: float
+    paused: dict[str, schedule.Pause] = field(default_factory=dict)
+    down: stamps.Down | None = None
+    last: dict[str, schedule.Last] = field(default_factory=dict)
+    skipped: dict[str, schedule.Last] = field(default_factory=dict)
+    ticks: dict[str, float] = field(default_factory=dict)
+    locks: dict[str, Lock] = field(default_factory=dict)
+    away: dict[str, str] = field(default_factory=dict)
+
+
+def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> Seen:
+    """Never raises for a server that is away."""
+    seen = Seen(time.time())
+    places = {entry.name: sent(app, entry) for entry in entries}
+    names = dict.fromkeys([found.control, *(where(found, place) for place in places.values())])
+    for name in names:
+        there = [entry for entry in entries if where(found, places[entry.name]) == name]
+        try:
+            store = common.store(found, name)
+            if name == found.control:
+                read_notes(seen, store)
+            read_ticks(seen, store, there, places)
+            read_locks(seen, store, there, places)
+        except ConnectionLost as error:
+            seen.away[name] = str(error)
+    return seen
+
+
+def read_notes(seen: Seen, store: Store) -> None:
+    seen.now = store.now()
+    seen.paused = schedule.paused(store, seen.now)
+    seen.down = stamps.is_down(store)
+    seen.last, seen.skipped = schedule.last(store), schedule.skipped(store)
+
+
+def read_ticks(seen: Seen, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
+    by_key: dict[str, list[Entry]] = {}
+    for entry in entries:
+        place = places[entry.name]
+        by_key.setdefault(keys.TICKS if place is None else keys.ticks(place.queue), []).append(entry)
+    for key, those in by_key.items():
+        ticks = schedule.ticked(store, key)
+        of_hosts = newest_of_hosts(ticks)
+        for entry in those:
+            at = of_hosts.get(entry.name) if entry.every_host else ticks.get(entry.name)
+            if at is not None:
+                seen.ticks[entry.name] = at
+
+
+def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
+    """Of fields `HOST ENTRY`: the newest tick that any host has decided."""
+    found: dict[str, float] = {}
+    for name, at in ticks.items():
+        _, _, entry = name.partition(" ")
+        found[entry] = max(at, found.get(entry, 0.0))
+    return found
+
+
+def read_locks(seen: Seen, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
+    held = {entry.name: key for entry in entries if (key := lock_key(entry, places[entry.name]))}
+    for name, raw in zip(held, store.get(*held.values()), strict=True):
+        if raw is not None:
+            seen.locks[name] = read_lock(raw, job=places[name] is not None)
+
+
+def read_lock(raw: bytes, *, job: bool) -> Lock:
+    """Bytes that are not ours are a lock too, nobody's."""
+    if job:
+        return Lock(job=raw.decode("utf-8", "replace"))
+    try:
+        said: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        return Lock()
+    host, pid, at = said.get("host"), said.get("pid"), said.get("at")
+    return Lock(
+        host if isinstance(host, str) else "",
+        pid if isinstance(pid, int) else None,
+        float(at) if isinstance(at, int | float) else None,
+    )
+
+
+def overdue(entry: Entry, seen: Seen, late: float) -> float:
+    """Seconds since a tick that should have been decided and was not; 0: none. late: what a tick may be late at most."""
+    at = seen.ticks.get(entry.name)
+    if at is None or off(entry) or (due := entry.timing.next_after(at)) is None:
+        return 0.0
+    waits = seen.now - due
+    return waits if waits > late else 0.0

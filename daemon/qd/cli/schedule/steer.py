@@ -1,0 +1,106 @@
+"""`qd schedule pause`, `resume` and `clear-locks`: what every scheduler on every host obeys."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import common, output
+from qd.cli.apps import app, app_if_named
+from qd.cli.schedule.look import held
+from qd.cli.schedule.seen import Lock, read_lock
+from qd.cli.schedule.which import lock_key, named, sent, where
+from qd.store import schedule
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config import Settings
+    from qd.schedule import Entry
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--for", "seconds", type=common.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd schedule list`.")
+@common.options
+def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
+    """Let these entries pass their ticks, on every host; without NAME: all of them, those declared later too.
+
+    What runs already goes on. Ticks that pass are over: a resumed entry runs at its next one.
+    """
+    if seconds == 0:
+        raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd schedule resume`")
+    found = checked(names)
+    store = common.store(found, found.control)
+    note = schedule.pause(store, names or [schedule.ALL], by=common.who(), reason=reason, seconds=seconds)
+    if common.given().json:
+        return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
+    until = "until `qd schedule resume`" if seconds is None else f"for {output.duration(seconds)}"
+    for name in names or ("all entries",):
+        output.say(f"{output.clean(name)}: paused {until}")
+
+
+def checked(names: tuple[str, ...]) -> Settings:
+    """The configuration. Refuses a name that the app does not declare; without an app nobody knows."""
+    found = common.loaded()
+    if not names:
+        return common.settings()
+    held = app_if_named(found)
+    if held is None:
+        output.note("qd: no app is named, so nobody knows whether it declares such entries")
+        return found
+    named(held.schedule.entries(), names)
+    return held.settings
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@common.options
+def resume(names: tuple[str, ...]) -> None:
+    """Let these entries run again from their next tick; without NAME: all that is paused."""
+    found = common.settings()
+    store = common.store(found, found.control)
+    were = schedule.resume(store, names or list(schedule.paused(store)))
+    every = bool(names) and schedule.ALL in schedule.paused(store)
+    if common.given().json:
+        listed = [{"entry": name, "was_paused": name in were} for name in names or were]
+        return output.document({"resumed": listed, "all_paused": every})
+    for name in names or were:
+        said = "resumed" if name in were else "was not paused"
+        output.say(f"{'all entries' if name == schedule.ALL else output.clean(name)}: {said}")
+    if not names and not were:
+        output.say("nothing was paused")
+    if every:
+        output.note("all entries are paused still: `qd schedule resume` without a name ends that")
+
+
+@click.command("clear-locks")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@common.options
+def clear_locks(names: tuple[str, ...]) -> None:
+    """Free the locks of entries without overlapping, whoever has them; without NAME: of all entries.
+
+    A run that is alive goes on, and its entry may then run beside it. Locks end by themselves: that of a run within
+    [schedule] lease after its host has died, that of a job with the job.
+    """
+    own = app()
+    entries = named(own.schedule.entries(), names)
+    found = own.settings
+    freed = {entry.name: lock for entry in entries if (lock := taken(own, found, entry)) is not None}
+    if common.given().json:
+        return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed.items()]})
+    now = common.store(found, found.control).now()
+    for name, lock in freed.items():
+        output.say(output.clean(f"{name}: freed; {held(lock, now)}"))
+    if not freed:
+        output.say("no lock was taken")
+
+
+def taken(own: Qd, found: Settings, entry: Entry) -> Lock | None:
+    """Free its lock. Returns who had it."""
+    place = sent(own, entry)
+    key: Any = lock_key(entry, place)
+    raw = common.store(found, where(found, place)).take(key) if key else None
+    return None if raw is None else read_lock(raw, job=place is not None)

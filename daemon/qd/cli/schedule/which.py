@@ -1,0 +1,86 @@
+"""The entries of the app, those that a command means by name, and what each does in words."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qd.cli import common, output
+from qd.connectors.redis import keys
+from qd.schedule import CallTask, Entry, JobTask, ShellTask
+from qd.units import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config import Settings
+
+LIST = "`qd schedule list` shows them"
+
+
+class Sent(NamedTuple):
+    """Where the job of an entry goes. lock: of its overlap, "" where it has none."""
+
+    connection: str
+    queue: str
+    lock: str
+
+
+def environment() -> str:
+    """Where this runs, as entries name it: QD_ENV, "" where it does not say."""
+    return os.environ.get("QD_ENV", "")
+
+
+def off(entry: Entry) -> bool:
+    """Whether it is not meant for this environment."""
+    return bool(entry.environments) and environment() not in entry.environments
+
+
+def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
+    """The entries of these names, all of them where none is given. Refuses one that is not there."""
+    known = {entry.name: entry for entry in entries}
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            there = ", ".join(known) if len(known) <= 20 else f"{len(known)} entries, {LIST}"
+            raise common.Refused(
+                output.clean(f"no entry of the schedule is called '{name}'{near} (known: {there or '-'})")
+            )
+    return [known[name] for name in dict.fromkeys(names)] if names else list(entries)
+
+
+def what(entry: Entry) -> str:
+    """What it does: `mail.report {"month":7}`, `shop.tidy`, `tar -czf ...`, `qd failed forget --older-than 30d`."""
+    task = entry.task
+    if isinstance(task, JobTask):
+        _, plan, data = task.call._to_send()
+        said = "" if data in (b"", b"{}", b"[]", b"null") else " " + data.decode("utf-8", "replace")
+        return plan.declared.name + said
+    if isinstance(task, CallTask):
+        function = task.function
+        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+    return task.line if isinstance(task, ShellTask) else shlex.join(("qd", *task.words))
+
+
+def sent(app: Qd, entry: Entry) -> Sent | None:
+    """None: it sends no job. Raises ConfigError: its connection is not configured."""
+    if not isinstance(entry.task, JobTask):
+        return None
+    _, plan, data = entry.task.call._to_send()
+    if entry.alone:
+        plan = plan.using({"unique": f"schedule:{entry.name}"})
+    parcel = app._send.parcel(plan, data)
+    return Sent(parcel.connection, parcel.queue, (parcel.ties and parcel.ties.unique) or "")
+
+
+def lock_key(entry: Entry, sent: Sent | None) -> str:
+    """The key under which its overlap is locked, "" where it may overlap."""
+    if sent is not None:
+        return keys.unique(sent.lock) if sent.lock else ""
+    return keys.overlap(entry.name) if entry.alone else ""
+
+
+def where(found: Settings, sent: Sent | None) -> str:
+    """The connection on which its ticks are claimed and its lock is kept."""
+    return found.control if sent is None else sent.connection

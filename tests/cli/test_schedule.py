@@ -1,0 +1,223 @@
+"""`qd schedule list`, `pause`, `resume`, `clear-locks` and `test`, against a real server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, document, done
+from tests.support.project import MakeProject
+from tests.support.resp import Client
+
+JOBS = """
+    import sys
+    from qd import Qd
+    app = Qd()
+
+    @app.job("mail.report", queue="reports")
+    def report(month: int) -> None: ...
+
+    def tidy() -> None:
+        print("tidied")
+
+    async def broken() -> None:
+        raise ValueError("no room")
+
+    app.schedule(report.bind(7), cron="0 7 * * *", timezone="Europe/Berlin", overlap=False)
+    app.schedule(tidy, every=3600, name="tidy", missed="once", overlap=False)
+    app.schedule(broken, every=60, name="broken")
+"""
+
+
+@pytest.fixture
+def scheduled(qd: Run, configured: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`qd schedule WORDS` of an app with three entries."""
+    import textwrap
+
+    (folder / "entries.py").write_text(textwrap.dedent(JOBS))
+    configured('[qd]\napp = "entries:app"\n')
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "entries", raising=False)
+
+    def run(*words: str) -> Any:
+        sys.modules.pop("entries", None)
+        return qd("schedule", *words)
+
+    return run
+
+
+def entry(said: Any, name: str) -> Any:
+    return next(one for one in said["entries"] if one["name"] == name)
+
+
+def note(redis: Client, key: str, name: str, **said: Any) -> None:
+    redis.call("HSET", key, name, json.dumps(said))
+
+
+def now(redis: Client) -> float:
+    return float(redis.text("TIME")[0])
+
+
+# -- list
+
+
+def test_the_list_tells_what_runs_when(scheduled: Run, clean_redis: Client) -> None:
+    said = document(scheduled("list", "--json"))
+    assert [(one["name"], one["kind"], one["what"]) for one in said["entries"]] == [
+        ("mail.report", "job", 'mail.report {"month":7}'),
+        ("tidy", "call", "entries.tidy"),
+        ("broken", "call", "entries.broken"),
+    ]
+    report, tidy = entry(said, "mail.report"), entry(said, "tidy")
+    assert (report["expression"], report["timezone"], report["next"][11:19]) == (
+        "0 7 * * *",
+        "Europe/Berlin",
+        "07:00:00",
+    )
+    assert tidy["next_at"] % 3600 == 0
+    assert 0 < tidy["next_at"] - said["at"] <= 3600
+    assert (tidy["missed"], tidy["without_overlapping"]) == ("once", True)
+    assert {report[name] for name in ("last", "skipped", "lock", "paused")} == {None}
+    assert report["declared_at"].endswith("entries.py:15")
+    assert (said["reached"], said["paused"], said["down"]) == (True, None, None)
+
+
+def test_the_list_for_people(scheduled: Run, clean_redis: Client) -> None:
+    head, *rows = done(scheduled("list")).splitlines()
+    assert head.split() == ["name", "what", "when", "zone", "next", "last"]
+    assert [row.split()[0] for row in rows] == ["mail.report", "tidy", "broken"]
+    assert "07:00 (in " in rows[0]
+
+
+def test_moments_in_another_zone(scheduled: Run, clean_redis: Client) -> None:
+    said = document(scheduled("list", "--timezone", "Asia/Kathmandu", "--json"))
+    assert [one["timezone"] for one in said["entries"]] == ["Asia/Kathmandu"] * 3
+    assert entry(said, "tidy")["next"].endswith(":45:00+05:45")
+    refused = scheduled("list", "--timezone", "Europe/Berlinn")
+    assert (refused.exit_code, "'Europe/Berlinn' is no time zone" in refused.stderr) == (2, True)
+
+
+@pytest.mark.leaves("qd:schedule:*", "qd:overlap:tidy", "qd:unique:*", "qd:ticks")
+def test_the_list_tells_how_it_went_and_who_has_it(scheduled: Run, clean_redis: Client) -> None:
+    at = now(clean_redis)
+    ran = {"tick": at - 200, "began": at - 198, "ended": at - 190}
+    note(clean_redis, "qd:schedule:last", "tidy", **ran, outcome="failed", host="app-1", detail="exit code 3")
+    note(clean_redis, "qd:schedule:last", "mail.report", **ran, outcome="sent", host="app-2", detail="ID")
+    skip = {"tick": at - 100, "began": at - 100, "ended": at - 100}
+    note(clean_redis, "qd:schedule:skipped", "tidy", **skip, outcome="skipped", host="app-1", detail="outside of 8-17")
+    note(
+        clean_redis, "qd:schedule:skipped", "mail.report", **{**skip, "tick": at - 300}, outcome="skipped", detail="old"
+    )
+    clean_redis.call("SET", "qd:overlap:tidy", json.dumps({"host": "app-1", "pid": 41, "at": at - 5}))
+    clean_redis.call("SET", "qd:unique:mail.report:schedule:mail.report", "U-1")
+    clean_redis.call("HSET", "qd:ticks", "broken", f"{(int(at) - 600) // 60 * 60_000} e60")
+    said = document(scheduled("list", "--json"))
+    report, tidy, broken = (entry(said, name) for name in ("mail.report", "tidy", "broken"))
+    assert (tidy["last"]["outcome"], tidy["last"]["late_s"], tidy["last"]["host"]) == ("failed", 2.0, "app-1")
+    assert tidy["lock"] == {"host": "app-1", "pid": 41, "at": at - 5, "job": ""}
+    assert report["lock"]["job"] == "U-1"
+    assert 540 <= broken["overdue_s"] <= 660
+    rows = done(scheduled("list")).splitlines()[1:]
+    for told, row in [("sent 3m", rows[0]), ("job U-1 waits or runs", rows[0]), ("failed 3m", rows[1]), (
+        "took 8.0s, 2.0s late: exit code 3", rows[1]), ("runs on app-1 (pid 41) for ", rows[1]), ("skipped 1m", rows[1]),
+        ("outside of 8-17", rows[1]), ("overdue for ", rows[2])]:  # fmt: skip
+        assert told in row
+    assert "old" not in rows[0]  # it ran since
+
+
+def test_with_the_server_away_it_shows_what_is_declared(scheduled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QD_REDIS_URL", "unix:///nowhere/redis.sock")
+    result = scheduled("list", "--json")
+    assert (result.exit_code, len(json.loads(result.stdout)["entries"])) == (69, 3)
+    assert json.loads(result.stdout)["reached"] is False
+    assert result.stderr.startswith("qd: nothing is known of what stands on connection redis: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_app_without_entries(scheduled: Run, folder: Path) -> None:
+    (folder / "entries.py").write_text("from qd import Qd\napp = Qd()\n")
+    result = scheduled("list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("nothing is scheduled: ")
+    assert document(scheduled("list", "--json"))["entries"] == []
+
+
+# -- pause and resume
+
+
+def test_one_entry_is_paused_and_resumed(scheduled: Run, clean_redis: Client) -> None:
+    assert done(scheduled("pause", "tidy", "--reason", "disk full")) == "tidy: paused until `qd schedule resume`\n"
+    paused = entry(document(scheduled("list", "--json")), "tidy")["paused"]
+    assert (paused["reason"], paused["until"], "@" in paused["by"]) == ("disk full", None, True)
+    assert "paused by " in done(scheduled("list"))
+    assert done(scheduled("resume", "tidy", "broken")) == "tidy: resumed\nbroken: was not paused\n"
+
+
+def test_all_entries_are_paused_for_a_while(scheduled: Run, clean_redis: Client) -> None:
+    assert done(scheduled("pause", "--for", "10m")) == "all entries: paused for 10m\n"
+    assert done(scheduled("list")).startswith("all entries are paused by ")
+    said = document(scheduled("list", "--json"))
+    assert said["paused"]["until"] - said["paused"]["at"] == pytest.approx(600)
+    one = scheduled("resume", "tidy")
+    assert one.stdout == "tidy: was not paused\n"
+    assert one.stderr == "all entries are paused still: `qd schedule resume` without a name ends that\n"
+    assert document(scheduled("resume", "--json")) == {
+        "resumed": [{"entry": "*", "was_paused": True}],
+        "all_paused": False,
+    }
+    assert done(scheduled("resume")) == "nothing was paused\n"
+
+
+def test_a_name_that_is_not_declared_is_not_paused(scheduled: Run, clean_redis: Client) -> None:
+    refused = scheduled("pause", "tidi")
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "'tidi' (did you mean 'tidy'?) (known: mail.report, tidy, broken)" in refused.stderr
+    assert scheduled("pause", "tidy", "--for", "0").exit_code == 2
+
+
+# -- locks
+
+
+def test_locks_are_freed_and_it_is_told_who_had_them(scheduled: Run, clean_redis: Client) -> None:
+    held = json.dumps({"host": "app-1", "pid": 41, "at": now(clean_redis) - 5})
+    clean_redis.call("SET", "qd:overlap:tidy", held)
+    clean_redis.call("SET", "qd:unique:mail.report:schedule:mail.report", "U-1")
+    assert done(scheduled("clear-locks", "broken")) == "no lock was taken\n"
+    freed = document(scheduled("clear-locks", "mail.report", "--json"))["freed"]
+    assert freed == [{"entry": "mail.report", "host": "", "pid": None, "at": None, "job": "U-1"}]
+    assert done(scheduled("clear-locks")).startswith("tidy: freed; runs on app-1 (pid 41) for ")
+    assert done(scheduled("clear-locks")) == "no lock was taken\n"
+
+
+# -- test
+
+
+def test_an_entry_is_run_here_and_now(scheduled: Run, clean_redis: Client) -> None:
+    scheduled("pause")
+    result = scheduled("test", "tidy")
+    assert (result.exit_code, result.stdout) == (0, "tidied\n")
+    assert result.stderr.startswith("tidy (entries.tidy): done, took ")
+    failed = scheduled("test", "broken")
+    assert failed.exit_code == 1
+    assert "ValueError: no room" in failed.stderr
+    assert scheduled("test", "tidi").exit_code == 2
+    scheduled("resume")
+
+
+@pytest.mark.leaves("queues:reports*", "qd:unique:*")
+def test_the_job_of_an_entry_is_sent(scheduled: Run, clean_redis: Client) -> None:
+    said = document(scheduled("test", "mail.report", "--json"))
+    (payload,) = clean_redis.text("LRANGE", "queues:reports", "0", "-1")
+    assert json.loads(payload)["id"] == said["id"]
+
+
+def test_the_real_program(project: MakeProject) -> None:
+    shop = project(JOBS)
+    assert shop.qd("schedule", "list").stdout.startswith("name ")
+    assert shop.qd("schedule", "test", "broken").returncode == 1
+    assert shop.qd("schedule", "nope").returncode == 2
