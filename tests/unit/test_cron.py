@@ -24,6 +24,7 @@ SAME = [
     ("  0   0 * *\t* ", "0 0 * * *"),
     ("0 0 7 * * *", "0 7 * * *"),
     ("0 0 * jan mon-fri", "0 0 * JAN MON-FRI"),
+    ("0 0 * * sat-sun", "0 0 * * SAT-7"),
 ]
 
 
@@ -32,6 +33,19 @@ def test_two_ways_of_writing_one_expression_have_one_mark(one: str, other: str) 
     assert Cron(one).mark == Cron(other).mark
     assert Cron(one).next_after(1e9) == Cron(other).next_after(1e9)
     assert Cron(one).text == one
+
+
+def test_a_range_may_end_on_a_sunday() -> None:
+    for expression, days in (
+        ("0 0 * * SAT-SUN", 2),
+        ("0 0 * * MON-SUN", 7),
+        ("0 0 * * SUN-SUN", 1),
+        ("0 0 * * 0-SUN", 1),
+    ):
+        at, found = 0.0, 0
+        while (at := Cron(expression).next_after(at) or 0.0) <= 7 * 86400:
+            found += 1
+        assert found == days, expression
 
 
 def test_another_zone_or_expression_has_another_mark() -> None:

@@ -70,9 +70,12 @@ class Ticks:
         wall = here.replace(tzinfo=None, fold=0)
         found = self._shown(wall, second)
         first, again = self._moments(wall)
-        if again > second >= first and here.fold == 0:  # the clock shows this once more, and some of what is before it
-            found = min(found, self._shown(wall - timedelta(seconds=again - first), second))
-        return found
+        back = again - first
+        if back <= 0 or here.fold:
+            return found
+        if found <= second + back and self._wall(int(found)).utcoffset() == here.utcoffset():
+            return found  # the clock has not been put back yet
+        return min(found, self._shown(wall - timedelta(seconds=back), second))
 
     def _shown(self, wall: datetime, second: int) -> float:
         """The first moment after `second` at which the clock shows what is named, of all that is later than `wall`."""

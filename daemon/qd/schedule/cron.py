@@ -5,6 +5,8 @@ Read by cronsim, which is asked for wall clocks only: it never sees a time zone.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from datetime import datetime
 
 from cronsim import CronSim, CronSimError
@@ -29,6 +31,7 @@ FIELDS = (
     ("day of the week", "0-7 or SUN-SAT, 0 and 7 are Sunday, 5L is the last Friday, 5#2 the second"),
 )
 ORDER = "minute, hour, day of the month, month, day of the week"
+TO_SUNDAY = re.compile(r"(?<!SUN)(?<!0)-SUN")  # SAT-SUN: Sunday is 0 where it is named, and would be before Saturday
 START = datetime(2000, 1, 1)
 
 
@@ -44,6 +47,7 @@ def read(expression: str) -> str:
             "or 6 (a second before them): every day at 7:00 is '0 7 * * *'"
         )
     fields = ["0", *fields][-6:]
+    fields[5] = TO_SUNDAY.sub("-7", fields[5])
     _check(expression, fields)
     return " ".join(fields)
 
@@ -64,6 +68,8 @@ def _long(text: str) -> str:
 
 
 def _check(expression: str, fields: list[str]) -> None:
+    if _comes(fields):
+        return
     for place, field in enumerate(fields):
         if not _stands(place, field):
             name, takes = FIELDS[place]
@@ -72,29 +78,25 @@ def _check(expression: str, fields: list[str]) -> None:
                 f"cron expression {expression!r}: {bad!r} cannot stand for the {name} ({takes}; "
                 "also *, lists 1,2, ranges 1-5, steps */5): every day at 7:00 is '0 7 * * *'"
             )
-    if _first(fields) is None:
-        raise ValueError(
-            f"cron expression {expression!r} never comes: no day fits day of the month '{fields[3]}', "
-            f"month '{fields[4]}' and day of the week '{fields[5]}'"
-        )
+    raise ValueError(
+        f"cron expression {expression!r} never comes: no day fits day of the month '{fields[3]}', "
+        f"month '{fields[4]}' and day of the week '{fields[5]}'"
+    )
+
+
+def _comes(fields: list[str]) -> bool:
+    """Whether it is one, and names a day of the next 50 years: the rarest, 29 February on a Sunday, is 40 years away at most."""
+    try:
+        return next(CronSim(" ".join(fields), START), None) is not None
+    except CronSimError:
+        return False
 
 
 def _stands(place: int, field: str) -> bool:
+    """Whether this is a field, whatever the others are."""
     fields = ["*"] * 6
     fields[place] = field
-    try:
-        CronSim(" ".join(fields), START)
-    except CronSimError:
-        # A day of the month is refused for all months only where no month has it: 30 and 31 pass with any month.
-        return False
-    return True
-
-
-def _first(fields: list[str]) -> datetime | None:
-    try:
-        return next(CronSim(" ".join(fields), START), None)
-    except CronSimError:  # its own early "there is no such day"
-        return None
+    return _comes(fields)
 
 
 def fixed(expression: str) -> bool:
@@ -109,7 +111,9 @@ class Walls:
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
-        self._seek(START)
+        self._walk: Iterator[datetime] = iter(())
+        self._from: datetime = datetime.max
+        self._next: datetime | None = None
 
     def after(self, wall: datetime) -> datetime | None:
         """The first that is later than `wall` (no zone, whole seconds). None: it never comes again."""

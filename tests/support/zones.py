@@ -1,0 +1,38 @@
+"""Zones whose clocks are changed, each in its own way, and when: years whose changes are known for good."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from zoneinfo import ZoneInfo
+
+YEARS = {
+    "Europe/Berlin": 2025,  # at 2:00
+    "America/New_York": 2025,
+    "Australia/Lord_Howe": 2025,  # by half an hour
+    "America/St_Johns": 2025,  # an offset of 3:30
+    "America/Havana": 2025,  # at midnight, so that the day begins at 1:00, and has midnight twice
+    "America/Santiago": 2025,  # back from midnight to the day before
+    "Africa/Cairo": 2025,
+    "Africa/Casablanca": 2025,  # back for Ramadan
+    "Pacific/Apia": 2011,  # no 30 December
+    "Asia/Kolkata": 2025,  # never
+}
+QUARTER = 900
+
+
+@cache
+def changes(zone: str) -> tuple[int, ...]:
+    """The unix seconds at which the clock is changed in this zone's year."""
+    where = ZoneInfo(zone)
+    start = int(datetime(YEARS[zone], 1, 1, tzinfo=UTC).timestamp())
+    offsets = [
+        (moment, datetime.fromtimestamp(moment, where).utcoffset())
+        for moment in range(start, start + 366 * 86400, QUARTER)
+    ]
+    return tuple(moment for (_, old), (moment, new) in zip(offsets, offsets[1:], strict=False) if old != new)
+
+
+def wall(moment: float, zone: str) -> str:
+    """As the clock on the wall there shows it: "2025-03-30 03:00:00+0200"."""
+    return datetime.fromtimestamp(moment, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S%z")
