@@ -1,4 +1,4 @@
-"""`qd work` put together: settings -> master + {template, keeper, workers}. The only file that knows them all.
+"""`qd work` put together: settings -> master + {template, keeper, workers, scheduler}. The only file that knows them all.
 
 What a child needs is imported in the child: the master itself loads neither the app nor anything that talks to a server.
 """
@@ -25,9 +25,11 @@ from qd.master.loop import MOST, Master
 from qd.master.plan import Plan
 from qd.process import systemd
 from qd.process.hands import Hands, Seat
+from qd.process.scoreboard import Role
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.worker.template import Serve
 
 SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
 ANSWER = 10.0  # seconds that a connection and an answer of Redis may take together
@@ -38,7 +40,7 @@ def run(load: Load) -> int:
     """Work until told to stop. `load` reads the configuration, at the start, after the app's import, and at each HUP.
     Returns the exit code; raises ConfigError before anything runs."""
     settings = load(None)
-    if settings.work.workers == 0:
+    if settings.work.workers == 0 and not settings.work.only_schedule:
         from qd.inline import run_inline  # for breakpoints: no master at all
 
         return run_inline(settings, load, token(), announce)
@@ -51,7 +53,9 @@ def run(load: Load) -> int:
         notifier=systemd.Notifier(os.environ),
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
         replan=lambda: plan_of(load(None), load),
-        announce=lambda message: announce(log, config.from_json(message["settings"].encode()), message["jobs"]),
+        announce=lambda message: announce(
+            log, config.from_json(message["settings"].encode()), message["jobs"], message["entries"]
+        ),
     )
     return master.run()
 
@@ -63,8 +67,10 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         raise ConfigError(f"workers = {work.workers} is more than the {MOST} of one `qd work` (start a second one)")
     if settings.failed.database and find_spec("sqlalchemy") is None:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
-    if not work.workers:
+    if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
+    ends_by_itself = work.once or work.stop_when_empty or work.stop_when_empty_for > 0
+    scheduled = work.only_schedule or not (work.no_schedule or ends_by_itself)
 
     def ours(hands: Hands) -> Hands:
         return replace(hands, log=hands.log.tuned(work.log_format, work.log_level))
@@ -75,12 +81,12 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     def template(hands: Hands, line: Any) -> int:
         from qd.worker import template
 
-        return template.run(ours(hands), line, settings, complete)
+        return template.run(ours(hands), line, settings, complete, bodies(scheduled))
 
-    def worker(hands: Hands, seat: Seat) -> int:
+    def alone(hands: Hands, seat: Seat) -> int:
         from qd.worker import template
 
-        return template.run_alone(ours(hands), seat, settings, complete)
+        return template.run_alone(ours(hands), seat, settings, complete, bodies(scheduled))
 
     def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
@@ -90,6 +96,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     return Plan(
         pool=work.pool,
         workers=work.workers,
+        scheduler=scheduled,
         preload=not work.no_preload and sys.platform == "linux",
         respawn=not work.no_respawn,
         stop_timeout=work.stop_timeout,
@@ -103,23 +110,38 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         log_format=work.log_format,
         log_level=work.log_level,
         template=template,
-        worker=worker,
+        alone=alone,
         keeper=keeper,
     )
 
 
-def announce(log: Log, settings: Settings, jobs: int) -> None:
+def bodies(scheduled: bool) -> Serve:
+    """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of it
+    is of one release: behind a `current` link another one may stand by then."""
+    from qd.worker import boot
+
+    if not scheduled:
+        return boot.serve
+    from qd.scheduler import serve as scheduler
+
+    serves = {Role.WORKER: boot.serve, Role.SCHEDULER: scheduler.serve}
+    return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
+
+
+def announce(log: Log, settings: Settings, jobs: int, entries: int) -> None:
     """The first line: what works here, on what, and how much of it."""
     work, connection = settings.work, settings.connection(settings.work.connection)
+    only = work.only_schedule
     log.info(
         "master.started",
         version=__version__,
         pool=work.pool or "default",
         connection=connection.name,
         url=mask_url(connection.url or ""),
-        queues=",".join(work.queues),
+        queues=None if only else ",".join(work.queues),
         workers=work.workers,
         jobs=jobs,
+        schedule=entries or None,
     )
     if "ssl_cert_reqs=none" in (connection.url or ""):
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
@@ -128,7 +150,12 @@ def announce(log: Log, settings: Settings, jobs: int) -> None:
         log.warning(
             "master.is_root", hint="give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
         )
-    if not jobs:
+    if only and not entries:
+        hint = (
+            "declare entries with app.schedule(...) or in [schedule.entries.NAME]; HUP then reads them, or `qd restart`"
+        )
+        log.warning("schedule.empty", app=settings.app, hint=hint)
+    if not jobs and not only:
         log.warning(
             "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
         )

@@ -37,14 +37,14 @@ T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
 
 
-def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[Log, Settings, int], None]) -> int:
+def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[Log, Settings, int, int], None]) -> int:
     """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
     board, ear, began = Scoreboard(), Ear(), now()
     app = template.imported(settings, lambda app: load(app.said), log)
     if isinstance(app, Exit):
         return int(app)
-    announce(log, app.settings, len(app.registry.names()))
+    announce(log, app.settings, len(app.registry.names()), 0)
     board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)

@@ -3,7 +3,7 @@
 from typing import cast
 
 from qd.log import Log
-from qd.master.children import Unsettled
+from qd.master.deaths import Unsettled
 from qd.master.keeping import Keeping
 from qd.process.scoreboard import Scoreboard, State, W
 from qd.process.talk import Orders

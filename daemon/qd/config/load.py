@@ -26,6 +26,7 @@ from qd.options import WORK, Option, WorkOptions
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
 FROM_FILE = "file:"
+SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
 SHORTEST = 16  # characters of a signing key
 _OTHER_VARIABLES = {"QD_CONFIG", "QD_POOL", "QD_OWNER"}
 
@@ -200,7 +201,12 @@ class _Loading:
 
     @property
     def pool(self) -> str:
-        return str(self.flags.get("pool") or self.environ.get("QD_POOL") or "")
+        named = self.flags.get("pool") or self.environ.get("QD_POOL") or ""
+        return str(named or (SCHEDULE if self._only_schedule else ""))
+
+    @property
+    def _only_schedule(self) -> bool:
+        return bool(self.flags.get("only_schedule"))
 
     def _work(self, connections: Mapping[str, ConnectionSettings], default: str) -> WorkOptions:
         self._check_pool()
@@ -212,12 +218,14 @@ class _Loading:
         held["workers"] = _workers(self._value("worker.workers", WORK["workers"], built_in="auto"))
         if held["once"]:  # one job is for one worker
             held["workers"] = min(held["workers"], 1)
+        if self._only_schedule:
+            held |= {"only_schedule": True, "workers": 0, "pool": self.pool}
         held["min_uptime"] = self._min_uptime(self._value("worker.min_uptime", WORK["min_uptime"], built_in="auto"))
         return WorkOptions(**held)
 
     def _check_pool(self) -> None:
         pools = self._section("pools")
-        if not self.pool or self.pool in pools:
+        if not self.pool or self.pool in pools or (self._only_schedule and self.pool == SCHEDULE):
             return
         where = f" in {self.file.shown}" if self.file else ""
         known = f" (known: {', '.join(pools)})" if pools else f" (write [pools.{self.pool}] into qd.toml)"

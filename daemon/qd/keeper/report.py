@@ -64,7 +64,7 @@ class Report:
             "root": os.geteuid() == 0,
             "pool": work.pool,
             "connection": work.connection,
-            "queues": list(work.queues),
+            "queues": [] if work.only_schedule else list(work.queues),
             "version": __version__,
             "booted_at": round(booted_at, 3),
             "state": self._state(),

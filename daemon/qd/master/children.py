@@ -1,4 +1,4 @@
-"""The workers as the master keeps them: a slot each, spawned, watched, ended, reaped, and handed to the keeper.
+"""Workers and scheduler as the master keeps them: a slot each, spawned, watched, ended, reaped, handed to the keeper.
 
 free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
 """
@@ -13,25 +13,26 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from qd.master.deaths import Death, Unsettled
 from qd.master.oom import OomKills
 from qd.master.stacks import of_the_job
 from qd.process import child, vitals
-from qd.process.exits import RECYCLED, Exit, ending
-from qd.process.scoreboard import SLOTS, Scoreboard, Slot, State, Verdict, W, Why, now
+from qd.process.exits import RECYCLED, Exit
+from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, State, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
-YOUNG = 5.0  # seconds in which a worker that dies without having had a job may be part of a crash loop
 
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that lives, or was asked for."""
+    """A worker that lives, or was asked for; or the scheduler, which is one but for having no job in hand."""
 
     slot: Slot
     generation: int
     code: int  # which import of the app it runs
     asked_at: float
+    role: Role = Role.WORKER
     pid: int = 0
     stack_fd: int | None = None
     ready: bool = False
@@ -49,7 +50,16 @@ class Worker:
 
     @property
     def busy(self) -> bool:
+        """It has a job in hand, or what its schedule started still runs."""
         return self.slot[W.STATE] == State.BUSY
+
+    @property
+    def has_job(self) -> bool:
+        return self.role is Role.WORKER and self.busy
+
+    def event(self, what: str) -> str:
+        """What is told of it in the log: `worker.died`."""
+        return f"{self.role.word}.{what}"
 
     def is_ready(self, stack_fd: int | None) -> None:
         self.ready, self.ready_at, self.stack_fd = True, time.monotonic(), stack_fd
@@ -89,63 +99,6 @@ class Worker:
         self.send(signal.SIGTERM)
 
 
-@dataclass(frozen=True, slots=True)
-class Unsettled:
-    """What the master has written into the slot of a dead worker, until the keeper has moved its jobs."""
-
-    words: tuple[tuple[W, int], ...]
-
-    def stand(self, slot: Slot) -> bool:
-        """Write it. False: it stands there, or the keeper has just said that the jobs are moved."""
-        if all(slot[word] == value or (word, slot[word]) == (W.STATE, State.SETTLED) for word, value in self.words):
-            return False
-        for word, value in self.words:
-            slot[word] = value
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """What is told when a worker has ended."""
-
-    worker: Worker
-    status: int
-    verdict: Verdict | None  # None: it left cleanly, there is nothing to move
-    job: str
-    queue: str
-    took: float
-    jobs: int  # it has done
-    handed_back: int
-    peak: int  # bytes
-    stack: str
-    oom: bool | None  # the kernel ended it for want of memory; None: nobody can tell
-
-    @property
-    def exit_code(self) -> int:
-        return os.waitstatus_to_exitcode(self.status)
-
-    @property
-    def how(self) -> str:
-        return ending(self.status, oom=self.oom, in_job=self.verdict is Verdict.CRASH and bool(self.job))
-
-    @property
-    def fell_idle(self) -> bool:
-        """It died by itself, soon after it was ready, and had done nothing."""
-        ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
-
-    @property
-    def at_boot(self) -> bool:
-        return not self.worker.ready
-
-    @property
-    def is_crash(self) -> bool:
-        """Nobody asked for its end."""
-        if self.verdict is None:
-            return self.at_boot and not self.worker.draining
-        return self.verdict in (Verdict.CRASH, Verdict.MEMORY)
-
-
 class Children:
     """Slots and the workers in them. It forks nothing by itself: the master says how a worker comes to be."""
 
@@ -160,9 +113,12 @@ class Children:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def serving(self, code: int | None = None) -> list[Worker]:
-        """Workers that take jobs, or will as soon as they have booted."""
-        return [w for w in self.workers.values() if not w.draining and (code is None or w.code == code)]
+    def of(self, role: Role) -> list[Worker]:
+        return [w for w in self.workers.values() if w.role is role]
+
+    def serving(self, code: int | None = None, role: Role = Role.WORKER) -> list[Worker]:
+        """Workers that take jobs, or will as soon as they have booted; or the schedulers of whom the same is true."""
+        return [w for w in self.of(role) if not w.draining and (code is None or w.code == code)]
 
     def free_slot(self) -> int | None:
         """A slot without a worker whose last jobs are settled. None: all 256 are taken or wait for Redis."""
@@ -175,14 +131,14 @@ class Children:
         """The slot's last jobs are still to be moved."""
         return number in self.dead and self.board.slot(number)[W.STATE] != State.SETTLED
 
-    def take(self, number: int, code: int, at: float) -> Worker:
+    def take(self, number: int, code: int, at: float, role: Role = Role.WORKER) -> Worker:
         slot = self.board.slot(number)
         self.dead.pop(number, None)
         slot.clear()
         self._generations[number] += 1
         slot[W.GENERATION] = self._generations[number]
-        slot[W.STATE] = State.STARTING
-        worker = Worker(slot, self._generations[number], code, at)
+        slot[W.STATE], slot[W.ROLE] = State.STARTING, role
+        worker = Worker(slot, self._generations[number], code, at, role)
         self.workers[number] = worker
         return worker
 
@@ -283,7 +239,7 @@ class Children:
 
     def cancel(self, worker: Worker, turn: int) -> None:
         """End the job of that turn, for good. It is told once; what has not heard it in time is killed (late.py)."""
-        if worker.busy and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
+        if worker.has_job and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
             worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
@@ -296,4 +252,4 @@ class Children:
 
     @property
     def jobs_done(self) -> int:
-        return sum(w.slot[W.JOBS] for w in self.workers.values())
+        return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))

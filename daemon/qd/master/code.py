@@ -32,6 +32,7 @@ class Code:
     pid: int = 0
     orders: Orders | None = None
     imported: bool = False
+    entries: int = 0  # of the schedule, as the import found them
     forked_at: float = field(default_factory=time.monotonic)
     forked_ns: int = field(default_factory=time.monotonic_ns)
     took: float = 0.0

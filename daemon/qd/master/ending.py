@@ -25,7 +25,7 @@ class Ending:
         for worker in children.workers.values():
             if stopping.ends_now():
                 children.kill(worker, Verdict.HAND_BACK)
-            elif stopping.interrupts() and worker.busy and not worker.interrupted:
+            elif stopping.interrupts() and worker.has_job and not worker.interrupted:
                 worker.interrupted = True
                 children.alarm(worker, Why.INTERRUPT)
         if master.busy and stopping.extend_due():

@@ -1,4 +1,4 @@
-"""How the master's children come to be: template, keeper, and, without preload, workers. One fork each, nothing else."""
+"""How the master's children come to be: template, keeper, without preload workers and scheduler. One fork each, no more."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Forking:
         finally:
             orders.child_end.close()
 
-    def worker(self, code: Code, seat: Seat) -> int:
-        """Fork a worker that imports the app by itself. Returns its pid. Raises OSError."""
-        return child.fork(self._forgetting(lambda: code.plan.worker(self._hands("worker", code.number), seat)))
+    def alone(self, code: Code, seat: Seat) -> int:
+        """Fork a worker or scheduler that imports the app by itself. Returns its pid. Raises OSError."""
+        return child.fork(self._forgetting(lambda: code.plan.alone(self._hands(seat.role.word, code.number), seat)))
 
     def keeper(self, plan: Plan, orders: Orders, settings: str, also: tuple[str, ...]) -> int:
         """`also`: queues of earlier settings. Returns its pid. Raises OSError."""

@@ -34,7 +34,7 @@ class Late:
                 continue
             if worker.verdict is not None:
                 self._tell_undying(worker)
-            elif worker.busy:
+            elif worker.has_job:
                 self._judge_job(worker, memory_hard)
             elif worker.ready:
                 self._judge_silence(worker, self.silence.of(worker) - silence)
@@ -61,7 +61,7 @@ class Late:
             worker.take_stack()
             return
         self.log.error(
-            "worker.silent",
+            worker.event("silent"),
             slot=worker.slot.number,
             pid=worker.pid,
             state=state_of(worker),
@@ -73,7 +73,9 @@ class Late:
         """What SIGKILL does not end keeps its lease: nobody may run its job a second time."""
         if worker.slot[W.SILENT] != 2 and time.monotonic() - worker.killed_at > UNDYING:
             worker.slot[W.SILENT] = 2
-            self.log.error("worker.undying", slot=worker.slot.number, pid=worker.pid, hint="the kernel hangs in it")
+            self.log.error(
+                worker.event("undying"), slot=worker.slot.number, pid=worker.pid, hint="the kernel hangs in it"
+            )
 
     def next(self) -> float | None:
         """Seconds until `end` has something to do, as far as it is known now."""
@@ -84,7 +86,7 @@ class Late:
         at = now()
         for worker in self.children.workers.values():
             for deadline in (worker.deadline, worker.cancel_deadline):
-                if worker.busy and deadline:
+                if worker.has_job and deadline:
                     left = (deadline - at) / 1e9
                     yield from (left + GRACE - STACK, left + GRACE)
 

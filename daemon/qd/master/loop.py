@@ -34,10 +34,10 @@ from qd.master.reaping import Reaping
 from qd.master.rolling import Rolling
 from qd.master.spawning import Spawning
 from qd.master.stopping import Stopping
-from qd.master.telling import Face, dump
+from qd.master.telling import Face, counted, dump
 from qd.process import signals, systemd, vitals
 from qd.process.exits import Exit
-from qd.process.scoreboard import H, Scoreboard, Verdict, now
+from qd.process.scoreboard import H, Role, Scoreboard, Verdict, now
 from qd.process.talk import Ear, Message
 
 MOST = 200  # of the 256 places; the rest are for those who come while others leave
@@ -89,7 +89,7 @@ class Master:
         self.rolling = Rolling(self.codes, self.children, self.board, self.forking, notifier, log, os.environ)
         self._face = Face(title, notifier)
         self.liveness = Liveness(plan.pool, log, os.environ)
-        self.boots, self.emptiness = Boots(), Emptiness()
+        self.boots, self.emptiness = {role: Boots() for role in Role}, Emptiness()
         self.late, self.mending = Late(self.children, log), Mending(self.board, self.children, log)
         self.news, self.reaping, self.spawning, self.ending = News(self), Reaping(self), Spawning(self), Ending(self)
 
@@ -112,6 +112,7 @@ class Master:
 
     def _turn(self) -> None:
         self.board.set_header(H.MASTER_AT, now())
+        self.board.set_header(H.SCHEDULER, self.wants()[Role.SCHEDULER])
         self.news.hear()
         forked_at = self.codes.serving.forked_ns if self.codes.serving is not None else None
         mended = self.mending.look(paused=self.paused, stopping=self.stopping is not None, forked_at=forked_at)
@@ -134,6 +135,14 @@ class Master:
         self.keeping.want(self.rolling.settings())
         self.keeping.watch(lambda *what: self.forking.keeper(self.plan, *what), self.children.dead)
         self._show()
+
+    def wants(self) -> dict[Role, int]:
+        """How many of each are to serve."""
+        code = self.codes.serving
+        return {
+            Role.WORKER: self.wanted,
+            Role.SCHEDULER: self.plan.schedulers(code.entries) if code is not None else 0,
+        }
 
     def _pause(self) -> float:
         waits = [WATCH]
@@ -194,7 +203,7 @@ class Master:
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
 
     def _resize(self, number: int) -> None:
-        self.wanted = min(max(1, number), MOST)
+        self.wanted = min(max(1, number), MOST) if self.plan.workers else 0
         self.log.info("master.resized", workers=self.wanted)
 
     # -- code
@@ -226,7 +235,8 @@ class Master:
     def stop(self, reason: str, code: Exit, *, by_signal: bool = False) -> None:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
         deadline = self.plan.stop_timeout or None
-        hint = "what still runs then is handed back; a second signal ends it now" if self.busy and deadline else None
+        fate = "handed back" if self.plan.workers else "ended"
+        hint = f"what still runs then is {fate}; a second signal ends it now" if self.busy and deadline else None
         self.log.info("master.stopping", reason=reason, running=self.busy, deadline=deadline, hint=hint)
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime
         self.stopping = Stopping(code, self.plan.stop_timeout, linger, by_signal)
@@ -241,14 +251,14 @@ class Master:
         return self.jobs + self.children.jobs_done
 
     def _show(self) -> None:
-        workers, busy = self.children.workers.values(), self.busy
         state = (
             "stopping" if self.stopping else "paused" if self.paused else "down" if self.board.header(H.DOWN) else ""
         )
-        self._face.show(len(workers), busy, state)
-        if self._face.ready(self.children.serving(), self.wanted):
-            self.log.info("master.ready", workers=len(workers))
-        self.liveness.tell(len(workers), self._face.is_ready, self.keeping.silent_for)
+        self._face.show(counted(self.children, alone=not self.plan.workers), state)
+        workers, leads = len(self.children.of(Role.WORKER)), self.plan.leads
+        if self._face.ready(self.children.serving(role=leads), max(1, self.wants()[leads])):
+            self.log.info("master.ready", workers=workers)
+        self.liveness.tell(workers, self._face.is_ready, self.keeping.silent_for)
 
     @property
     def busy(self) -> int:

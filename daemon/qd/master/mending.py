@@ -44,10 +44,10 @@ class Mending:
 
     def _living(self, worker: Worker) -> bool:
         slot = worker.slot
-        wrote = (worker.pid, worker.generation)
-        if (slot[W.PID], slot[W.GENERATION]) == wrote and slot[W.STATE] in ALIVE:
+        wrote = (worker.pid, worker.generation, worker.role)
+        if (slot[W.PID], slot[W.GENERATION], slot[W.ROLE]) == wrote and slot[W.STATE] in ALIVE:
             return False
-        slot[W.PID], slot[W.GENERATION] = wrote
+        slot[W.PID], slot[W.GENERATION], slot[W.ROLE] = wrote
         slot[W.START] = (vitals.start_time(worker.pid) or 0) if worker.pid else 0
         slot[W.STATE] = State.BUSY if worker.ready else State.STARTING
         slot[W.DEADLINE] = slot[W.WHY] = slot[W.SILENT] = 0

@@ -74,7 +74,7 @@ class News:
         self._of_code(heard, code)
         for read in (place_of, home_of):  # the keeper is looked after by them: refused here, or never
             read(message["settings"])
-        code.settings = message["settings"]
+        code.settings, code.entries = message["settings"], int(message["entries"])
         if not (code.preload and message["preload"]):
             master.codes.without_template(code)
         for line in message["warnings"]:
@@ -114,7 +114,7 @@ class News:
         worker = self.master.children.found(message["slot"], message["generation"])
         if worker is not None and not worker.pid and worker.word == message["word"]:
             self.master.children.forget(worker)
-            self.master.spawning.refused(str(message["error"]))
+            self.master.spawning.refused(worker.role, str(message["error"]))
 
     def _on_ready(self, heard: Heard) -> bool:
         """Whether the descriptor is kept."""
@@ -127,7 +127,7 @@ class News:
         if fd is not None and not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Forged("no file for stacks")
         worker.is_ready(fd)
-        master.boots.ready()
+        master.boots[worker.role].ready()
         if worker.draining or master.stopping is not None:
             worker.send(signal.SIGTERM)
         else:  # it may have been told the other word before it could hear
@@ -148,7 +148,7 @@ class News:
     def _on_lost(self, heard: Heard) -> None:
         self._of_keeper(heard)
         worker = self.master.children.found(heard.message["slot"], heard.message["generation"])
-        if worker is not None and worker.busy:
+        if worker is not None and worker.has_job:
             self.master.children.alarm(worker, Why.LEASE, heard.message["turn"])
 
     def _on_cancel(self, heard: Heard) -> None:

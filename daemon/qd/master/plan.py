@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qd.process.hands import Hands, Seat
+from qd.process.scoreboard import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class Plan:
     """One configuration as the master sees it. Seconds and bytes; 0 means none, as in the options."""
 
     pool: str
-    workers: int
+    workers: int  # 0: only a scheduler runs here, whatever the import finds
+    scheduler: bool  # one runs beside the workers where the import finds entries
     preload: bool
     respawn: bool
     stop_timeout: float
@@ -28,6 +30,15 @@ class Plan:
     log_format: str
     log_level: str
     template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
-    worker: Callable[[Hands, Seat], int]  # without preload
+    alone: Callable[[Hands, Seat], int]  # a worker or scheduler without preload
     # hands, stream, what the app's import has resolved, queues of earlier settings
     keeper: Callable[[Hands, Any, str, tuple[str, ...]], int]
+
+    @property
+    def leads(self) -> Role:
+        """Whose boot makes this program ready."""
+        return Role.WORKER if self.workers else Role.SCHEDULER
+
+    def schedulers(self, entries: int) -> int:
+        """How many run with so many entries."""
+        return int(self.scheduler and (entries > 0 or not self.workers))

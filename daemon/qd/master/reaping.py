@@ -11,12 +11,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from qd.master.children import Death
 from qd.master.code import Code
+from qd.master.deaths import Death
 from qd.master.telling import tell_death
 from qd.process import child
 from qd.process.exits import Exit, ending, told
-from qd.process.scoreboard import Verdict
+from qd.process.scoreboard import Role, Verdict
 
 if TYPE_CHECKING:
     from qd.master.loop import Master
@@ -54,43 +54,49 @@ class Reaping:
     def _took_leave(self, death: Death) -> None:
         master, worker, slot = self.master, death.worker, death.worker.slot.number
         master.jobs += death.jobs
-        master.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
-        if death.is_crash and master.stopping is None:
-            master.board.note_crash()
+        if worker.role is Role.WORKER:
+            master.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
+            if death.is_crash and master.stopping is None:
+                master.board.note_crash()
         if death.verdict is not None:
             tell_death(master.log, death, death.verdict)
             master.keeping.tell_dead(death)
         elif death.at_boot and not worker.draining and master.stopping is None:
             self._died_at_boot(death)
         else:
-            master.log.debug("worker.left", slot=slot, pid=worker.pid, how=told(death.status))
+            master.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=told(death.status))
         if master.stopping is None and not worker.draining and not death.at_boot:
             self._judge_leave(death)
 
     def _died_at_boot(self, death: Death) -> None:
-        master = self.master
-        delay = master.boots.died()
-        master.log.error("worker.boot_failed", how=death.how, deaths=master.boots.boot.count, retry_in=delay)
+        master, worker = self.master, death.worker
+        boots = master.boots[worker.role]
+        delay = boots.died()
+        master.log.error(worker.event("boot_failed"), how=death.how, deaths=boots.boot.count, retry_in=delay)
         coming = master.codes.coming
-        if coming is not None and master.codes.serving is not None and death.worker.code == coming.number:
-            master.rolling.refuse("its workers do not boot")
-        elif (exit_code := master.boots.hopeless(death.exit_code)) is not None:
-            master.stop("no worker could boot", exit_code, by_signal=True)
+        if coming is not None and master.codes.serving is not None and worker.code == coming.number:
+            master.rolling.refuse(f"its {worker.role.word}s do not boot")
+        elif any(each.ever_ready for each in master.boots.values()):
+            return  # the others go on
+        elif (exit_code := boots.hopeless(death.exit_code)) is not None:
+            master.stop(f"no {worker.role.word} could boot", exit_code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
         """A worker left by itself: with --once that is all, with --no-respawn it drains the rest."""
         master = self.master
+        boots = master.boots[death.worker.role]
         if master.plan.once:
             master.stop("once", Exit.OK)
         elif not master.plan.respawn:
             leaves_with = Exit.MEMORY if death.exit_code == Exit.MEMORY else Exit.BUG if death.verdict else Exit.OK
             master.stop(f"no respawn: a worker left with {told(death.status)}", leaves_with)
         if death.jobs:
-            master.boots.worked(death.worker)  # between two looks, it may be
+            boots.worked(death.worker)  # between two looks, it may be
         if master.stopping is None and death.fell_idle:
-            delay = master.boots.fell(time.monotonic())
-            if master.boots.fall.count > 1:
-                master.log.error("worker.crash_loop", how=death.how, deaths=master.boots.fall.count, retry_in=delay)
+            delay = boots.fell(time.monotonic())
+            if boots.fall.count > 1:
+                event = death.worker.event("crash_loop")
+                master.log.error(event, how=death.how, deaths=boots.fall.count, retry_in=delay)
 
     def _template_died(self, code: Code, status: int) -> None:
         master = self.master

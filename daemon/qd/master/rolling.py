@@ -1,5 +1,7 @@
 """HUP, `qd restart --rolling`, --reload: from the code that serves to the code that comes, new workers before old.
 
+A new scheduler stands beside the old one for a moment, too: each tick is taken by one of them.
+
 begin -> a template imports -> look_after: spawn one, wait until it is ready, drain one, ... -> promoted
                                             -> refused: it fails, hangs, or its workers do not boot; the old goes on
 """
@@ -17,7 +19,9 @@ from qd.master.forking import Forking
 from qd.master.keeping import place_of
 from qd.master.plan import Plan
 from qd.process import systemd
-from qd.process.scoreboard import H, Scoreboard
+from qd.process.scoreboard import H, Role, Scoreboard
+
+Spawn = Callable[[Code, Role], None]
 
 
 class Rolling:
@@ -41,7 +45,7 @@ class Rolling:
         """Where `current` points now: before the configuration is read again."""
         enter(self._folder)
 
-    def begin(self, plan: Plan, spawn: Callable[[Code], None]) -> None:
+    def begin(self, plan: Plan, spawn: Spawn) -> None:
         """Import the code that stands in the start folder now. The first time it is the one to serve."""
         if self.codes.coming is not None:
             self._undo()
@@ -50,7 +54,7 @@ class Rolling:
         if first:
             self.board.set_header(H.FORKED_AT, code.forked_ns)
         if first and not plan.preload:
-            return spawn(code)
+            return spawn(code, plan.leads)
         try:
             self.forking.template(code)
         except OSError as error:
@@ -85,7 +89,7 @@ class Rolling:
             return False
         return any(w.code != coming.number for w in self.children.workers.values()) or self.children.unsettled()
 
-    def look_after(self, spawn: Callable[[Code], None]) -> bool:
+    def look_after(self, spawn: Spawn) -> bool:
         """One step of the change. True: it is complete."""
         if self._first is not None and self.codes.coming is None and not self._no_process.waits:
             self.begin(self._first, spawn)
@@ -94,25 +98,30 @@ class Rolling:
         coming, serving = self.codes.coming, self.codes.serving
         if coming is None or serving is None or not coming.imported:
             return False
-        new, old = self.children.serving(coming.number), self.children.serving(serving.number)
-        if any(not worker.ready and time.monotonic() - worker.asked_at > self.codes.patience for worker in new):
-            self.refuse(f"its workers take longer than {self.codes.patience:.0f} s to boot")
-            return False
-        wanted = coming.plan.workers
         if self._waits(coming):
-            for worker in old:
-                worker.drain()
+            self._drain(serving)
+            return False
+        wants = {Role.WORKER: coming.plan.workers, Role.SCHEDULER: coming.plan.schedulers(coming.entries)}
+        if not all(self._step(coming, serving, role, wanted, spawn) for role, wanted in wants.items()):
+            return False
+        self._promote()
+        self.log.info("master.reloaded", workers=len(self.children.serving()))
+        self.notifier.ready("")
+        return True
+
+    def _step(self, coming: Code, serving: Code, role: Role, wanted: int, spawn: Spawn) -> bool:
+        """One step of the change of this kind of children. True: it is complete, and the next kind may follow."""
+        new, old = self.children.serving(coming.number, role), self.children.serving(serving.number, role)
+        if any(not worker.ready and time.monotonic() - worker.asked_at > self.codes.patience for worker in new):
+            self.refuse(f"its {role.word}s take longer than {self.codes.patience:.0f} s to boot")
         elif not all(worker.ready for worker in new):
             return False
         elif len(new) < wanted and len(new) + len(old) <= wanted:
-            spawn(coming)
+            spawn(coming, role)
         elif old:
             for worker in old if len(new) >= wanted else old[:1]:
                 worker.drain()
         else:
-            self._promote()
-            self.log.info("master.reloaded", workers=len(new))
-            self.notifier.ready("")
             return True
         return False
 
@@ -124,9 +133,13 @@ class Rolling:
 
     def _undo(self) -> None:
         if self.codes.coming is not None:
-            for worker in self.children.serving(self.codes.coming.number):
-                worker.drain()
+            self._drain(self.codes.coming)
         self.codes.give_up()
+
+    def _drain(self, code: Code) -> None:
+        for role in Role:
+            for worker in self.children.serving(code.number, role):
+                worker.drain()
 
     def _promote(self) -> None:
         self.codes.promote()

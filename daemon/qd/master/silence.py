@@ -26,7 +26,7 @@ class Silence:
         self._looked_at = at
         for worker in workers:
             beat = worker.slot[W.BEAT]
-            if worker.busy or not worker.ready or beat != worker.beat:
+            if worker.has_job or not worker.ready or beat != worker.beat:
                 worker.beat, worker.quiet_since = beat, at
             elif away > AWAY * 1e9:
                 worker.quiet_since += away

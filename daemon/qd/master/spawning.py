@@ -1,4 +1,5 @@
-"""As many workers as are wanted, from the code that serves: asked of its template, or forked; slowly where that fails."""
+"""As many workers as are wanted, and the scheduler, from the code that serves: asked of its template, or forked; slowly
+where that fails."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from qd.master.children import Worker
 from qd.master.code import Code
 from qd.process import child
 from qd.process.hands import Seat
+from qd.process.scoreboard import Role
 
 if TYPE_CHECKING:
     from qd.master.loop import Master
@@ -25,22 +27,24 @@ class Spawning:
     def keep_number(self) -> None:
         master, at = self.master, time.monotonic()
         self._miss(at)
-        master.boots.look(master.children.workers.values(), at)
+        for role, boots in master.boots.items():
+            boots.look(master.children.of(role), at)
         code, coming = master.codes.serving, master.codes.coming
         if code is None or (coming is not None and coming.imported) or master.stopping is not None:
             return
-        serving = master.children.serving()
-        for worker in serving[master.wanted :]:
-            worker.drain()
-        for _ in range(master.wanted - len(serving)):
-            if master.boots.may_spawn:
-                self.spawn(code)
+        for role, wanted in master.wants().items():
+            serving = master.children.serving(role=role)
+            for worker in serving[wanted:]:
+                worker.drain()
+            for _ in range(wanted - len(serving)):
+                if master.boots[role].may_spawn:
+                    self.spawn(code, role)
 
     def _miss(self, at: float) -> None:
         """Workers that were asked for and never seen. A template that never answers stands still: it is replaced."""
         lost = self.master.children.never_born(at)
         for worker in lost:
-            self.master.log.error("worker.never_born", slot=worker.slot.number)
+            self.master.log.error(worker.event("never_born"), slot=worker.slot.number)
         code = self.master.codes.serving
         if code is None or not code.pid or not any(worker.code == code.number for worker in lost):
             return
@@ -53,32 +57,33 @@ class Spawning:
         code = self.master.codes.by_number(worker.code)
         if code is not None:
             code.unanswered = 0
-        self.master.boots.fork.clear()
+        self.master.boots[worker.role].fork.clear()
 
-    def refused(self, error: str) -> None:
+    def refused(self, role: Role, error: str) -> None:
         """No process can be had. Those that are there go on; the next try comes later and later."""
-        if self.master.boots.fork.waits:
+        fork = self.master.boots[role].fork
+        if fork.waits:
             return  # of the same round
-        delay = self.master.boots.fork.step()
-        there = sum(worker.pid > 0 for worker in self.master.children.workers.values())  # others are only asked for
-        self.master.log.error("worker.fork_failed", error=error, workers=there, retry_in=delay)
+        delay = fork.step()
+        there = sum(worker.pid > 0 for worker in self.master.children.of(Role.WORKER))  # others are only asked for
+        self.master.log.error(f"{role.word}.fork_failed", error=error, workers=there, retry_in=delay)
 
-    def spawn(self, code: Code) -> None:
+    def spawn(self, code: Code, role: Role) -> None:
         master, number = self.master, self.master.children.free_slot()
         if number is None:
             return
-        worker = master.children.take(number, code.number, time.monotonic())
-        seat = Seat(number, worker.generation, master.paused)
+        worker = master.children.take(number, code.number, time.monotonic(), role)
+        seat = Seat(number, worker.generation, master.paused, role)
         if code.preload:
-            order = {"slot": number, "generation": seat.generation, "paused": seat.paused, "word": worker.word}
-            if code.orders is None or not code.orders.give(**order):
+            order = {"slot": number, "generation": seat.generation, "paused": seat.paused}
+            if code.orders is None or not code.orders.give(**order, role=role, word=worker.word):
                 master.children.forget(worker)
             return
         try:
-            pid = master.forking.worker(code, seat)
+            pid = master.forking.alone(code, seat)
         except OSError as error:
             master.children.forget(worker)
-            self.refused(str(error))
+            self.refused(role, str(error))
             return
         master.children.born(number, worker.generation, pid)
         self.born(worker)

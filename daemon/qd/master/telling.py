@@ -6,17 +6,19 @@ import signal
 from collections.abc import Callable
 
 from qd.log import Log
-from qd.master.children import Children, Death, Worker
+from qd.master.children import Children, Worker
+from qd.master.deaths import Death
 from qd.process import systemd
-from qd.process.scoreboard import State, Verdict, W
+from qd.process.scoreboard import Role, State, Verdict, W
 
 EVENTS = {
-    Verdict.CRASH: ("error", "worker.died"),
-    Verdict.HAND_BACK: ("warning", "worker.ended"),
+    Verdict.CRASH: ("error", "{child}.died"),
+    Verdict.HAND_BACK: ("warning", "{child}.ended"),
     Verdict.TIMEOUT: ("error", "job.killed"),
     Verdict.MEMORY: ("error", "job.killed"),
     Verdict.CANCELLED: ("warning", "job.killed"),
 }
+NOUNS = {Role.WORKER: "job", Role.SCHEDULER: "run"}  # what a child may have in hand
 NO_STACK = "none (it was stopped, or had blocked every signal)"
 REASONS = {
     Verdict.TIMEOUT: "timeout",
@@ -29,19 +31,20 @@ REASONS = {
 def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
     """One line, and under it the stack where the worker's fault handler took one."""
     level, event = EVENTS[verdict]
+    worker = death.worker
     fields = {
-        "slot": death.worker.slot.number,
-        "pid": death.worker.pid,
+        "slot": worker.slot.number,
+        "pid": worker.pid,
         "how": death.how,
         "reason": reason_of(death, verdict),
         "peak": f"{death.peak // 1_000_000}M",
-        "job": death.job or None,
+        NOUNS[worker.role]: death.job or None,
         "queue": death.queue or None,
         "took": death.took or None,
         "stack": NO_STACK if verdict in (Verdict.TIMEOUT, Verdict.CANCELLED) and not death.stack else None,
         "trace": death.stack or None,
     }
-    log.line(level, event, fields)
+    log.line(level, event.format(child=worker.role.word), fields)
 
 
 def reason_of(death: Death, verdict: Verdict) -> str | None:
@@ -54,15 +57,27 @@ def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:
     """USR1: a line for each worker, and each worker's own stacks."""
     for worker in children.workers.values():
         slot = worker.slot
-        job = {"job": slot.job, "queue": slot.queue} if worker.busy else {}
-        log.info("worker.state", slot=slot.number, pid=worker.pid, state=state_of(worker), jobs=slot[W.JOBS], **job)
+        doing = {NOUNS[worker.role]: slot.job, "queue": slot.queue or None} if worker.busy else {}
+        count = {"jobs": slot[W.JOBS]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
+        log.info(worker.event("state"), slot=slot.number, pid=worker.pid, state=state_of(worker), **count, **doing)
         worker.send(signal.SIGUSR1)
-    log.info("master.state", workers=len(children), wanted=wanted, paused=paused)
+    log.info("master.state", workers=len(children.of(Role.WORKER)), wanted=wanted, paused=paused)
 
 
 def state_of(worker: Worker) -> str:
     state = worker.slot[W.STATE]
     return State(state).name.lower() if state in list(State) else "?"
+
+
+def counted(children: Children, alone: bool) -> str:
+    """`4 workers, 2 busy, scheduler`. alone: no worker is to be here."""
+    workers, schedulers = children.of(Role.WORKER), children.of(Role.SCHEDULER)
+    said = [] if alone else [f"{len(workers)} workers, {sum(worker.busy for worker in workers)} busy"]
+    if runs := sum(child.slot[W.RUNS] for child in schedulers):
+        said.append(f"scheduler with {runs} {'run' if runs == 1 else 'runs'}")
+    elif schedulers:
+        said.append("scheduler")
+    return ", ".join(said) or "no scheduler"
 
 
 class Face:
@@ -72,8 +87,8 @@ class Face:
         self._title, self._notifier = title, notifier
         self._said, self.is_ready = "", False
 
-    def show(self, workers: int, busy: int, state: str) -> None:
-        text = f"{workers} workers, {busy} busy" + (f", {state}" if state else "")
+    def show(self, counted: str, state: str) -> None:
+        text = counted + (f", {state}" if state else "")
         if text != self._said:
             self._said = text
             self._title(text)
@@ -81,7 +96,7 @@ class Face:
         self._notifier.watchdog()
 
     def ready(self, children: list[Worker], wanted: int) -> bool:
-        """True once: the first round of workers has booted."""
+        """True once: the first round of workers has booted; where none is to work, the scheduler."""
         if self.is_ready or len(children) < wanted or not all(worker.ready for worker in children):
             return False
         self.is_ready = True

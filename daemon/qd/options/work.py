@@ -70,7 +70,10 @@ class WorkOptions:
         "info", "name", "write log lines of this level and above", choices=("debug", "info", "warning", "error")
     )
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)
+    only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers; nobody else can ask for it
     unroutable_ttl: float = option(600.0, "span", "fail a job that no worker here knows after this long")
 
 
-WORK: Mapping[str, Option] = {held.name: row(held.name, held.default, held.metadata) for held in fields(WorkOptions)}
+WORK: Mapping[str, Option] = {
+    held.name: row(held.name, held.default, held.metadata) for held in fields(WorkOptions) if held.metadata
+}

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qd.log import Log
-from qd.process.scoreboard import Scoreboard
+from qd.process.scoreboard import Role, Scoreboard
 from qd.process.talk import Voice
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A worker's place: which slot, which life of it, and whether it starts paused."""
+    """A child's place: which slot, which life of it, whether it starts paused, and what it is for."""
 
     slot: int
     generation: int
     paused: bool
+    role: Role = Role.WORKER
 
 
 @dataclass(frozen=True, slots=True)

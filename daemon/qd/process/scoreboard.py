@@ -17,9 +17,20 @@ from enum import IntEnum, unique
 
 SLOTS = 256
 WORD = 2**64 - 1  # the largest a word can hold: what a job has scribbled there may be counted on from
-WORDS = 24  # a slot's numbers
+WORDS = 27  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
+
+
+class Role(IntEnum):
+    """What a child that sits in a slot is for."""
+
+    WORKER = 0
+    SCHEDULER = 1
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
 
 
 class State(IntEnum):
@@ -91,6 +102,9 @@ class W(IntEnum):
     OOM = 20  # master: 1 when the kernel ended it for want of memory
     TOOK_MS = 21  # master: how long the job in hand had run when it died
     OVER = 23  # worker: the turn whose job an alarm has ended, so that its time counts no more
+    ROLE = 24  # master: a Role
+    ENTRIES = 25  # scheduler: how many it looks after
+    RUNS = 26  # scheduler: how many of them run at this moment, in processes of their own
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 
@@ -110,6 +124,7 @@ class H(IntEnum):
     KEEPER_DEATHS = 16  # master: count
     TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
+    SCHEDULER = 19  # master: 1 while it wants a scheduler
 
 
 KEPT_CRASHES = 8

@@ -1,4 +1,5 @@
 """A worker's first steps, after the fork: what it must not share with its parent, and what its master must be able to do.
+The scheduler's are the same.
 
 Called in the template's grandchildren, and, without preload, in children of the master.
 """
@@ -37,16 +38,7 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
 
     between: called between two looks for jobs, see Worker.
     """
-    own_stdin()
-    print_by_line()
-    hands = replace(hands, log=hands.log.of("worker", Patient()))
-    random.seed()
-    vitals.die_before_parent(OOM_SCORE)
-    os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what a job starts: a later master can tell whose it is
-    install_quiet()
-    signals.Copies().guard()
-    stack_fd = ready_for_stacks()
-    log_job_records(hands.log)
+    hands, stack_fd = settled(hands, seat)
     title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
     queue = open_queue(
         settings, settings.work.connection, token=hands.token, slot=seat.slot, turns=first_turn(seat), title=title
@@ -54,6 +46,21 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     worker = Worker(app, settings, queue, hands, seat, between)
     os.register_at_fork(after_in_child=worker.slot.part)
     return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
+
+
+def settled(hands: Hands, seat: Seat) -> tuple[Hands, int | None]:
+    """What every child in a seat does first. Returns its hands, with a log of its own, and the file for its stacks."""
+    own_stdin()
+    print_by_line()
+    hands = replace(hands, log=hands.log.of(seat.role.word, Patient()))
+    random.seed()
+    vitals.die_before_parent(OOM_SCORE)
+    os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what it starts: a later master can tell whose it is
+    install_quiet()
+    signals.Copies().guard()
+    stack_fd = ready_for_stacks()
+    log_job_records(hands.log)
+    return hands, stack_fd
 
 
 def install_quiet() -> None:

@@ -1,4 +1,6 @@
-"""The template: imports the app once, then forks a worker for each order. Run in a child of the master.
+"""The template: imports the app once, then forks a worker, or the scheduler, for each order. Run in a child of the master.
+
+What they do then is handed in: the scheduler lives on a floor above.
 
 It reports what the import has found (how many jobs, the settings that the app's own url completes) and what stands against
 forking from here: threads and connections do not survive a fork. Then workers import by themselves.
@@ -27,6 +29,7 @@ from qd.log import Log, carry_job
 from qd.process import child, vitals
 from qd.process.exits import Exit
 from qd.process.hands import Hands, Seat
+from qd.process.scoreboard import Role
 from qd.process.talk import Inbox
 from qd.units import did_you_mean
 from qd.worker import boot
@@ -37,9 +40,11 @@ if TYPE_CHECKING:
 
 LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
+# What a child does in its seat, as boot.serve: the app, its settings, hands, seat, what is called while it waits.
+Serve = Callable[[Qd, Settings, Hands, Seat, Callable[[], None] | None], int]
 
 
-def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete) -> int:
+def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete, serve: Serve) -> int:
     """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
     sock, code = line
     boot.own_stdin()
@@ -53,7 +58,7 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     if hindrances:
         return wait_for_end(Inbox(sock))
     boot.freeze()
-    return obey(replace(hands, code=code), Inbox(sock), app, watch_of(app, began))
+    return obey(replace(hands, code=code), Inbox(sock), app, serve, watch_of(app, began))
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
@@ -64,6 +69,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.settings = complete(app)
         app.load()
         app.settings = complete(app)
+        app.schedule.entries()  # what is wrong with one of them is told here
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
         return app
@@ -108,6 +114,7 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
         "imported",
         code=code,
         jobs=len(app.registry.names()),
+        entries=len(app.schedule.entries()),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,
         warnings=warnings,
@@ -133,25 +140,25 @@ def wait_for_end(inbox: Inbox) -> int:
     return 0
 
 
-def obey(hands: Hands, inbox: Inbox, app: Qd, watch: Watch | None) -> int:
+def obey(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, watch: Watch | None) -> int:
     poll = select.poll()
     poll.register(inbox.fileno(), select.POLLIN)
     while not inbox.ended:
         if poll.poll(LOOK if watch else None):
             for order in inbox.read():
-                seat = Seat(order["slot"], order["generation"], order["paused"])
-                fork_worker(hands, inbox, app, seat, order["word"])
+                seat = Seat(order["slot"], order["generation"], order["paused"], Role(order["role"]))
+                fork_one(hands, inbox, app, serve, seat, order["word"])
         if watch is not None:
             tell_change(hands, watch)
     return 0
 
 
-def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat, word: str) -> None:
+def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat, word: str) -> None:
     """word: goes with what is said of the birth; the master has told it to nobody else."""
 
     def body() -> int:
         inbox.sock.close()
-        return boot.serve(app, app.settings, replace(hands, log=hands.log.of("worker")), seat)
+        return serve(app, app.settings, replace(hands, log=hands.log.of(seat.role.word)), seat, None)
 
     def born(pid: int) -> None:
         hands.voice.tell("born", slot=seat.slot, generation=seat.generation, word=word, pid=pid)
@@ -162,8 +169,8 @@ def fork_worker(hands: Hands, inbox: Inbox, app: Qd, seat: Seat, word: str) -> N
         hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, word=word, error=str(error))
 
 
-def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) -> int:
-    """A worker without a template: imports the app by itself."""
+def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete, serve: Serve) -> int:
+    """A worker or scheduler without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()
     app = imported(settings, complete, hands.log)
@@ -171,4 +178,4 @@ def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete) 
         return int(app)
     report(hands, app, hands.code, [])
     watch = watch_of(app, began)
-    return boot.serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)
+    return serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)
