@@ -63,7 +63,7 @@ class Qd:
         self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
-        self.schedule = Schedule()
+        self.schedule = Schedule(self._current_settings, self.registry)
 
     @property
     def said(self) -> dict[str, object]:

@@ -28,7 +28,7 @@ JOBS = """
     async def broken() -> None:
         raise ValueError("no room")
 
-    app.schedule(report.bind(7), cron="0 7 * * *", timezone="Europe/Berlin", overlap=False)
+    app.schedule(report.bind(7), cron="0 7 * * *", timezone="Europe/Berlin", overlap=False, name="mail.report")
     app.schedule(tidy, every=3600, name="tidy", missed="once", overlap=False)
     app.schedule(broken, every=60, name="broken")
 """

@@ -90,6 +90,7 @@ def settings(root: Path = Path("/nowhere"), **more: ConnectionSettings) -> Setti
         file=None,
         app="",
         imports=(),
+        env="",
         default="redis",
         control="redis",
         connections=connections,

@@ -293,7 +293,7 @@ def test_a_lease_of_zero_is_refused(write):
         ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
         ("[pools.a]\n\nworkrs = 5\n", "unknown key 'workrs' in qd.toml:3 [pools.a] (did you mean 'workers'?)"),
         ("[qd]\ntimeout = 5\n", "unknown key 'timeout' in qd.toml:2 [qd] (it belongs into [worker] or [pools.NAME])"),
-        ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, default, control, max_"),
+        ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, env, default, control, max_"),
         ("[qd]\n[wroker]\n", "unknown section [wroker] in qd.toml:2 (did you mean 'worker'?)"),
         ("[zzz]\n", "unknown section [zzz] in qd.toml:1 (known: qd, connections, worker, pools, laravel, failed, s"),
         ('app = "x:y"\n', "key 'app' in qd.toml:1 stands in no section (it belongs into [qd])"),

@@ -89,6 +89,7 @@ class _Loading:
             file=self.file.path if self.file else None,
             app=self._value("qd.app", table.QD["app"]),
             imports=self._value("qd.imports", table.QD["imports"], code="imports"),
+            env=self._value("qd.env", table.QD["env"]),
             default=default,
             control=control,
             connections=connections,

@@ -73,6 +73,7 @@ class Settings:
     file: Path | None
     app: str
     imports: tuple[str, ...]
+    env: str  # "" where nothing says it
     default: str
     control: str
     connections: Mapping[str, ConnectionSettings]

@@ -21,6 +21,10 @@ QD = _rows(
     _key("app", "", "name", "the app as MODULE:ATTRIBUTE", "QD_APP", flag="--app", shown="none"),
     _key("imports", (), "names", "modules that declare jobs", "QD_IMPORTS", shown="none"),
     _key(
+        "env", "", "name", "where this runs, `production` or `staging`: for entries of the schedule that say environments",
+        "QD_ENV", shown="none",
+    ),
+    _key(
         "default", "", "name", "the connection used when none is named", "QD_CONNECTION",
         shown="redis, or the only connection there is",
     ),

@@ -8,3 +8,4 @@ from qd.schedule.entry import Missed as Missed
 from qd.schedule.entry import QdTask as QdTask
 from qd.schedule.entry import ShellTask as ShellTask
 from qd.schedule.entry import Task as Task
+from qd.schedule.scheduled import Scheduled as Scheduled

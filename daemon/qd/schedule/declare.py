@@ -1,61 +1,75 @@
 """app.schedule: what declares entries.
 
-app.schedule(report.bind(7), cron="0 7 * * *")
+app.schedule(report.bind(7)).weekdays().at("7:00")
+app.schedule(clean_up, every=60)
+app.schedule.shell("pg_dump", "shop", {"file": "/backup/shop.sql"}).daily()
+app.schedule.qd("failed forget --older-than 30d", cron="0 3 * * 0")
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from qd.errors import DeclarationError
-from qd.jobs import Call
+from qd.jobs import Call, JobFunction, Registry
 from qd.jobs.calls import caller
-from qd.schedule.entry import CallTask, Entry, JobTask, Missed, Task
-from qd.schedule.timing import Cron, Every, Timing
+from qd.schedule import tasks
+from qd.schedule.entry import Entry, Task
+from qd.schedule.fields import shown, wrong
+from qd.schedule.scheduled import Names, Scheduled, Words
+from qd.schedule.tasks import Parameter
+
+if TYPE_CHECKING:
+    from qd.config import Settings
 
 
 class Schedule:
-    """The entries of an app, in the order in which they were declared."""
+    """The entries of an app, in the order in which they were declared; those of the file behind them."""
 
-    def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+    def __init__(self, settings: Callable[[], Settings], registry: Registry) -> None:
+        self._settings, self._registry = settings, registry
+        self._scheduled: list[Scheduled] = []
+        self._taken: Names = {}
 
-    def __call__(
-        self,
-        what: Call[Any] | Callable[[], object],
-        *,
-        cron: str = "",
-        every: float | timedelta = 0,
-        timezone: str = "UTC",
-        overlap: bool = True,
-        missed: Missed = "skip",
-        name: str = "",
-    ) -> None:
-        """Let `what` run at each tick. Raises DeclarationError."""
-        task, own = task_of(what)
-        seconds = every.total_seconds() if isinstance(every, timedelta) else every
-        timing: Timing = Cron(cron, timezone) if cron else Every(seconds)
-        self._add(Entry(name or own, task, timing, missed, alone=not overlap, origin=caller()))
+    def __call__(self, what: Call[Any] | Callable[[], object], /, **words: Unpack[Words]) -> Scheduled:
+        """Let this run again and again: job.bind(...), an instance of a class job, a chain, or a function, sync or async.
+        How often is said behind it, or in words: cron=, every=. Raises DeclarationError."""
+        if isinstance(what, Call | JobFunction):
+            return self._add(lambda: tasks.job(what, self._registry), caller(), words)
+        return self._add(lambda: tasks.function(what), caller(), words)
 
-    def _add(self, entry: Entry) -> None:
-        if entry.name in self._entries:
-            raise DeclarationError(f"two entries of the schedule are called '{entry.name}': give one a name of its own")
-        self._entries[entry.name] = entry
+    def shell(self, line: str, /, *parameters: Parameter, **words: Unpack[Words]) -> Scheduled:
+        """Let /bin/sh run this line, as it is. What stands behind it is quoted: "a b", 7, {"days": 7, "force": True}."""
+        return self._add(lambda: tasks.shell(line, parameters), caller(), words)
+
+    def qd(self, line: str, /, *parameters: Parameter, **words: Unpack[Words]) -> Scheduled:
+        """Run a command of qd's: "failed forget --older-than 30d"."""
+        return self._add(lambda: tasks.qd(line, parameters), caller(), words)
+
+    def _add(self, make: Callable[[], tuple[Task, str]], origin: tuple[str, int], words: Words) -> Scheduled:
+        try:
+            task, own_name = make()
+        except ValueError as error:
+            raise wrong(origin, str(error)) from None
+        scheduled = Scheduled(task, own_name, origin, self._taken)
+        scheduled._take(words)
+        self._scheduled.append(scheduled)
+        return scheduled
 
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, checked. Raises DeclarationError."""
-        return tuple(self._entries.values())
+        """All of them, checked. Raises DeclarationError, ConfigError."""
+        zone = self._settings().schedule.timezone
+        found: dict[str, Entry] = {}
+        for scheduled in self._scheduled:
+            entry = scheduled._entry(zone)
+            other = found.setdefault(entry.name, entry)
+            if other is not entry:
+                raise wrong(
+                    entry.origin,
+                    f"the entry at {shown(other.origin)} is called '{entry.name}', too: give one of them another name "
+                    "with .name('nightly')",
+                )
+        return tuple(found.values())
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-
-def task_of(what: Call[Any] | Callable[[], object]) -> tuple[Task, str]:
-    """The task, and the name that it has by itself."""
-    if isinstance(what, Call):
-        what._origin = None  # it is as good as sent
-        return JobTask(what), what._plan.declared.name
-    name = getattr(what, "__qualname__", "")
-    return CallTask(what), f"{getattr(what, '__module__', '')}.{name}"
+        return len(self._scheduled)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from qd.bus.chain import Chain
 from qd.jobs import Call
+from qd.jobs.calls import literal
 from qd.schedule.timing import Timing
+
+if TYPE_CHECKING:
+    from qd.bus.parcel import Parcel
+    from qd.bus.send import Send
 
 Missed = Literal["skip", "once", "all"]
 Act = Callable[[], object]
@@ -19,6 +25,15 @@ class JobTask:
     """Send this job: its run is a worker's business."""
 
     call: Call[Any]
+
+    def parcel(self, unique: str = "") -> Parcel:
+        """The payload of one tick, a new one each time. unique: bound to a lock of this name until the job is done."""
+        if isinstance(self.call, Chain):
+            return self.call._parcel()
+        sender, plan, data = self.call._to_send()
+        if unique:
+            plan = plan.using({"unique": literal(unique), "unique_until": "done"})
+        return cast("Send", sender).parcel(plan, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,10 @@ class Entry:
     def kind(self) -> str:
         """job, call, shell or qd."""
         return KINDS[type(self.task)]
+
+    def runs_in(self, environment: str) -> bool:
+        """environment: Settings.env, what QD_ENV says. Without one, only the entries that name none run."""
+        return not self.environments or environment in self.environments
 
 
 KINDS: dict[type[object], str] = {JobTask: "job", CallTask: "call", ShellTask: "shell", QdTask: "qd"}

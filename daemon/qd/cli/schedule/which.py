@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from qd.bus.chain import Chain
 from qd.cli import common, output
 from qd.connectors.redis import keys
 from qd.schedule import CallTask, Entry, JobTask, ShellTask
@@ -28,13 +28,13 @@ class Sent(NamedTuple):
 
 
 def environment() -> str:
-    """Where this runs, as entries name it: QD_ENV, "" where it does not say."""
-    return os.environ.get("QD_ENV", "")
+    """Where this runs, as entries name it: QD_ENV, or `env` of [qd]; "" where nothing says it."""
+    return common.loaded().env
 
 
 def off(entry: Entry) -> bool:
     """Whether it is not meant for this environment."""
-    return bool(entry.environments) and environment() not in entry.environments
+    return not entry.runs_in(environment())
 
 
 def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
@@ -54,6 +54,8 @@ def what(entry: Entry) -> str:
     """What it does: `mail.report {"month":7}`, `shop.tidy`, `tar -czf ...`, `qd failed forget --older-than 30d`."""
     task = entry.task
     if isinstance(task, JobTask):
+        if isinstance(task.call, Chain):
+            return repr(task.call).strip("<>")
         _, plan, data = task.call._to_send()
         said = "" if data in (b"", b"{}", b"[]", b"null") else " " + data.decode("utf-8", "replace")
         return plan.declared.name + said
@@ -67,10 +69,7 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
     """None: it sends no job. Raises ConfigError: its connection is not configured."""
     if not isinstance(entry.task, JobTask):
         return None
-    _, plan, data = entry.task.call._to_send()
-    if entry.alone:
-        plan = plan.using({"unique": f"schedule:{entry.name}"})
-    parcel = app._send.parcel(plan, data)
+    parcel = entry.task.parcel(f"schedule:{entry.name}" if entry.alone else "")
     return Sent(parcel.connection, parcel.queue, (parcel.ties and parcel.ties.unique) or "")
 
 

@@ -1,0 +1,111 @@
+"""What an entry runs, made of what app.schedule was given, and the name that it has by itself. What is wrong with it is a
+ValueError: declare.py knows where it stands."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from qd.bus.batch import BatchCall
+from qd.bus.chain import Chain
+from qd.errors import QdError
+from qd.jobs import Call, Job, JobFunction, Registry
+from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask
+from qd.schedule.names import called, of_call, of_command
+from qd.schedule.scheduled import takes_arguments
+
+Word = str | int | float | Path
+Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
+
+
+def job(call: Call[object] | JobFunction[..., object, object], registry: Registry) -> tuple[JobTask, str]:
+    """The job with its arguments, and its name with them. It counts as sent."""
+    try:
+        bound = call.bind() if isinstance(call, JobFunction) else call
+        bound._origin = None  # it is as good as sent
+        if isinstance(bound, Chain):
+            return JobTask(bound), f"chain of {', '.join([each.plan.declared.name for each in bound._members])}"
+        if isinstance(bound, BatchCall):
+            raise ValueError("a batch is several jobs: schedule a job, or a function, that dispatches it")
+        _, plan, data = bound._to_send()
+    except QdError as error:
+        raise ValueError(str(error)) from None
+    declared = plan.declared
+    if registry.get(declared.name) is not declared:
+        raise ValueError(f"job '{declared.name}' is none of this app")
+    if plan.by is not None:
+        raise ValueError(
+            f"job '{declared.name}' defines send(), which no scheduler calls: schedule a function that does"
+        )
+    if plan.key is not None or plan.delay is not None:
+        word = "key" if plan.key is not None else "delay"
+        raise ValueError(f"job '{declared.name}' is sent with {word}=, which is not for the schedule: leave it out")
+    return JobTask(bound), of_call(declared, data)
+
+
+def function(given: Callable[[], object]) -> tuple[CallTask, str]:
+    """A function that needs no arguments. Its name is "" where it has none that is the same on all hosts."""
+    if isinstance(given, type):
+        way = f"an instance, {given.__name__}(...)" if issubclass(given, Job) else "a function"
+        raise ValueError(f"{called(given)} is a class: give {way}")
+    if not callable(given):
+        raise ValueError(f"{given!r} cannot be run: give job.bind(...), an instance of a class job, or a function")
+    target = given.func if isinstance(given, partial) else given
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise ValueError(f"{called(given)} is a generator, whose body would never run: return instead of yield")
+    if takes_arguments(given):
+        raise ValueError(f"{called(given)} wants arguments: bind them in a function of your own, or make it a job")
+    own = getattr(given, "__qualname__", "").replace("<locals>.", "")
+    named = own and "<lambda>" not in own
+    return CallTask(given), f"{given.__module__}.{own}" if named else ""
+
+
+def shell(line: str, parameters: Sequence[Parameter]) -> tuple[ShellTask, str]:
+    """A line for /bin/sh, as it is, with the parameters behind it, each quoted."""
+    if not isinstance(line, str) or not line.strip() or "\0" in line:
+        raise ValueError(f"{line!r} is no command line (written 'pg_dump shop')")
+    whole = " ".join([line.strip(), *map(shlex.quote, words(parameters))])
+    return ShellTask(whole), of_command(whole)
+
+
+def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
+    """A command of qd's, written as after `qd`, and parameters as its further words."""
+    try:
+        found = shlex.split(line) if isinstance(line, str) else []
+    except ValueError as error:
+        raise ValueError(f"{line!r} cannot be read: {error}") from None
+    found = found[1:] if found[:1] == ["qd"] else found
+    if not found:
+        raise ValueError(f"{line!r} is no command of qd (written 'failed forget --older-than 30d')")
+    whole = (*found, *words(parameters))
+    return QdTask(whole), of_command(shlex.join(["qd", *whole]))
+
+
+def words(parameters: Sequence[Parameter]) -> list[str]:
+    """7 -> "7"; {"days": 7, "force": True, "not_this": None} -> "--days=7", "--force"."""
+    found: list[str] = []
+    for parameter in parameters:
+        if isinstance(parameter, Mapping):
+            for name, value in parameter.items():
+                found.extend(option(name, value))
+        else:
+            found.append(word(parameter))
+    return found
+
+
+def option(name: str, value: object) -> list[str]:
+    """An option of the command. True: without a value; False and None: none; several: each."""
+    flag = name if name.startswith("-") else f"--{name}"
+    if value is None or isinstance(value, bool):
+        return [flag] if value else []
+    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [f"{flag}={word(each)}" for each in several]
+
+
+def word(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Path) or "\0" in str(value):
+        raise ValueError(f"{value!r} is no parameter of a command: give texts, numbers, or options as {{'days': 7}}")
+    return str(value)

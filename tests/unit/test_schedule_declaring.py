@@ -1,0 +1,319 @@
+"""app.schedule: what is declared, and what is refused, each with its file and line."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from datetime import timedelta
+
+import pytest
+
+from qd import DeclarationError, Job
+from qd.schedule import CallTask, JobTask, QdTask, ShellTask
+from tests.support.fakes import FakeQd
+
+
+@pytest.fixture
+def app():
+    return FakeQd()
+
+
+@pytest.fixture
+def report(app: FakeQd):
+    @app.job("shop.report")
+    def report(month: int = 1, *, kind: str = "short") -> None: ...
+
+    return report
+
+
+def tick() -> None: ...
+
+
+async def atick() -> None: ...
+
+
+def only(app):
+    (entry,) = app.schedule.entries()
+    return entry
+
+
+def here():
+    """File and line of the caller's next line."""
+    frame = sys._getframe(1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno + 1}"
+
+
+# --- what is run, and its name
+
+
+def test_a_job_call_is_named_after_its_job_and_arguments(app, report):
+    app.schedule(report.bind(7)).daily()
+    entry = only(app)
+    assert (entry.kind, entry.name, entry.timing.text) == ("job", "shop.report(7)", "0 0 * * *")
+    assert isinstance(entry.task, JobTask)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "name"),
+    [
+        ((), {}, "shop.report"),
+        ((7,), {}, "shop.report(7)"),
+        ((), {"month": 7}, "shop.report(7)"),
+        ((), {"kind": "long"}, "shop.report(kind=long)"),
+        ((7,), {"kind": "very long"}, 'shop.report(7, kind="very long")'),
+    ],
+)
+def test_arguments_in_a_name(app, report, args, kwargs, name):
+    app.schedule(report.bind(*args, **kwargs)).daily()
+    assert only(app).name == name
+
+
+def test_a_bare_job_runs_with_its_defaults(app, report):
+    app.schedule(report, cron="@daily")
+    assert (only(app).kind, only(app).name) == ("job", "shop.report")
+
+
+def test_a_class_job_and_a_chain(app, report):
+    @app.job("shop.sweep")
+    class Sweep(Job[None]):
+        days: int = 7
+
+        def handle(self) -> None: ...
+
+    app.schedule(Sweep(days=8)).daily()
+    app.schedule(app.chain(report.bind(7), Sweep())).daily()
+    assert [entry.name for entry in app.schedule.entries()] == [
+        "shop.sweep(days=8)",
+        "chain of shop.report, shop.sweep",
+    ]
+
+
+def test_a_long_name_is_cut_and_still_its_own(app, report):
+    app.schedule(report.bind(kind="x" * 100)).daily()
+    app.schedule(report.bind(kind="x" * 101)).daily()
+    names = [entry.name for entry in app.schedule.entries()]
+    assert [len(name) for name in names] == [64, 64]
+    assert names[0] != names[1]
+
+
+def test_a_payload_of_each_tick_is_a_new_one(app, report):
+    app.schedule(report.bind(7)).daily()
+    task = only(app).task
+    one, other = task.parcel(), task.parcel()
+    assert (one.name, one.queue, one.data) == ("shop.report", "default", b'{"month":7}')
+    assert one.uuid != other.uuid
+    assert task.parcel("schedule:a{b").ties.unique == "shop.report:schedule:a%7Bb"  # a key has no braces of its own
+
+
+def test_functions_are_named_after_their_module(app):
+    app.schedule(tick, every=10)
+    app.schedule(atick).every(timedelta(minutes=1))
+    first, second = app.schedule.entries()
+    assert (first.kind, first.name, first.timing.text) == ("call", f"{__name__}.tick", "every 10s")
+    assert (second.name, second.timing.text) == (f"{__name__}.atick", "every 60s")
+    assert first.task == CallTask(tick)
+
+
+def test_a_shell_line_stands_as_it_is_and_parameters_are_quoted(app):
+    app.schedule.shell(
+        "du -s * | mail root", "a b", 7, {"--file": "x y", "force": True, "no": None, "tag": [1, 2]}
+    ).daily()
+    line = "du -s * | mail root 'a b' 7 '--file=x y' --force --tag=1 --tag=2"
+    assert only(app).task == ShellTask(line)
+    assert only(app).kind == "shell"
+    app.schedule.shell("true", cron="* * * * *")
+    assert app.schedule.entries()[1].name == "true"
+
+
+def test_a_command_of_qd(app):
+    app.schedule.qd("failed forget --older-than 30d", {"queue": "mail"}).weekly()
+    assert only(app).task == QdTask(("failed", "forget", "--older-than", "30d", "--queue=mail"))
+    assert only(app).name == "qd failed forget --older-than 30d --queue=mail"
+
+
+# --- what can be said
+
+
+def test_everything_that_can_be_said_of_a_run(app, tmp_path):
+    scheduled = (
+        app.schedule(tick)
+        .name("nightly")
+        .weekdays()
+        .at("7:30")
+        .timezone("Europe/Berlin")
+        .environments("production", "staging")
+        .missed("all")
+        .without_overlapping()
+        .on_every_host()
+        .in_background()
+        .even_in_maintenance_mode()
+        .timeout(timedelta(minutes=5))
+        .append_output_to(tmp_path / "out")
+        .before(tick)
+        .after(atick)
+        .then(tick)
+        .on_success(tick)
+        .on_failure(tick)
+    )
+    entry = only(app)
+    assert (entry.name, entry.timing.text, entry.timing.zone) == ("nightly", "30 7 * * 1-5", "Europe/Berlin")
+    assert (entry.environments, entry.missed) == (("production", "staging"), "all")
+    assert (entry.alone, entry.every_host, entry.background, entry.in_maintenance) == (True, True, True, True)
+    assert (entry.timeout, entry.output, entry.append) == (300.0, tmp_path / "out", True)
+    assert (entry.before, entry.after) == ((tick,), (atick, tick))
+    assert (entry.on_success, entry.on_failure) == ((tick,), (tick,))
+    assert repr(scheduled).startswith("<scheduled nightly at ")
+
+
+def test_the_same_as_keywords(app, report):
+    app.schedule(report, every=10, timezone="Europe/Berlin", overlap=False, missed="once", name="often")
+    entry = only(app)
+    assert (entry.name, entry.alone, entry.missed, entry.timing.text) == ("often", True, "once", "every 10s")
+
+
+def test_entries_are_reckoned_in_the_zone_of_the_settings_unless_they_name_one(app):
+    from dataclasses import replace
+
+    app.settings = replace(app.settings, schedule=replace(app.settings.schedule, timezone="Asia/Tokyo"))
+    app.schedule(tick).daily()
+    app.schedule(atick).timezone("UTC").daily()
+    assert [entry.timing.zone for entry in app.schedule.entries()] == ["Asia/Tokyo", "UTC"]
+
+
+def test_environments(app):
+    app.schedule(tick).daily().environments("production")
+    app.schedule(atick).daily()
+    assert [entry.runs_in("production") for entry in app.schedule.entries()] == [True, True]
+    assert [entry.runs_in("") for entry in app.schedule.entries()] == [False, True]
+
+
+# --- what is refused
+
+
+BAD = {
+    "hour": (lambda app: app.schedule(tick).at("25:00"), r"'25:00' is no time of day \(written '13:00'\)"),
+    "minute": (lambda app: app.schedule(tick).hourly_at(75), r"75 is no minute \(0 to 59\)"),
+    "several": (lambda app: app.schedule(tick).hourly_at([0, 60]), r"60 is no minute"),
+    "none": (lambda app: app.schedule(tick).hourly_at([]), r"empty list"),
+    "text": (lambda app: app.schedule(tick).hourly_at("17"), r"'17' is no minute"),
+    "day": (lambda app: app.schedule(tick).monthly_on(32), r"32 is no day of a month"),
+    "weekday": (
+        lambda app: app.schedule(tick).weekly_on("munday"),
+        r"'munday' is no day of the week .*'sunday'|'monday'",
+    ),
+    "no days": (lambda app: app.schedule(tick).days(), r"no day"),
+    "month": (lambda app: app.schedule(tick).yearly_on(13), r"13 is no month"),
+    "zone": (lambda app: app.schedule(tick, timezone="Europe/Berln"), r"unknown time zone .*'Europe/Berlin'"),
+    "zero": (lambda app: app.schedule(tick, every=0), r"every 0.* no beat"),
+    "negative": (lambda app: app.schedule(tick).every(-1), r"not a length of time"),
+    "tiny": (lambda app: app.schedule(tick).every(seconds=0.001), r"every 0.001 .*no beat"),
+    "a text": (lambda app: app.schedule(tick).every("5m"), r"'5m' is a text: write 300"),
+    "cron": (lambda app: app.schedule(tick).cron("61 * * * *"), r"61"),
+    "four": (lambda app: app.schedule(tick, cron="* * * *"), r"4 fields"),
+    "never": (lambda app: app.schedule(tick, cron="0 0 31 2 *"), r"never comes"),
+    "missed": (lambda app: app.schedule(tick, missed="onse"), r"'onse'.*did you mean 'once'"),
+    "overlap": (lambda app: app.schedule(tick, overlap="no"), r"overlap='no'"),
+    "word": (lambda app: app.schedule(tick, crn="* * * * *"), r"unknown word 'crn' \(did you mean 'cron'\?\)"),
+    "both": (lambda app: app.schedule(tick).every(10).daily(), r"every\(...\) counts seconds"),
+    "both again": (lambda app: app.schedule(tick).daily().every(10), r"every\(...\) counts seconds"),
+    "name": (lambda app: app.schedule(tick).name(" "), r"' ' is no name"),
+    "star": (lambda app: app.schedule(tick).name("*"), r"'\*' is no name"),
+    "environments": (lambda app: app.schedule(tick).environments(), r"names none"),
+    "no time": (lambda app: app.schedule(tick).between("8:00", "8:00"), r"no time at all"),
+    "async filter": (lambda app: app.schedule(tick).when(atick), r"when\(atick\) is async"),
+    "filter": (lambda app: app.schedule(tick).skip("yes"), r"skip\('yes'\) cannot be asked"),
+    "hook": (lambda app: app.schedule(tick).before(len), r"before\(len\) cannot be called"),
+    "timeout": (lambda app: app.schedule(tick).timeout("5m"), r"timeout: '5m' is a text"),
+    "output": (lambda app: app.schedule(tick).output_to(""), r"names no file"),
+    "arguments": (lambda app: app.schedule(len), r"len wants arguments"),
+    "class": (lambda app: app.schedule(dict), r"dict is a class"),
+    "no function": (lambda app: app.schedule(7), r"7 cannot be run"),
+    "line": (lambda app: app.schedule.shell(" "), r"no command line"),
+    "parameter": (lambda app: app.schedule.shell("ls", True), r"True is no parameter"),
+    "qd": (lambda app: app.schedule.qd(""), r"no command of qd"),
+    "quotes": (lambda app: app.schedule.qd("failed 'x"), r"cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_refused_where_it_is_declared(app, case):
+    declare, said = BAD[case]
+    with pytest.raises(DeclarationError, match=said) as error:
+        declare(app)
+    assert "\n" not in str(error.value)
+    assert f"{__file__}:{declare.__code__.co_firstlineno}" in str(error.value)
+
+
+LATE = {
+    "no frequency": (lambda app: app.schedule(tick), r"it says nothing of when: add .daily\(\)"),
+    "days only": (lambda app: app.schedule(tick).weekdays(), r"on which days, not when"),
+    "never": (lambda app: app.schedule(tick).yearly_on(2, 30), r"never comes"),
+    "a lambda": (lambda app: app.schedule(lambda: None).daily(), r"no name of its own"),
+    "a partial": (lambda app: app.schedule(functools.partial(print, 7)).daily(), r"no name of its own"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_only_the_whole_entry_shows_is_refused_when_entries_are_asked_for(app, case):
+    declare, said = LATE[case]
+    declare(app)
+    with pytest.raises(DeclarationError, match=said) as error:
+        app.schedule.entries()
+    assert f"{__file__}:{declare.__code__.co_firstlineno}" in str(error.value)
+
+
+def test_a_lambda_with_a_name_is_an_entry(app):
+    app.schedule(lambda: None).daily().name("nothing")
+    assert only(app).name == "nothing"
+
+
+def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
+    first = here()
+    app.schedule(tick).name("nightly")
+    second = here()
+    with pytest.raises(DeclarationError, match="'nightly' already") as error:
+        app.schedule(atick).name("nightly")
+    assert first in str(error.value)
+    assert re.search(rf"{re.escape(__file__)}:{int(second.rpartition(':')[2]) + 1}", str(error.value))
+
+
+def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, report):
+    first = here()
+    app.schedule(report.bind(7)).daily()
+    app.schedule(report.bind(7)).weekly()
+    with pytest.raises(DeclarationError, match=r"called 'shop.report\(7\)', too") as error:
+        app.schedule.entries()
+    assert first in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "given"),
+    [
+        ("in_background", ()),
+        ("timeout", (5,)),
+        ("output_to", ("x",)),
+        ("before", (tick,)),
+        ("after", (tick,)),
+        ("on_success", (tick,)),
+        ("on_failure", (tick,)),
+    ],
+)
+def test_what_is_about_a_run_is_refused_of_a_job(app, report, word, given):
+    with pytest.raises(DeclarationError, match=f"{word} is about a run, and the run of a job is a worker's"):
+        getattr(app.schedule(report), word)(*given)
+
+
+def test_what_no_scheduler_can_send_is_refused(app: FakeQd, report):
+    @app.job
+    def needs(month: int): ...
+
+    def refuse(what, said):
+        with pytest.raises(DeclarationError, match=said):
+            app.schedule(what)
+
+    refuse(needs, "misses argument 'month'")
+    refuse(report.using(delay=5).bind(), "sent with delay=")
+    refuse(report.using(key="a").bind(), "sent with key=")
+    refuse(app.batch(report.bind()), "a batch is several jobs")
+    refuse(FakeQd().job("other")(tick), "none of this app")
