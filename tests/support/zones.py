@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime
 from functools import cache
 from zoneinfo import ZoneInfo
@@ -30,7 +31,7 @@ def changes(zone: str) -> tuple[int, ...]:
         (moment, datetime.fromtimestamp(moment, where).utcoffset())
         for moment in range(start, start + 366 * 86400, QUARTER)
     ]
-    return tuple(moment for (_, old), (moment, new) in zip(offsets, offsets[1:], strict=False) if old != new)
+    return tuple(moment for (_, old), (moment, new) in itertools.pairwise(offsets) if old != new)
 
 
 def wall(moment: float, zone: str) -> str:

@@ -85,7 +85,7 @@ def _check(expression: str, fields: list[str]) -> None:
 
 
 def _comes(fields: list[str]) -> bool:
-    """Whether it is one, and names a day of the next 50 years: the rarest, 29 February on a Sunday, is 40 years away at most."""
+    """Whether it is one, and names a day of the next 50 years: 29 February on a Sunday is 40 away at most."""
     try:
         return next(CronSim(" ".join(fields), START), None) is not None
     except CronSimError:
