@@ -27,7 +27,7 @@ from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
 from qd.worker import boot, template
 from qd.worker.alarm import Alarm
-from qd.worker.loop import Worker, tell_job
+from qd.worker.loop import IDLE, Worker, tell_job
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -142,12 +142,21 @@ class Inline(Worker):
                 self._leave("qd restart")
 
     def _wait(self) -> None:
+        if not self._leave_when_empty():
+            super()._wait()
+
+    def _idle(self, longest: float = IDLE) -> None:
+        """In maintenance nothing may be taken: the queues are as good as empty."""
+        super()._idle(longest)
+        if self.maintenance.holds and not self.paused:
+            self._leave_when_empty()
+
+    def _leave_when_empty(self) -> bool:
         at_once, seconds = self.work.stop_when_empty, self.work.stop_when_empty_for
         reason = self.emptiness.reason(True, self.jobs, at_once, seconds)
-        if reason is None:
-            super()._wait()
-        else:
+        if reason is not None:
             self._leave(reason)
+        return reason is not None
 
     def _leave(self, reason: str) -> None:
         self.log.info("worker.stopping", reason=reason)

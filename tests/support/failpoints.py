@@ -82,9 +82,9 @@ class Failpoint:
         self.at(point)
         return result
 
-    def _turn(self, turn: Callable[..., Any], queue: RedisQueue, done: Any, queues: Any) -> Any:
+    def _turn(self, turn: Callable[..., Any], queue: RedisQueue, done: Any, *queues: Any) -> Any:
         self.wire, self.turning = queue.wire, "pop" if done is None else "ack"
-        reply = turn(queue, done, queues)
+        reply = turn(queue, done, *queues)
         if done is not None or reply.reserved is not None:
             self.at("pop_replied" if done is None else "ack_replied")
         return reply

@@ -83,7 +83,7 @@ def of_servers(found: Project) -> Iterator[Finding]:
             yield from of_server(name, settings, found)
         except QdError as error:
             yield stopped(name, error)
-    if found.settings is not None and found.settings.laravel is not None:
+    if found.settings is not None and found.settings.laravel is not None and found.settings.laravel.cache_url:
         yield of_laravel(found.settings)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from qd.cli import common, output
+from qd.cli.notes import by_whom
 from qd.cli.reasons import hung, named
 from qd.cli.state import Line, State, looked
-from qd.store import hosts, stamps
+from qd.store import hosts
 
 CRASHES_TOLD = 8  # so many a report tells at most
 
@@ -41,6 +42,12 @@ def status() -> None:
 def say_down(state: State) -> None:
     if state.down is not None:
         output.say(output.clean(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it"))
+    theirs = sorted(
+        {f"{m.host}: {m.laravel_down}" for m in state.masters if m.laravel_down and not m.silent(state.now)}
+    )
+    for what in theirs:
+        output.say(output.clean(f"Laravel's maintenance mode on {what}; `php artisan up` ends it"))
+    if state.down is not None or theirs:
         output.say()
 
 
@@ -100,16 +107,6 @@ def say_queues(state: State) -> None:
     output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "workers"))
 
 
-def by_whom(note: stamps.Pause | stamps.Down, now: float) -> str:
-    """` by ana@app-1 40m ago, for 20m more: "db upgrade"`."""
-    said = f" by {note.by}" if note.by else ""
-    if note.at is not None:
-        said += f" {output.ago(now - note.at)}"
-    if isinstance(note, stamps.Pause) and note.until is not None:
-        said += f", for {output.duration(max(0.0, note.until - now))} more"
-    return said + (f': "{note.reason}"' if note.reason else "")
-
-
 def warnings(state: State) -> Iterable[str]:
     for master in state.masters:
         if master.silent(state.now):
@@ -154,7 +151,19 @@ def document(state: State) -> dict[str, Any]:
 
 
 def master_document(master: hosts.Master, now: float) -> dict[str, Any]:
-    names = ("token", "host", "pid", "pool", "connection", "queues", "version", "state", "booted_at", "seen_at")
+    names = (
+        "token",
+        "host",
+        "pid",
+        "pool",
+        "connection",
+        "queues",
+        "version",
+        "state",
+        "laravel_down",
+        "booted_at",
+        "seen_at",
+    )
     facts = {name: getattr(master, name) for name in names}
     workers = [
         {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}

@@ -106,7 +106,7 @@ def replaced(gone: Master, state: State) -> bool:
 
 def of_queue(line: Line, state: State) -> Iterator[Reason]:
     ready = line.sizes.ready
-    if not ready or line.paused or state.down:
+    if not ready or line.paused or shut(line, state):
         return
     serving = [m for m in living(state) if serves(m, line)]
     since = stuck_since(line, serving)
@@ -124,15 +124,25 @@ def of_queue(line: Line, state: State) -> Iterator[Reason]:
         yield Reason("stuck", stuck(line, serving, stuck_for), queue=line.name)
 
 
+def shut(line: Line, state: State) -> bool:
+    """Whether maintenance mode holds it back."""
+    return state.down is not None and line.name not in state.down.allow
+
+
 def serves(master: Master, line: Line) -> bool:
     return master.connection == line.connection and line.name in master.queues
 
 
 def stuck_since(line: Line, serving: list[Master]) -> float | None:
     """Since when nobody took anything though somebody could have. None: it moves, or all hands are busy elsewhere."""
-    able = [m for m in serving if m.state == "running" and not busy(m)]
+    able = [m for m in serving if works(m) and not busy(m)]
     moments = [m.stuck[line.name] for m in able if line.name in m.stuck]
     return max(moments) if moments and len(moments) == len(able) else None
+
+
+def works(master: Master) -> bool:
+    """Whether it takes jobs: of a queue that maintenance mode allows, also in it."""
+    return master.state == "running" or (master.state == "down" and not master.laravel_down)
 
 
 def busy(master: Master) -> bool:
@@ -173,4 +183,4 @@ def way_on(line: Line, state: State) -> str:
     """More workers take nothing from what is held back."""
     if line.paused:
         return f" (it is paused); `qd resume {line.name}`"
-    return " (maintenance mode); `qd up`" if state.down else "; add workers"
+    return " (maintenance mode); `qd up`" if shut(line, state) else "; add workers"

@@ -1,4 +1,4 @@
-"""`qd restart`, `pause`, `resume`, `down`, `up`: notes in Redis that every worker on every host obeys.
+"""`qd restart`, `pause`, `resume`: notes in Redis that every worker on every host obeys.
 
 With [laravel] configured, restart, pause and resume are told to Laravel's workers too.
 """
@@ -50,7 +50,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     store = common.store(found, found.control)
     before = [master for master in hosts.masters(store) if not master.silent(store.now())]
     stamp = stamps.restart(store, rolling=rolling)
-    if found.laravel is not None:
+    if tells_laravel(found):
         laravel.restart(cache(found))
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if common.given().json:
@@ -146,7 +146,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     names = asked(found, place, queues)
     store = common.store(found, place)
     notes = {name: stamps.pause(store, name, by=common.who(), reason=reason, seconds=seconds) for name in names}
-    if found.laravel is not None:
+    if tells_laravel(found):
         pause_laravel(found, place, queues, seconds)
     if common.given().json:
         return output.document(
@@ -168,10 +168,10 @@ def resume(queues: tuple[str, ...]) -> None:
     found = common.settings()
     place = common.connection_name(found)
     store = common.store(found, place)
-    names = asked(found, place, queues) if queues or found.laravel else []
+    names = asked(found, place, queues) if queues or tells_laravel(found) else []
     names = names if queues else list(dict.fromkeys([*hosts.queues_held(store), *names]))
     # Laravel's keys first: keepers mirror them into ours as long as they are there.
-    were = resume_laravel(found, place, queues, names) if found.laravel else dict.fromkeys(names, False)
+    were = resume_laravel(found, place, queues, names) if tells_laravel(found) else dict.fromkeys(names, False)
     for name in names:
         were[name] |= stamps.resume(store, name) is not None
     if common.given().json:
@@ -191,7 +191,7 @@ def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     for name in queues:
         if known and name not in known:
             output.note(f"nobody is known to work on '{name}' of {place}{did_you_mean(name, known)}")
-    if not queues and not known and found.laravel is None:
+    if not queues and not known and not tells_laravel(found):
         raise common.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
 
@@ -215,37 +215,12 @@ def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: 
     return were
 
 
+def tells_laravel(found: Settings) -> bool:
+    return found.laravel is not None and bool(found.laravel.cache_url)
+
+
 def cache(found: Settings) -> Store:
     """Where Laravel's workers look for such notes."""
     if found.laravel is None:
         raise ConfigError("[laravel] is not configured")
     return common.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
-
-
-# -- maintenance mode
-
-
-@click.command()
-@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
-@common.options
-def down(reason: str) -> None:
-    """Begin maintenance mode, until `qd up`.
-
-    Workers finish their jobs and take no other, on every host; `qd work --force` goes on.
-    """
-    found = common.settings()
-    note = stamps.down(common.store(found, found.control), by=common.who(), reason=reason)
-    if common.given().json:
-        return output.document({"down": asdict(note)})
-    output.say("maintenance mode is on until `qd up`")
-
-
-@click.command()
-@common.options
-def up() -> None:
-    """End maintenance mode."""
-    found = common.settings()
-    was = stamps.up(common.store(found, found.control))
-    if common.given().json:
-        return output.document({"was_down": None if was is None else asdict(was)})
-    output.say("maintenance mode is off" if was else "maintenance mode was not on")

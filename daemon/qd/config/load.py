@@ -175,12 +175,16 @@ class _Loading:
 
     def _laravel(self) -> LaravelSettings | None:
         held = self._all("laravel", table.LARAVEL)
-        if held["cache_url"] is None and self._section("laravel"):
+        needs_cache = self._section("laravel").keys() - {"down_file"} or held["down"]
+        if held["cache_url"] is None and needs_cache:
             raise ConfigError(
-                f"[laravel] in {self.file.shown if self.file else ''} has no cache_url (redis://host:6379/1, "
+                f"[laravel]{f' in {self.file.shown}' if self.file else ''} has no cache_url (redis://host:6379/1, "
                 "as in Laravel's cache connection)"
             )
-        return LaravelSettings(**held) if held["cache_url"] else None
+        if held["down_file"]:
+            held["down_file"] = str(self._root() / held["down_file"])
+        held["cache_url"] = held["cache_url"] or ""
+        return LaravelSettings(**held) if held["cache_url"] or held["down_file"] else None
 
     def _signing(self) -> SigningSettings:
         held = self._all("signing", table.SIGNING)

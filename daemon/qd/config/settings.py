@@ -29,10 +29,13 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaravelSettings:
-    """Where Laravel's own cache keeps its restart and pause keys."""
+    """Where Laravel's own cache keeps its restart and pause keys, "" for not at all; and whether its maintenance mode is
+    obeyed: down, that of the cache; down_file, the path of the file, "" for none."""
 
-    cache_url: str = field(repr=False)
+    cache_url: str = field(default="", repr=False)
     cache_prefix: str = ""
+    down: bool = False
+    down_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ def check_connection(name: str, known: Collection[str], where: str = "") -> None
 def hide_secrets(settings: Settings) -> None:
     """Nothing that this process shows from now on has them in it."""
     urls = [connection.url or "" for connection in settings.connections.values()]
-    urls += [settings.laravel.cache_url] if settings.laravel else []
+    urls += [settings.laravel.cache_url] if settings.laravel and settings.laravel.cache_url else []
     urls += [settings.failed.database]
     hide([password_in(url) for url in urls])
     hide([key.partition(":")[2] for key in settings.signing.keys])

@@ -66,6 +66,13 @@ LARAVEL = _rows(
         "QD_LARAVEL_CACHE_URL", shown="none",
     ),
     _key("cache_prefix", "", "text", "what the cache's keys begin with", "QD_LARAVEL_CACHE_PREFIX", shown='""'),
+    _key(
+        "down", False, "switch", "obey `php artisan down` where its driver is this cache", "QD_LARAVEL_DOWN",
+    ),
+    _key(
+        "down_file", "", "text", "obey `php artisan down` where it makes this file, storage/framework/down",
+        "QD_LARAVEL_DOWN_FILE", shown="none",
+    ),
 )  # fmt: skip
 
 FAILED = _rows(

@@ -145,8 +145,9 @@ class Queue(Protocol):
     def keyed_due(self, queue: str, name: str) -> float | None:
         """Unix seconds at which the job that waits under `name` is or was due. None: none waits."""
 
-    def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
-        """Ack `done` and lease the first ready payload of `queues` (in order) in one call."""
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+        """Ack `done` and lease the first ready payload of `queues` (in order) in one call. shut: those of them that
+        nothing is taken from; the reply tells them as paused."""
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         """Return when a job may be ready, when `seconds` are over, or when the file descriptor `wake` is readable."""

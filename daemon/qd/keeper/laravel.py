@@ -1,4 +1,4 @@
-"""Laravel's own restart and pause keys, obeyed when [laravel] names their cache.
+"""Laravel's own keys for restart, pause and, where [laravel] wants it, maintenance, obeyed when it names their cache.
 
 The restart key is a foreign clock's whole second: any change since the first look means restart. A queue that Laravel 13
 has paused is mirrored into qd's own pause for a few seconds, again and again, so that the reserve script sees it. The
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qd.config import Settings
 
 RESTART = "illuminate:queue:restart"
+DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
 ALL_PAUSED = "illuminate:queues:paused"
 PAUSED = "illuminate:queue:paused:{connection}:{queue}"
 MIRROR = 4000  # ms a mirrored pause lives; refreshed each second
@@ -32,15 +33,18 @@ class LaravelKeys:
     def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: RedisQueue, log: Log) -> None:
         self.wire, self.queue, self.queues, self.log = wire, queue, settings.work.queues, log
         connection = settings.work.connection
-        names = [RESTART, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
+        names = [RESTART, DOWN, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
         self._names = [prefix + name for name in names]
         self._last: object = UNSEEN
+        self._obeys_down = settings.laravel is not None and settings.laravel.down
+        self.down = ""  # the key while it says so; what it said last while the cache is away
+        self._unseen = "Laravel's restart and pause keys" + (", and its maintenance mode" if self._obeys_down else "")
         self._away_until: float | None = None
 
     @classmethod
     def of(cls, settings: Settings, queue: RedisQueue, log: Log) -> LaravelKeys | None:
         laravel = settings.laravel
-        if laravel is None:
+        if laravel is None or not laravel.cache_url:
             return None
         wire = Wire(laravel.cache_url, name="qd:laravel", connect_timeout=1.0, timeout=1.0)
         return cls(wire, laravel.cache_prefix, settings, queue, log)
@@ -50,10 +54,11 @@ class LaravelKeys:
         if self._away_until is not None and time.monotonic() < self._away_until:
             return False
         try:
-            stamp, all_paused, *paused = self.wire.call("MGET", *self._names)
+            stamp, down, all_paused, *paused = self.wire.call("MGET", *self._names)
         except (ConnectionLost, ServerRefused) as error:
             return self._lost(error)
         self._back()
+        self.down = DOWN if self._obeys_down and truthy(down) else ""
         for queue, value in zip(self.queues, paused, strict=True):
             if truthy(value) or truthy(all_paused):
                 self._mirror(queue)
@@ -63,7 +68,7 @@ class LaravelKeys:
 
     def _lost(self, error: QdError) -> bool:
         if self._away_until is None:
-            self.log.warning("laravel.away", error=str(error), unseen="Laravel's restart and pause keys")
+            self.log.warning("laravel.away", error=str(error), unseen=self._unseen)
         self._away_until = time.monotonic() + AGAIN
         return False
 

@@ -28,6 +28,7 @@ from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
+from qd.keeper.maintenance import Maintenance
 from qd.keeper.report import Report
 from qd.keeper.rights import AGAIN, Rights
 from qd.log import Log, Unblocked
@@ -87,6 +88,7 @@ class Keeper:
         self._laravel_asks = False
         self._forked_redis: tuple[int, float] = (0, 0.0)
         self._redis_now = self._reported_at = 0.0
+        self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, hands)
         self.rights = Rights(queue, self.queues[0], hands.board, log)
 
@@ -143,7 +145,7 @@ class Keeper:
         stamped = stamp  # the clock by which restarts are stamped
         if not control:
             stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
-        self.board.set_header(H.DOWN, int(bool(down)))  # before the contact, which is what new workers wait for
+        self.report.laravel_down = self.maintenance.tell(str(down))  # before the contact: new workers wait for that
         self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
         redis_now = float(stamp)
         if self._redis_now and redis_now - self._redis_now > self.gap:
@@ -153,7 +155,8 @@ class Keeper:
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._forked_at(float(stamped))
-        self.report.saw(redis_now, [queues[int(place) - 1] for place in str(waiting).split()])
+        ready = [queues[int(place) - 1] for place in str(waiting).split()]
+        self.report.saw(redis_now, [queue for queue in ready if not self.maintenance.holds(queue)])
         self._obey(read_restart(restart.encode()), float(stamped), first)
         self._tell_lost([item.decode() for item in reply[8:]])
         self._tell_cancelled(str(cancelled).split())

@@ -30,6 +30,7 @@ class Report:
         self._turns = self._looked()
         self._stuck: dict[str, float] = {}
         self._told_at = self._awake_since = now()
+        self.laravel_down = ""  # which of Laravel's notes of maintenance holds this host
 
     def saw(self, redis_now: float, waiting: Sequence[str]) -> None:
         """waiting: queues with ready jobs that nobody holds back, and of which nobody has one in hand at this moment."""
@@ -68,6 +69,7 @@ class Report:
             "version": __version__,
             "booted_at": round(booted_at, 3),
             "state": self._state(),
+            "laravel_down": self.laravel_down,
             "leases_lost": self.board.leases_lost(),
             "master_silent": self._master_silent(),
             "keeper_restarts": header(H.KEEPER_DEATHS),

@@ -37,9 +37,9 @@ class State(IntEnum):
     FREE = 0
     STARTING = 1
     LOOKING = 2  # between jobs
-    WAITING = 3  # looked, found nothing, waits
+    WAITING = 3  # looked, found nothing, waits; or there is nothing that maintenance mode lets it take
     BUSY = 4
-    IDLE = 5  # paused, in maintenance, or without its keeper: not looking
+    IDLE = 5  # paused, or without its keeper: not looking
     DEAD = 6
     SETTLED = 7
 
@@ -114,7 +114,7 @@ class H(IntEnum):
 
     KEEPER_ALIVE = 0  # keeper: moment of its last turn
     KEEPER_CONTACT = 1  # keeper: moment of its last answer from Redis
-    DOWN = 2  # keeper: 1 in maintenance mode
+    DOWN = 2  # keeper: 0 unless in maintenance mode; which queues are worked on even so, allowed.py
     FORKED_AT = 3  # master: moment the code now serving was imported
     PAUSED = 4  # master: 1 while paused by USR2
     STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
@@ -125,6 +125,7 @@ class H(IntEnum):
     TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
+    ALLOWED = 28  # keeper: with the 15 words after it; see allowed.py
 
 
 KEPT_CRASHES = 8

@@ -43,6 +43,7 @@ class Master(msgspec.Struct):
     queues: list[str] = []
     version: str = ""
     state: str = "running"
+    laravel_down: str = ""  # the key or file of Laravel that holds it in maintenance mode
     workers: list[Worker] = []
     boot: str = ""  # boot id of its host, pid namespace, start of the process: who compares them knows a dead one
     ns: str = ""

@@ -38,11 +38,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Maintenance mode: nothing is taken from any queue, except by `qd work --force`."""
+    """Maintenance mode: nothing is taken from any queue but those allowed, except by `qd work --force`. until: unix
+    seconds, None until `qd up`; the note vanishes then by itself."""
 
     by: str = ""
     reason: str = ""
     at: float | None = None
+    until: float | None = None
+    allow: tuple[str, ...] = ()
 
 
 # -- restart
@@ -104,10 +107,11 @@ def read_pause(raw: bytes) -> Pause:
 # -- down
 
 
-def down(store: Store, *, by: str, reason: str = "") -> Down:
-    """Maintenance mode, until `up`."""
-    note = Down(by, reason, round(store.now(), 3))
-    store.put(keys.DOWN, _written(note))
+def down(store: Store, *, by: str, reason: str = "", seconds: float | None = None, allow: Iterable[str] = ()) -> Down:
+    """Maintenance mode, until `up`, or for `seconds`. In the place of one that is on."""
+    now = round(store.now(), 3)
+    note = Down(by, reason, now, None if seconds is None else round(now + seconds, 3), tuple(allow))
+    store.put(keys.DOWN, _written(note), seconds)
     return note
 
 
@@ -124,7 +128,12 @@ def is_down(store: Store) -> Down | None:
 
 def read_down(raw: bytes) -> Down:
     said = _read(raw)
-    return Down(_text(said, "by"), _text(said, "reason"), _moment(said, "at"))
+    listed = said.get("allow")
+    allow = [name for name in listed if isinstance(name, str) and name] if isinstance(listed, list) else []
+    return Down(
+        *(_text(said, "by"), _text(said, "reason"), _moment(said, "at"), _moment(said, "until")),
+        allow=tuple(dict.fromkeys(allow)),
+    )
 
 
 # -- the notes as JSON
@@ -148,4 +157,6 @@ def _text(said: dict[str, Any], key: str) -> str:
 
 def _moment(said: dict[str, Any], key: str) -> float | None:
     found = said.get(key)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None
+    return float(found) if 0 < found < 1e12 else None

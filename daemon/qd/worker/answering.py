@@ -39,9 +39,9 @@ class Answering:
         """The last call broke: nobody knows whether jobs are ready."""
         return bool(self._away_since)
 
-    def turn(self) -> Turn:
-        """Ack `done` and take the next job in one call. Not before `ask` where `unsure`."""
-        turn = self.queue.turn(self.done, self.queues)
+    def turn(self, shut: tuple[str, ...] = ()) -> Turn:
+        """Ack `done` and take the next job in one call, from a queue that is not shut. Not before `ask` where `unsure`."""
+        turn = self.queue.turn(self.done, self.queues, shut)
         self.done, self._away_since = None, 0.0
         return turn
 

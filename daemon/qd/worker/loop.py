@@ -32,6 +32,7 @@ from qd.worker.copying import Copier
 from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
+from qd.worker.maintenance import Maintenance
 from qd.worker.saving import AWAY, Saver
 from qd.worker.settle import Settler, short
 from qd.worker.telling import Telling
@@ -73,6 +74,7 @@ class Worker:
         self.ending = Ending(settler, self.answering, self.attempts, self.slot)
         self.telling = Telling(app.listeners, self.work, self._about)
         self.titles = Titles(seat.slot, self.work.pool)
+        self.maintenance = Maintenance(self.board, self.work.queues, self.work.force)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
         self.paused = seat.paused
@@ -90,7 +92,7 @@ class Worker:
         try:
             while (why := self._reason_to_stop()) is None:
                 if not self._may_look():
-                    self._idle()
+                    self._idle_once() if self.work.once and self.maintenance.holds else self._idle()
                 elif (job := self._take()) is not None:
                     self._do(job)
                 elif not self.work.once or self.jobs:
@@ -156,21 +158,28 @@ class Worker:
     # -- may I
 
     def _may_look(self) -> bool:
-        if self.paused or (self.board.header(H.DOWN) and not self.work.force):
+        if not self.maintenance.look() or self.paused:
             return False
         contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
         if not contact or now() - contact > self.lease_ns // 2:
             return False
         return self.telling.looping(self.ending.flush)
 
-    def _idle(self) -> None:
+    def _idle(self, longest: float = IDLE) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
         self.ending.flush()
-        self.slot[W.STATE] = State.IDLE
+        self.slot[W.STATE] = State.WAITING if self.maintenance.holds and not self.paused else State.IDLE
         booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
-        self.mailbox.peek(0.003 if booting else IDLE)
+        self.mailbox.peek(0.003 if booting else min(IDLE, longest))
         self._after_wait()
+
+    def _idle_once(self) -> None:
+        """--once in maintenance is over after --sleep, without a job: who starts it again and again does not spin."""
+        until = time.monotonic() + self.work.sleep
+        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+            self._idle(left)
+        self.jobs = self.jobs or -1
 
     # -- take one
 
@@ -183,7 +192,7 @@ class Worker:
             if answering.unsure and (mine := answering.ask()) is not None:
                 return mine
             done = answering.done
-            turn = answering.turn()
+            turn = answering.turn(self.maintenance.shut)
         except AWAY as error:
             answering.broke(error)
             return None
@@ -251,7 +260,7 @@ class Worker:
         longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.STATE] = State.WAITING
-        self.titles.idle("waiting on " + ",".join(self.work.queues))
+        self.titles.idle("waiting on " + ",".join(queues if self.maintenance.shut else self.work.queues))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
         try:
             if queues:

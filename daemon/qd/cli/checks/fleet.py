@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qd import __version__
 from qd.cli import common
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.cli.look import by_whom
+from qd.cli.notes import by_whom
 from qd.cli.output import count, duration
 from qd.cli.reasons import named, stale
 from qd.cli.state import State
@@ -34,8 +34,13 @@ def read(settings: Settings) -> State:
 
 def check(state: State) -> Iterator[Finding]:
     if state.down is not None:
-        said = f"switched on{by_whom(state.down, state.now)}; nothing is taken from any queue"
+        what = "any other queue" if state.down.allow else "any queue"
+        said = f"switched on{by_whom(state.down, state.now)}; nothing is taken from {what}"
         yield warn("maintenance mode", said, "qd up")
+    for master in state.masters:
+        if master.laravel_down and not stale(master, state.now):
+            said = f"Laravel's own ({master.laravel_down}) holds all queues of {named(master)}"
+            yield warn("maintenance mode", said, "php artisan up")
     for master in state.masters:
         yield from judged(master, state.restart, state.now)
     if not state.masters:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qd.cli import common
 from qd.cli.checks.finding import Finding, ok, warn
-from qd.cli.look import by_whom
+from qd.cli.notes import by_whom
 from qd.cli.output import count
 from qd.cli.reasons import of_queue
 from qd.cli.state import Line, State, for_php

@@ -135,5 +135,7 @@ for i = 5, #KEYS, 6 do
   tokens(i)
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
+local down = redis.pcall('GET', KEYS[2]) -- a key of another type is no note, as for those who read it with MGET
+if type(down) ~= 'string' then down = '' elseif down == '' then down = '?' end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
-return {stamp, redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[2]) or '', wait, more, reclaimed, table.concat(waiting, ' '), cancelled(), unpack(lost)}
+return {stamp, redis.call('GET', KEYS[1]) or '', down, wait, more, reclaimed, table.concat(waiting, ' '), cancelled(), unpack(lost)}

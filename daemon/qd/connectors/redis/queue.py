@@ -38,6 +38,7 @@ MOVE = 100  # due jobs a turn moves at most
 TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
+NONE_SHUT = b"$0\r\n\r\n"
 ANSWERS = ("turn", "ack", "release", "bury", "checkpoint", "free")
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
@@ -121,7 +122,7 @@ class RedisQueue:
 
     # -- working
 
-    def turn(self, done: Reserved | None, queues: Sequence[str]) -> Turn:
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         head, names = self._head(tuple(queues))
         self.turns += 1
         base = f"{self.base}{self.turns}".encode()
@@ -131,6 +132,7 @@ class RedisQueue:
             place = b"%d" % (names.index(done.queue) + 1)
             tail = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(base), base, len(place), place)
             tail += b"$%d\r\n%b\r\n" % (len(done.member), done.member)
+        tail += NONE_SHUT if not shut else packed_items([places_of(names, shut)])
         reply = script("turn").send(self.wire, head + tail)
         acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
         if acked == -2:
@@ -154,7 +156,7 @@ class RedisQueue:
                 *self._keys(keys.unique("")),
             ]
             body = packed_items(fixed)
-            self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 3) + body, queues)
+            self._heads[queues] = (b"*%d\r\n" % (len(fixed) + 4) + body, queues)
         return self._heads[queues]
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
@@ -280,6 +282,12 @@ class RedisQueue:
 
     def close(self) -> None:
         self.wire.close()
+
+
+def places_of(names: Sequence[str], shut: Sequence[str]) -> str:
+    """` 2 3 `: which of `names` stand in `shut`, counted from 1; "" for none."""
+    places = [str(place) for place, name in enumerate(names, 1) if name in shut]
+    return f" {' '.join(places)} " if places else ""
 
 
 def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:

@@ -4,6 +4,7 @@
 --       4 records in the failed store at most   5 seconds it keeps them   6 bytes of them at most
 --       7 bytes of a payload at most, 0: any   8 what the names of locks begin with
 --       9 mark base "<token>.<slot>.<turn>"   10 index of the queue of the job to ack, 0 for none   11 its payload
+--       12 indexes of queues that nothing is taken from (" 2 3 "), '' for none: told as paused
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
 --           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
@@ -110,8 +111,9 @@ end
 for i = 5, #KEYS, 8 do
   if i ~= free and redis.call('HGET', KEYS[i], owner) then return {-2, -1, 0, 0, '', '', 0, 0, ''} end
 end
+local shut = ARGV[12]
 for i = 1, #KEYS, 8 do
-  if redis.call('EXISTS', KEYS[i + 5]) == 1 then
+  if (shut ~= '' and string.find(shut, ' ' .. (i + 7) / 8 .. ' ', 1, true)) or redis.call('EXISTS', KEYS[i + 5]) == 1 then
     paused[#paused + 1] = (i + 7) / 8
   else
     local text, mark, start, length, before = reserve(i)
