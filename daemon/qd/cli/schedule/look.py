@@ -12,7 +12,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.apps import app
-from qd.cli.look import by_whom
+from qd.cli.notes import by_whom
 from qd.cli.schedule.seen import Lock, Seen, looked, overdue
 from qd.cli.schedule.which import environment, off, what
 from qd.process.exits import Exit
