@@ -38,6 +38,37 @@ class Outgoing(NamedTuple):
     key: str = ""
 
 
+class Claim(NamedTuple):
+    """A tick of an entry of the schedule, to be taken by one scheduler only.
+
+    queue: where its job is sent, "" when none is. field: the entry's, among those of the queue. before: what it was read as,
+    b"" when it was not there. after: what it is to be. at: the tick, unix milliseconds. job: sent in the same step.
+    """
+
+    queue: str
+    field: str
+    before: bytes
+    after: bytes
+    at: int
+    job: Outgoing | None = None
+
+
+class Claimed(NamedTuple):
+    """What became of a claim: taken, early, found or refused.
+
+    now: unix seconds by the server. holder: it is taken, and its job was not sent, for this one holds its lock. early: the
+    tick is yet to come. found: what the field is in place of `before`, b"": it is not there. refused: by the server; nothing
+    was done.
+    """
+
+    now: float = 0.0
+    taken: bool = False
+    early: bool = False
+    found: bytes | None = None
+    holder: str = ""
+    refused: Exception | None = None
+
+
 class Turn(NamedTuple):
     """The answer of one turn: what became of the ack, and what is in hand now."""
 
@@ -109,6 +140,19 @@ class Jobs(Protocol):
         """Keep how far it is, for `ttl` seconds."""
 
 
+class Ticks(Protocol):
+    """What the schedule has done, a field an entry, among those of the queue it sends to (""; of those that send nothing).
+    Raises as Queue."""
+
+    def take(self, claims: Sequence[Claim]) -> list[Claimed]:
+        """In one round trip, no field twice. Each by itself: its field is set and its job sent, or nothing of it is done."""
+
+    def all(self, queues: Sequence[str]) -> list[dict[str, bytes]]:
+        """The fields of each."""
+
+    def forget(self, queue: str, fields: Sequence[str]) -> None: ...
+
+
 class Queue(Protocol):
     """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
     of it but what `held` tells."""
@@ -119,6 +163,9 @@ class Queue(Protocol):
 
     @property
     def jobs(self) -> Jobs: ...
+
+    @property
+    def ticks(self) -> Ticks: ...
 
     def push(self, queue: str, payload: bytes) -> None:
         """Append to the ready jobs of `queue`."""

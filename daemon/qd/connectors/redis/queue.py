@@ -26,6 +26,7 @@ from qd.connectors.redis.effects import spoken
 from qd.connectors.redis.jobs import RedisJobs
 from qd.connectors.redis.scripts import script
 from qd.connectors.redis.sending import sent
+from qd.connectors.redis.ticks import RedisTicks
 from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
 from qd.errors import ConnectionLost
 from qd.unit import unanswered
@@ -77,6 +78,7 @@ class RedisQueue:
         self.longest = TAKEN * max_payload
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self.jobs: Jobs = RedisJobs(self.wire, settings.prefix)
+        self.ticks = RedisTicks(self.wire, settings.prefix)
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
         if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
             for each in ANSWERS:

@@ -48,8 +48,17 @@ def sent(wire: Wire, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
 
 
 def together(wire: Wire, calls: Sequence[Call]) -> list[Any]:
-    """All replies, after one write. Those that met a server without their script are sent once more, the first of each
-    script with its text. Raises the first error; the calls behind it have been made all the same."""
+    """All replies, after one write. Raises the first error; the calls behind it have been made all the same."""
+    replies = each_reply(wire, calls)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def each_reply(wire: Wire, calls: Sequence[Call]) -> list[Any]:
+    """The same with errors in their places. Calls that met a server without their script are sent once more, the first of
+    each script with its text."""
     replies = wire.exchange([call.command for call in calls])
     again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
     if again:
@@ -61,9 +70,6 @@ def together(wire: Wire, calls: Sequence[Call]) -> list[Any]:
             told.add(its.sha)
         for place, reply in zip(again, wire.exchange(commands), strict=True):
             replies[place] = reply
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
     return replies
 
 

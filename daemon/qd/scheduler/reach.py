@@ -1,0 +1,183 @@
+"""One connection of the schedule: its server's clock, where its entries stand, and whether it is away.
+
+look    once a second: TIME; on the control connection pauses and maintenance mode in the same round trip
+take    claims, in one round trip; what comes of a lost reply is known when the field is read again (claims.py)
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from qd.connectors.base import Claimed
+from qd.connectors.redis import keys
+from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.wire import Arg
+from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.log import Log
+from qd.scheduler.claims import Place, Want, read
+from qd.scheduler.moments import Moments, Reckoner
+from qd.store.redis import RedisStore
+from qd.store.schedule import FORGOTTEN, read_paused
+from qd.store.stamps import Pause, read_down
+
+PERIOD = 1.0  # seconds from look to look
+PATIENCE = 2.0  # seconds to connect, and for a reply
+
+
+class Standing:
+    """What operators have said: read by the control connection."""
+
+    def __init__(self) -> None:
+        self.pauses: dict[str, Pause] = {}
+        self.down = ""  # why nothing runs; "": no maintenance
+
+
+class Reach:
+    def __init__(self, queue: RedisQueue, log: Log, late: float, standing: Standing | None) -> None:
+        self.queue, self.standing = queue, standing
+        queue.wire.connect_timeout = queue.wire.timeout = PATIENCE
+        self.store = RedisStore(queue.wire, queue.settings.prefix)
+        self.moments: Moments[Place] = Moments()
+        self.places: list[Place] = []
+        self.late = round(late * 1000)
+        self._log = log
+        self._reckoner = Reckoner()
+        self._offset = 0.0  # the server's unix seconds at monotonic 0, never more
+        self.begun = False
+        self._look_at = self.rests_until = 0.0
+        self._away_since: float | None = None
+        self._delay = 0.0
+
+    # -- the clock
+
+    @property
+    def now(self) -> int:
+        """Unix ms by the server's clock; never ahead of it."""
+        return int((time.monotonic() + self._offset) * 1000)
+
+    def heard(self, now: float) -> None:
+        self._offset = now - time.monotonic()
+
+    # -- looking
+
+    def look(self) -> bool:
+        """Whether this server's ticks may be taken now: it answers, and its fields are known."""
+        at = time.monotonic()
+        if at < self.rests_until:
+            return False
+        if at >= self._look_at or not self.begun:
+            try:
+                self._ask()
+                if not self.begun:
+                    self._begin()
+            except (ConnectionLost, ServerRefused) as error:
+                self.lost(error)
+                return False
+            self._look_at = at + PERIOD
+            self._back()
+        return True
+
+    def _ask(self) -> None:
+        prefix = self.queue.settings.prefix
+        commands: list[tuple[Arg, ...]] = [("TIME",)]
+        if self.standing is not None:
+            commands += [("HGETALL", prefix + keys.SCHEDULE_PAUSED), ("GET", prefix + keys.DOWN)]
+        replies = self.queue.wire.call_many(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        self.heard(int(replies[0][0]) + int(replies[0][1]) / 1e6)
+        if self.standing is not None:
+            self._read(self.standing, replies[1], replies[2])
+
+    def _read(self, standing: Standing, flat: Sequence[bytes], down: bytes | None) -> None:
+        fields = {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
+        standing.pauses = read_paused(fields, self.now / 1000)
+        standing.down = "" if down is None else said_of_down(read_down(down))
+
+    def _begin(self) -> None:
+        """Read where each entry stands, and forget those that nobody declares any more."""
+        queues = list(dict.fromkeys(place.queue for place in self.places))
+        found = dict(zip(queues, self.queue.ticks.all(queues), strict=True))
+        known = {(place.queue, place.field) for place in self.places}
+        for place in self.places:
+            self.saw(place, found[place.queue].get(place.field, b""))
+        oldest = self.now - FORGOTTEN * 1000
+        for queue, fields in found.items():
+            old = [n for n, raw in fields.items() if (queue, n) not in known and is_old(raw, oldest)]
+            if old:
+                self.queue.ticks.forget(queue, old)
+        self.begun = True
+
+    # -- the entries
+
+    def saw(self, place: Place, raw: bytes) -> None:
+        """The field of the entry is this: plan its next tick."""
+        strange = place.saw(raw, self.now, self.late)
+        if strange:
+            self._log.warning("schedule.ahead", entry=place.entry.name, reason=strange)
+        self.plan(place)
+
+    def plan(self, place: Place) -> None:
+        if not place.raw:  # nobody has seen it yet
+            self.moments.add(self.now, place)
+        elif (at := self.next_after(place, place.last)) is not None:
+            self.moments.add(at, place)
+
+    def next_after(self, place: Place, at: int) -> int | None:
+        return self._reckoner.next_after(place.entry.timing, place.key, at)
+
+    def take(self, wants: Sequence[Want]) -> list[Claimed] | None:
+        """None: the reply was lost, or the server is away; it is known later."""
+        try:
+            answers = self.queue.ticks.take([want.claim for want in wants])
+        except (ConnectionLost, ServerRefused) as error:
+            self.lost(error)
+            return None
+        if now := max([answer.now for answer in answers], default=0.0):
+            self.heard(now)
+        return answers
+
+    @property
+    def wants(self) -> float:
+        """Seconds until it is to be looked at again."""
+        at = time.monotonic()
+        if at < self.rests_until:
+            return self.rests_until - at
+        wait = self._look_at - at
+        if self.moments.next is not None:
+            wait = min(wait, (self.moments.next - self.now) / 1000)
+        return max(0.0, wait)
+
+    # -- away and back
+
+    def lost(self, error: QdError) -> None:
+        at = time.monotonic()
+        if self._away_since is None:
+            self._away_since, self._delay = at, 0.05
+            self._log.warning("redis.away", connection=self.queue.settings.name, error=str(error))
+        self._delay = min(1.0, self._delay * 2)
+        self.rests_until = at + self._delay * random.uniform(0.5, 1.0)
+        self._look_at = 0.0
+
+    def _back(self) -> None:
+        if self._away_since is not None:
+            after = time.monotonic() - self._away_since
+            self._log.info("redis.back", connection=self.queue.settings.name, after=after)
+            self._away_since = None
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def is_old(raw: bytes, oldest: float) -> bool:
+    found = read(raw)
+    return found is not None and found.at < oldest
+
+
+def said_of_down(note: Any) -> str:
+    by = f" by {note.by}" if note.by else ""
+    return f"maintenance mode{by}{f': {note.reason}' if note.reason else ''}"

@@ -1,0 +1,123 @@
+"""What is said of a tick: a line of the log, an event for listeners (guarded: they are the user's), and what the store keeps
+of it, which is written once a second at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qd.bus.parcel import Parcel
+from qd.events import (
+    Event,
+    JobQueued,
+    JobQueueing,
+    Listeners,
+    ScheduledTaskFailed,
+    ScheduledTaskFinished,
+    ScheduledTaskSkipped,
+    ScheduledTaskStarting,
+    UniqueJobSkipped,
+)
+from qd.log import Log
+from qd.scheduler.claims import Want
+from qd.scheduler.guard import Broke, Guard
+from qd.scheduler.moments import MOST
+from qd.scheduler.runs import Ended, moment
+from qd.store.base import Store
+from qd.store.schedule import Last, note_each
+
+
+class Teller:
+    def __init__(self, listeners: Listeners, log: Log, host: str, guard: Guard) -> None:
+        self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
+        self._lasts: dict[str, Last] = {}
+        self._skips: dict[str, Last] = {}
+
+    # -- ticks
+
+    def sent(self, want: Want, now: float, took: float) -> None:
+        name, at, parcel = want.place.entry.name, want.due.at / 1000, want.parcel
+        assert parcel is not None
+        self.emit(ScheduledTaskStarting, name, at)
+        self.queued(parcel)
+        late = max(0.0, now - at)
+        self.log.info("schedule.sent", entry=name, job=parcel.name, id=parcel.id, at=moment(at), late=late)
+        self.emit(ScheduledTaskFinished, name, at, took)
+        self._lasts[name] = Last(at, now, now, "sent", self._host, parcel.id)
+
+    def held(self, want: Want, holder: str, now: float) -> None:
+        """Its job was not sent."""
+        parcel = want.parcel
+        assert parcel is not None
+        name = (parcel.ties and parcel.ties.unique) or ""
+        self.emit(UniqueJobSkipped, parcel.connection, parcel.queue, parcel.name, name)
+        self.skipped(want, f"its job is still waiting or running (id {holder})", now)
+
+    def skipped(self, want: Want, reason: str, now: float) -> None:
+        name, at = want.place.entry.name, want.due.at / 1000
+        self.log.info("schedule.skipped", entry=name, at=moment(at), reason=reason)
+        self.emit(ScheduledTaskSkipped, name, at, reason)
+        self._skips[name] = Last(at, now, now, "skipped", self._host, reason)
+
+    def missed(self, want: Want, now: float) -> None:
+        name, at, count = want.place.entry.name, want.due.at / 1000, want.due.missed
+        said = f"{MOST} or more" if count >= MOST else count
+        policy = want.place.entry.missed
+        self.log.warning("schedule.missed", entry=name, count=said, until=moment(at), missed=policy)
+        reason = f'missed: {said} {"tick was" if count == 1 else "ticks were"} not taken in time (missed="{policy}")'
+        self.emit(ScheduledTaskSkipped, name, at, reason)
+        if not want.due.runs:
+            self._skips[name] = Last(at, now, now, "skipped", self._host, reason)
+
+    def failed(self, want: Want, error: str, now: float) -> None:
+        """Its job could not be made or sent."""
+        name, at = want.place.entry.name, want.due.at / 1000
+        self.log.error("schedule.failed", entry=name, at=moment(at), error=error)
+        self.emit(ScheduledTaskFailed, name, at, 0.0, error)
+        self._lasts[name] = Last(at, now, now, "failed", self._host, error)
+
+    def ended(self, ended: Ended, now: float) -> None:
+        """A run is over, and its lines and events are told: what is kept of it."""
+        outcome = "failed" if ended.error else "done"
+        began = now - ended.runtime
+        self._lasts[ended.entry.name] = Last(ended.tick, began, now, outcome, self._host, ended.error)  # type: ignore[arg-type]
+
+    # -- events
+
+    def queueing(self, parcels: Sequence[Parcel]) -> None:
+        if self._listeners.has(JobQueueing):
+            for parcel in parcels:
+                self.emit(JobQueueing, *facts(parcel))
+
+    def queued(self, parcel: Parcel) -> None:
+        if self._listeners.has(JobQueued):
+            self.emit(JobQueued, *facts(parcel))
+
+    def emit(self, kind: type[Event], *args: object) -> None:
+        if not self._listeners.has(kind):
+            return
+        try:
+            self._guard.run(lambda: self._listeners.emit(kind(*args)))
+        except Broke as broke:
+            self.log.error("schedule.listener", event_kind=kind.__name__, error=f"a listener {broke}")
+
+    # -- what the store keeps
+
+    def keep(self, store: Store) -> None:
+        """Write what there is. Raises ConnectionLost, ServerRefused; then it is written by the next call."""
+        if self._lasts:
+            note_each(store, self._lasts)
+            self._lasts = {}
+        if self._skips:
+            note_each(store, self._skips)
+            self._skips = {}
+
+
+def facts(parcel: Parcel) -> tuple[object, ...]:
+    return (
+        parcel.connection,
+        parcel.queue,
+        parcel.name or None,
+        parcel.id or None,
+        parcel.body,
+        parcel.delay or None,
+    )
