@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         JobError,
         JobInterrupted,
         JobTimeout,
+        LockError,
+        LockTaken,
         ModelGone,
         NoResult,
         NotInJob,
@@ -57,12 +59,13 @@ if TYPE_CHECKING:
         WorkerStopping,
     )
     from qd.jobs import Call, Declare, Handle, Job, JobFunction, Middleware, NeverSent, Options, Sending, Span
+    from qd.locks import Limiter, Lock, Owner
     from qd.testing import Dispatched, Fake
 
 __version__ = "0.1.0"
 
-# LeaseLost and JobCancelled are missing on purpose: an event and an error bear that name, so they are asked for in qd.events
-# or qd.errors.
+# LeaseLost, LockLost and JobCancelled are missing on purpose: an event and an error bear that name, so they are asked for
+# in qd.events or qd.errors.
 _ROOMS = {
     "qd.app": ("Qd",),
     "qd.arguments": ("Carried", "Carrier", "Given", "provided"),
@@ -78,6 +81,8 @@ _ROOMS = {
         "JobError",
         "JobInterrupted",
         "JobTimeout",
+        "LockError",
+        "LockTaken",
         "ModelGone",
         "NoResult",
         "NotInJob",
@@ -122,6 +127,7 @@ _ROOMS = {
         "Sending",
         "Span",
     ),
+    "qd.locks": ("Limiter", "Lock", "Owner"),
     "qd.testing": ("Dispatched", "Fake"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
@@ -162,6 +168,10 @@ __all__ = [
     "JobTimedOut",
     "JobTimeout",
     "Keyed",
+    "Limiter",
+    "Lock",
+    "LockError",
+    "LockTaken",
     "Looping",
     "Middleware",
     "ModelGone",
@@ -169,6 +179,7 @@ __all__ = [
     "NoResult",
     "NotInJob",
     "Options",
+    "Owner",
     "Qd",
     "QdError",
     "Queue",

@@ -26,12 +26,27 @@ from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Listeners, Looping
-from qd.jobs import Call, Declare, Handle, Handlers, Handles, Job, JobFunction, Options, Place, Plan, Registry, Sending
+from qd.jobs import (
+    Call,
+    Declare,
+    Handle,
+    Handlers,
+    Handles,
+    Job,
+    JobFunction,
+    Options,
+    Place,
+    Plan,
+    Registry,
+    Sending,
+    Span,
+)
 from qd.jobs.calls import caller, plan_of
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:
     from qd.config import Settings
+    from qd.locks import Limiter, Lock
     from qd.testing import Fake
 
 E = TypeVar("E", bound=Event)
@@ -163,6 +178,27 @@ class Qd:
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:
         """Declare the figures of RateLimited(name): at most `most` starts in any `per` seconds, on all hosts together."""
         self.common.declare(name, limit_of(name, most, per))
+
+    def lock(
+        self, name: str, ttl: Span, *, renew: bool = False, timeout: Span | None = None, connection: str | None = None
+    ) -> Lock:
+        """A lock that one at a time has on all hosts together: `with app.lock("report", ttl=30):`; no server is asked yet.
+
+        ttl: seconds after which it falls free when nobody gives it back; renew: it is extended while this process lives.
+        timeout: seconds that `with` waits, None: without end. connection: None is the default one. Raises ArgumentError.
+        """
+        from qd.locks import Lock  # loaded by those who lock
+
+        return Lock(self.connections, self.listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
+
+    def limiter(
+        self, name: str, most: int | None = None, *, per: Span | None = None, connection: str | None = None
+    ) -> Limiter:
+        """At most `most` starts in any `per` seconds, on all hosts together; without figures those of app.limit(name). With
+        RateLimited(name) on the same connection they are counted together. Raises DeclarationError."""
+        from qd.locks import Limiter
+
+        return Limiter(self.connections, name, self.common.figures(name, most, per), connection=connection)
 
     def queue(self, name: str, connection: str | None = None) -> Queue:
         """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""

@@ -94,6 +94,19 @@ class AttemptsExceeded(QdError):
     """The job was attempted too often, too long or crashed too often; it is failed before it runs again."""
 
 
+class LockError(QdError):
+    """A lock was used in a way that means nothing: given back by who does not hold it, taken twice by one object."""
+
+
+class LockTaken(LockError, TimeoutError):
+    """`with app.lock(...)` did not get the lock in time; it tells who has it."""
+
+
+class LockLost(LockError):
+    """The lock was held, and is not any more: its ttl was over, somebody deleted it, the server has lost it. Another may
+    have had it since."""
+
+
 class JobFailure(QdError):
     """job.fail("why") was called."""
 

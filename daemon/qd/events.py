@@ -217,6 +217,17 @@ class ScheduledBackgroundTaskFinished(Event, frozen=True):
     code: int | None
 
 
+# -- locks
+
+
+class LockLost(Event, frozen=True):
+    """A lock of app.lock was held in this process and is not any more, without having been released; told in the thread
+    that has found out. token: its fencing token."""
+
+    name: str
+    token: int
+
+
 # -- workers
 
 

@@ -1,4 +1,4 @@
-"""Leases in a real server: taken by one, freed and extended only by who has them."""
+"""Leases and locks in a real server: taken by one, freed and extended only by who has them, handed over in order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from qd.connectors.redis.wire import Wire
-from qd.store.mutex import Lease
+from qd.store.mutex import Lease, Mutex
 from qd.store.redis import RedisStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
+
+# What stays for a while: the last token, and what a waiter that is gone was handed or woken by.
+pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake:*", "app_qd:mutex:{x}")
 
 
 @pytest.fixture
@@ -52,3 +55,119 @@ def test_a_lease_falls_free_when_its_time_is_over(store: RedisStore):
     assert not late.free(store)  # compared: it takes nothing away from the next one
     assert store.get("qd:x") == [b"b"]
     assert next_one.free(store)
+
+
+# -- a Mutex: with a line of those who wait
+
+
+def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: RedisStore):
+    owner, *waiters = [Mutex("x", name) for name in "abcd"]
+    assert owner.take(store, 30, stay=True).token
+    asked = [each.take(store, 30, stay=True) for each in waiters]
+    assert [answer.front for answer in asked] == [0, 1, 2]
+    assert {answer.by for answer in asked} == {"a"}
+    tokens = []
+    for before, after in zip([owner, *waiters], waiters, strict=False):
+        assert before.give(store)
+        assert not Mutex("x", "late").take(store, 30, stay=False).token
+        others = [each for each in waiters if each is not after]
+        assert not any(each.take(store, 30, stay=False).token for each in others if each.owner < after.owner)
+        tokens.append(after.take(store, 30, stay=True).token)
+    assert tokens == sorted(set(tokens))
+    assert waiters[-1].give(store)
+    assert Mutex("x", "").by(store) is None
+
+
+def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks(store: RedisStore):
+    owner, first, second = (Mutex("x", name) for name in "abc")
+    assert owner.take(store, 0.05, stay=True).token
+    assert first.take(store, 30, stay=True).front == 0
+    assert second.take(store, 30, stay=True).front == 1
+    eventually(lambda: store.get("qd:mutex:{x}") == [None])
+    assert second.take(store, 30, stay=True).by == "b"
+    first.wait(store, 5)  # it was woken
+    assert store.get(f"qd:mutex:{{x}}:wake:{first.owner}") == [None]
+    assert first.take(store, 30, stay=True).token
+    assert not owner.give(store)
+    assert first.give(store)
+    assert second.take(store, 30, stay=True).token
+    assert second.give(store)
+
+
+def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: RedisStore):
+    owner, dead, second = (Mutex("x", name) for name in "abc")
+    assert owner.take(store, 30, stay=True).token
+    dead.take(store, 30, stay=True)
+    second.take(store, 30, stay=True)
+    assert owner.give(store)
+    answer = second.take(store, 30, stay=True)
+    assert answer.by == "b"
+    assert answer.left is not None
+    assert answer.left <= 1.5
+    eventually(lambda: second.take(store, 30, stay=True).token)
+    assert second.give(store)
+
+
+def test_who_stops_asking_is_passed_over(store: RedisStore):
+    owner, dead, second = (Mutex("x", name) for name in "abc")
+    assert owner.take(store, 30, stay=True).token
+    dead.take(store, 30, stay=True)
+    wire = store.wire
+    wire.call("ZADD", "app_qd:mutex:{x}:seen", 1, "b")  # long ago
+    second.take(store, 30, stay=True)
+    assert owner.give(store)
+    assert second.take(store, 30, stay=True).token
+    assert second.give(store)
+
+
+def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: RedisStore):
+    owner, first, second = (Mutex("x", name) for name in "abc")
+    assert owner.take(store, 30, stay=True).token
+    came = first.take(store, 30, stay=True).came
+    second.take(store, 30, stay=True)
+    store.wire.call("DEL", "app_qd:mutex:{x}:line", "app_qd:mutex:{x}:seen")  # the server was restarted, say
+    assert second.take(store, 30, stay=True, came=came + 1).front == 0
+    assert first.take(store, 30, stay=True, came=came).front == 0
+    assert owner.give(store)
+    assert not second.take(store, 30, stay=True, came=came + 1).token
+    assert first.take(store, 30, stay=True, came=came).token
+    assert first.give(store)
+    assert second.give(store)
+
+
+def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: RedisStore):
+    owner = Mutex("x", "a")
+    first = owner.take(store, 30, stay=True).token
+    assert owner.give(store)
+    store.put("qd:mutex:{x}:fence", str(first + 3_000_000_000).encode(), 60)  # as of a clock fifty minutes ahead
+    assert owner.take(store, 30, stay=True).token == first + 3_000_000_001
+    assert owner.give(store)
+
+
+def test_all_keys_of_a_lock_go_by_themselves(store: RedisStore):
+    owner, waiter = Mutex("x", "a"), Mutex("x", "b")
+    owner.take(store, 30, stay=True)
+    waiter.take(store, 30, stay=True)
+    owner.give(store)
+    names = store.names("", 1000)
+    assert names == [f"qd:mutex:{{x}}{each}" for each in ("", ":fence", ":wake:b")]
+    assert all(0 < store.left(name) <= 3630 for name in names)
+
+
+def test_on_a_cluster_all_keys_of_a_lock_are_in_one_slot():
+    with Server("--cluster-enabled", "yes", "--appendonly", "no") as cluster:
+        client = cluster.client()
+        client.call("CLUSTER", "ADDSLOTS", *range(16384))
+        eventually(lambda: b"cluster_state:ok" in client.call("CLUSTER", "INFO"), 20)
+        wire = Wire(cluster.url)
+        store = RedisStore(wire, "app_")
+        owner, waiter = Mutex("report 7", "a"), Mutex("report 7", "b")
+        assert owner.take(store, 30, stay=True).token
+        assert waiter.take(store, 30, stay=True).by == "a"
+        assert owner.extend(store, 60)
+        assert owner.give(store)
+        waiter.wait(store, 5)
+        assert waiter.take(store, 30, stay=True).token
+        assert waiter.give(store)
+        wire.close()
+        client.close()

@@ -49,6 +49,18 @@ class Common:
         if other != limit:
             raise DeclarationError(f"the limit '{name}' is declared twice: {other.most} per {other.per:g} s before")
 
+    def figures(self, name: str, most: int | None, per: float | timedelta | None) -> Limit:
+        """The given ones, which must be the declared ones where there are such; without any the declared ones."""
+        if most is None and per is None:
+            return self.limit(name)
+        if most is None or per is None:
+            raise DeclarationError(f"the limit '{name}' has half of its figures: give both, 100, per=60")
+        limit = limit_of(name, most, per)
+        if self._limits.get(name, limit) != limit:
+            other = self._limits[name]
+            raise DeclarationError(f"the limit '{name}' is declared already, with {other.most} per {other.per:g} s")
+        return limit
+
     def limit(self, name: str) -> Limit:
         if name not in self._limits:
             known = ", ".join(sorted(self._limits)) or "none"

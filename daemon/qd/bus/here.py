@@ -19,7 +19,7 @@ class Lenient:
         return 0.0
 
     def step(self, script: str, names: Sequence[str], *words: str | int) -> object:
-        return (0, 0) if script == "admit" else 0
+        return (0, 0, 1) if script == "admit" else 0
 
 
 class Here:

@@ -1,5 +1,5 @@
-"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, locks.py and
-rates.py know only this."""
+"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, locks.py, mutex.py
+and rates.py know only this."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class Store(Protocol):
 
     def token(self, name: str) -> None:
         """Append a token to the list `name`, so that one who waits on it looks again."""
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        """Take a token from the list `name`, waited for as long as `seconds`. False: none came, or the file descriptor
+        `wake` was readable. Whatever ends it from outside leaves a connection that can be used."""
 
     def left(self, name: str) -> float:
         """Seconds until it vanishes by itself; 0: it is not there, or stays."""

@@ -1,4 +1,5 @@
-"""What one has at a time, until it gives it back or its time is over. Built on the Store contract.
+"""What one has at a time, until it gives it back or its time is over: a bare Lease, or a Mutex, for which others wait in
+line. Built on the Store contract.
 
 Only who has it can give it back or go on with it: compared and done in one step, so that nobody who was slow takes away
 what is another's by then.
@@ -7,8 +8,15 @@ what is another's by then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from qd.connectors.redis import keys
 from qd.store.base import Store
+
+THERE = 1.5  # seconds for which a waiter counts as there after it has asked; it asks three times as often
+GRANT = 1.5  # seconds that a waiter which was handed the lock has to come and get it
+KEPT = 3600.0  # seconds that the last token is remembered after its ttl: how far the server's clock may go back
+WOKEN = 3.0  # seconds that the token of a waiter waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,63 @@ class Lease:
     def free(self, store: Store) -> bool:
         """False: it was not ours any more; whoever has it keeps it."""
         return bool(store.step("free", [self.key], self.owner))
+
+
+class Answer(NamedTuple):
+    """token: larger than all before it; 0: another has the lock. The others are about that: left: seconds until the lock
+    falls free by itself, None: it does not. came: microseconds at which the waiter came. front: how many stand before it.
+    by: who has the lock."""
+
+    token: int
+    left: float | None = None
+    came: int = 0
+    front: int = 0
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutex:
+    """The lock called `name`, as one sees it who wants it or has it. owner: a text that no other has."""
+
+    name: str
+    owner: str
+
+    def take(self, store: Store, seconds: float, *, stay: bool, came: int = 0) -> Answer:
+        """Take it for `seconds`, or stand in line (stay) from `came` on, or leave the line. A lock that is free goes to the
+        first one in line, whoever asks. To ask again after a lost reply is right."""
+        names = [keys.mutex(self.name), keys.fence(self.name), keys.line(self.name), keys.seen(self.name)]
+        spans = (round(THERE * 1e6), ms(GRANT), ms(KEPT))
+        token, *rest = store.step("lock_take", names, self.owner, ms(seconds), int(stay), came, *spans)
+        if int(token):
+            return Answer(int(token))
+        left, came, front, by, handed = rest
+        self._wake(store, handed)
+        return Answer(0, None if left < 0 else left / 1000, int(came), front, by.decode("utf-8", "replace"))
+
+    def extend(self, store: Store, seconds: float) -> bool:
+        """Hold it for `seconds` from now on. False: it is not ours any more."""
+        return Lease(keys.mutex(self.name), self.owner, seconds).extend(store)
+
+    def give(self, store: Store) -> bool:
+        """Give it back, to the first one in line where there is one; and leave the line. False: it was not ours."""
+        names = [keys.mutex(self.name), keys.line(self.name), keys.seen(self.name)]
+        ours, handed = store.step("lock_give", names, self.owner, ms(GRANT))
+        self._wake(store, handed)
+        return bool(ours)
+
+    def wait(self, store: Store, seconds: float, wake: int = -1) -> None:
+        """Until it may have been handed to us, or `seconds` are over, or the descriptor `wake` is readable."""
+        store.pop(keys.wake(self.name, self.owner), seconds, wake)
+
+    def by(self, store: Store) -> str | None:
+        """Who has it, or was handed it. None: nobody."""
+        (found,) = store.get(keys.mutex(self.name))
+        return None if found is None else found.decode("utf-8", "replace")
+
+    def _wake(self, store: Store, waiter: bytes) -> None:
+        """What it was handed is its own already: this only saves it the time until it asks."""
+        if waiter:
+            store.step("lock_wake", [keys.wake(self.name, waiter.decode("utf-8", "replace"))], ms(WOKEN))
 
 
 def ms(seconds: float) -> int:

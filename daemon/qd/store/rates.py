@@ -13,10 +13,12 @@ LONGEST = 900.0  # seconds that one is sent away for at most: limits change, and
 
 
 class Answer(NamedTuple):
-    """wait: seconds until it is to ask again, 0: it has started. at: unix seconds of its start, or of its turn."""
+    """wait: seconds until it is to ask again, 0: it has started. at: unix seconds of its start, or of its turn. late: it
+    would wait too long for that, and has no turn."""
 
     wait: float
     at: float
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,25 @@ class Rate:
     most: int
     per: float
 
-    def start(self, store: Store, owner: str, mark: str) -> Answer:
-        """Start now, or be told when. owner: who keeps its turn; mark: of this start, every one has its own."""
-        names = [keys.starts(self.name), keys.turns(self.name), keys.due(self.name)]
-        wait, at = store.step(
-            "admit", names, owner, mark, self.most, micro(self.per), micro(min(LATE, self.per)), micro(LONGEST)
-        )
-        return Answer(wait / 1000, at / 1e6)
+    def start(self, store: Store, owner: str, mark: str, patience: float | None = None) -> Answer:
+        """Start now, or be told when. owner: who keeps its turn; mark: of this start, every one has its own; patience:
+        seconds that it waits at most, None: without end."""
+        spans = (micro(self.per), micro(min(LATE, self.per)), micro(LONGEST))
+        most = -1 if patience is None else max(0, round(patience * 1e6))
+        wait, at, turn = store.step("admit", self._names, owner, mark, self.most, *spans, most)
+        return Answer(wait / 1000, at / 1e6, not turn)
+
+    def leave(self, store: Store, owner: str) -> None:
+        """Give its turn away."""
+        store.step("admit_leave", self._names[1:], owner)
+
+    def left(self, store: Store) -> int:
+        """How many may start now, beside those who have their turns."""
+        return max(0, self.most - int(store.step("admit_left", self._names[:2], micro(self.per))))
+
+    @property
+    def _names(self) -> list[str]:
+        return [keys.starts(self.name), keys.turns(self.name), keys.due(self.name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from qd.connectors.base import Queue
 from qd.connectors.redis.scripts import script as text_of
-from qd.connectors.redis.wire import Arg, Wire
-from qd.errors import ConfigError
+from qd.connectors.redis.wire import Arg, Wire, packed
+from qd.errors import ConfigError, ConnectionLost
+from qd.process.shield import shield
 
 STEP = 1000  # names the server looks at in one call
 
@@ -46,6 +47,21 @@ class RedisStore:
 
     def token(self, name: str) -> None:
         self.wire.call("RPUSH", self.prefix + name, "1")
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        """One BLPOP. An alarm may end the wait and nothing else; left early, the connection is given up with it."""
+        command = packed(("BLPOP", self.prefix + name, max(0.001, round(seconds, 3))))
+        try:
+            with shield:
+                self.wire.send(command)
+            came = self.wire.readable(seconds + self.wire.timeout, wake)
+            with shield:
+                return bool(self.wire.receive() if came else self.wire.leave())
+        except ConnectionLost:
+            raise
+        except BaseException:
+            self.wire.leave()
+            raise
 
     def left(self, name: str) -> float:
         return max(0, int(self.wire.call("PTTL", self.prefix + name))) / 1000

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from qd import config
-from qd.bus.here import Here
+from qd.bus.here import Here, Lenient
 from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
+from qd.store.memory import MemoryLocks
 from qd.testing.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -29,11 +30,24 @@ class Unread(Settings):
         return ConnectionSettings(name or self.default, url="fake://")
 
 
-class Nowhere(Here):
-    """A connection without a server: it has the jobs and the batches of a fake, and a store in which nothing stands."""
+class Stored(Lenient):
+    """app.lock() is kept in memory; places of middleware and limits let everything through."""
 
-    def __init__(self, jobs: Waiting, batches: MemoryBatches) -> None:
+    def __init__(self) -> None:
+        self._locks = MemoryLocks()
+        self.get, self.pop = self._locks.get, self._locks.pop
+
+    def step(self, script: str, names: Sequence[str], *words: str | int) -> object:
+        known = script in self._locks.steps
+        return self._locks.step(script, names, *words) if known else super().step(script, names, *words)
+
+
+class Nowhere(Here):
+    """A connection without a server: it has the jobs and the batches of a fake, and a store in which only locks stand."""
+
+    def __init__(self, jobs: Waiting, batches: MemoryBatches, store: Stored) -> None:
         super().__init__(batches)
+        self.store = store
         self.jobs = jobs
         self.cancel_keyed, self.move_keyed, self.keyed_due = jobs.cancel_keyed, jobs.move_keyed, jobs.keyed_due
 
@@ -54,7 +68,8 @@ def staged(
     send: Any = app._send
     before = app._settings, app.connections.make, send._post, send.parcel, send._hand_over
     app._settings = unread(app)
-    app.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches))
+    store = Stored()
+    app.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
     send._post, send.parcel = post, partial(noted, send.parcel, note)
     send._hand_over = lambda parcel: post((parcel,))  # a class's own send() would send it
     try:

@@ -1,8 +1,9 @@
 -- A sliding window: at most so many starts in any span of so long. Who may not start now is told when to ask again, each
 -- the moment at which a place falls free for it, and keeps its turn until then.
 -- KEYS starts (zset: start -> us), turns (zset: owner -> us at which it may start), due (zset: owner -> us by which it asks)
--- ARGV owner, mark of this start, how many, us of the window, us an owner may come late, us it is sent away for at most
--- Returns {0, us of the start}, or {ms to wait, us at which its turn is}.
+-- ARGV owner, mark of this start, how many, us of the window, us an owner may come late, us it is sent away for at most,
+--      us that it waits for its turn at most, -1: without end
+-- Returns {0, us of the start, 1}, or {ms to wait, us at which its turn would be, 1: it has that turn, 0: that is too late}.
 -- Only starts count: a turn is a promise to those who come on time, and nobody starts whom the window has no room for.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -31,11 +32,17 @@ if moment <= now then
   redis.call('ZREM', KEYS[3], owner)
   redis.call('ZADD', KEYS[1], text(now), ARGV[2] .. ' ' .. text(now))
   redis.call('PEXPIRE', KEYS[1], text(math.ceil(window / 1000)))
-  return {0, now}
+  return {0, now, 1}
+end
+local patience = tonumber(ARGV[7])
+if patience >= 0 and moment > now + patience then
+  redis.call('ZREM', KEYS[2], owner)
+  redis.call('ZREM', KEYS[3], owner)
+  return {math.ceil((moment - now) / 1000), moment, 0}
 end
 local ask = math.min(moment, now + longest)
 redis.call('ZADD', KEYS[2], text(moment), owner)
 redis.call('ZADD', KEYS[3], text(ask), owner)
 local last = math.max(score_at(KEYS[2], -1), score_at(KEYS[3], -1))
 for i = 2, 3 do redis.call('PEXPIRE', KEYS[i], text(math.ceil((last - now + late) / 1000))) end
-return {math.ceil((ask - now) / 1000), moment}
+return {math.ceil((ask - now) / 1000), moment, 1}

@@ -28,6 +28,11 @@
 | qd:rate:NAME:due        | zset   | job uuid -> us by which it asks again; same members and TTL                         |
 | qd:errors:NAME          | zset   | error -> us, of a ThrottlesExceptions; fewer than its limit, TTL: its window        |
 | qd:rest:NAME            | hash   | there while jobs rest after too many errors; TTL: the rest                          |
+| qd:mutex:{NAME}         | string | who has app.lock(NAME): "host/pid/id"; TTL: its ttl                                  |
+| qd:mutex:{NAME}:fence   | string | its last fencing token; TTL: an hour and the ttl                                    |
+| qd:mutex:{NAME}:line    | zset   | who waits for it -> us at which it came; those that are gone are taken away; 1 hour |
+| qd:mutex:{NAME}:seen    | zset   | who waits for it -> us until which it counts as there; same members and TTL         |
+| qd:mutex:{NAME}:wake:ID | list   | one token, for a waiter that was handed the lock; TTL: 3 s                          |
 | qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
 | qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
 | qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
@@ -127,6 +132,27 @@ def batch_failed(id: str) -> str:
 
 def lock(name: str) -> str:
     return f"qd:lock:{name}"
+
+
+def mutex(name: str) -> str:
+    """Of app.lock. The braces keep all keys of a lock in one slot of a cluster."""
+    return f"qd:mutex:{{{name}}}"
+
+
+def fence(name: str) -> str:
+    return f"qd:mutex:{{{name}}}:fence"
+
+
+def line(name: str) -> str:
+    return f"qd:mutex:{{{name}}}:line"
+
+
+def seen(name: str) -> str:
+    return f"qd:mutex:{{{name}}}:seen"
+
+
+def wake(name: str, waiter: str) -> str:
+    return f"qd:mutex:{{{name}}}:wake:{waiter}"
 
 
 def slots(name: str) -> str:

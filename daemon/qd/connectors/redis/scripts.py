@@ -31,6 +31,8 @@ PARTS = {  # every other script is its own file
     "aged": ("failed.lua", "aged.lua"),
     "forget": ("failed.lua", "forget.lua"),
     "adopt": ("failed.lua", "adopt.lua"),
+    "lock_take": ("line.lua", "lock_take.lua"),
+    "lock_give": ("line.lua", "lock_give.lua"),
 }
 
 

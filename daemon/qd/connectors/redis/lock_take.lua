@@ -1,0 +1,49 @@
+-- Take a lock, or stand in line for it. Free, it goes to the first one in line, whoever asks.
+-- KEYS lock (string: its owner), fence (string: the last token), line, seen (see line.lua)
+-- ARGV owner, ms it is held, 1: stand in line, us at which it came (0: just now), us for which it counts as there, ms that
+--      one who is handed the lock has to come and get it, ms that the last token is kept
+-- Returns {token}; or {0, ms until the lock falls free by itself (-1: it does not), us at which it came, how many stand in
+-- front, who has the lock, who was handed it now or ''}.
+-- The token is larger than every one before: the clock in microseconds, and one more than the last where that is not.
+local owner, now = ARGV[1], clock_us()
+local has, handed = redis.call('GET', KEYS[1]), ''
+for i = 3, 4 do redis.call('PEXPIRE', KEYS[i], ARGV[7]) end
+
+if not has then
+  local first = first_in_line(KEYS[3], KEYS[4], now)
+  local came = tonumber(ARGV[4])
+  if first and first ~= owner and came > 0 and came < tonumber(redis.call('ZSCORE', KEYS[3], first)) then
+    first = owner -- it came before, and was away for a moment
+  end
+  if not first or first == owner then
+    has = owner
+  else
+    hand_over(KEYS[1], KEYS[3], KEYS[4], first, ARGV[6])
+    has, handed = first, first
+  end
+end
+
+if has == owner then
+  redis.call('ZREM', KEYS[3], owner)
+  redis.call('ZREM', KEYS[4], owner)
+  local token = math.max(now, tonumber(redis.call('GET', KEYS[2]) or '0') + 1)
+  redis.call('SET', KEYS[2], text(token), 'PX', text(tonumber(ARGV[7]) + tonumber(ARGV[2])))
+  redis.call('SET', KEYS[1], owner, 'PX', ARGV[2])
+  return {text(token)}
+end
+
+local came, front = tonumber(ARGV[4]), 0
+if ARGV[3] == '1' then
+  if came == 0 then
+    local last = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')
+    came = math.max(now, tonumber(last[2] or '0') + 1)
+  end
+  redis.call('ZADD', KEYS[3], text(came), owner)
+  redis.call('ZADD', KEYS[4], text(now + tonumber(ARGV[5])), owner)
+  for i = 3, 4 do redis.call('PEXPIRE', KEYS[i], ARGV[7]) end
+  front = redis.call('ZRANK', KEYS[3], owner)
+else
+  redis.call('ZREM', KEYS[3], owner)
+  redis.call('ZREM', KEYS[4], owner)
+end
+return {'0', redis.call('PTTL', KEYS[1]), text(came), front, has, handed}

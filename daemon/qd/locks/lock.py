@@ -1,0 +1,265 @@
+"""A lock under a name, on the server that all share: app.lock(...).
+
+    acquire     waiting.py: take it, or stand in line until it is handed over
+    held        hold.py: until its ttl is over; with renew=True renewal.py goes on with it
+    release     given to the next one in line, when it is still ours
+
+An object stands for one taking at a time; another thread or task asks the app for an object of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qd.connectors.manager import Connections
+from qd.errors import ConnectionLost, LockError, LockLost, LockTaken, ServerRefused
+from qd.events import Listeners
+from qd.events import LockLost as LostEvent
+from qd.jobs import Span
+from qd.locks.hold import Hold, log
+from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner
+from qd.locks.renewal import renewals
+from qd.locks.waiting import Cancel, Taken, Wait
+from qd.process.shield import shield
+from qd.store.mutex import Mutex
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Lock:
+    """One at a time, on all hosts together. Made by app.lock; it may be used with `with` and `async with`.
+
+    name: what they share. ttl: seconds after which it falls free when nobody gives it back. renew: it is extended while
+    this process lives and holds it. timeout: seconds that `with` waits for it; None: without end.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        listeners: Listeners,
+        name: str,
+        ttl: Span,
+        *,
+        renew: bool = False,
+        timeout: Span | None = None,
+        connection: str | None = None,
+    ) -> None:
+        self.name, self.ttl, self.renew = checked_name("lock", name), checked_ttl(name, ttl), renew
+        self._timeout = checked_timeout(f"the lock '{name}'", timeout)
+        self._place, self._listeners = Place(connections, connection), listeners
+        self._hold: Hold | None = None
+        self._last: Hold | None = None  # also after it was given back
+        self._refused_by = ""
+
+    # -- taking and giving back
+
+    def acquire(self, timeout: Span | None = None, blocking: bool = True) -> bool:
+        """Take it, waiting `timeout` seconds at most (None: without end), in the order in which all who wait have come.
+        blocking=False: only when it is free and nobody waits. False: another has it.
+
+        Raises ConnectionLost when no server is reached, and when it stays away; LockError: this object holds it already.
+        """
+        seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
+        return self._acquire(seconds, None)
+
+    def _acquire(self, seconds: float | None, cancel: Cancel | None) -> bool:
+        if self._hold is not None and self._hold.ours and not self._hold.look():
+            raise LockError(
+                f"the lock '{self.name}' is held already by this object: make one for each taking with"
+                f' app.lock("{self.name}", ...)'
+            )
+        mutex = Mutex(self.name, new_owner())
+        wait = Wait(self._place, mutex, self.ttl, seconds, cancel)
+        taken = wait.over()
+        if not isinstance(taken, Taken):
+            self._refused_by = taken.by
+            return False
+        try:
+            with shield:
+                self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._tell))
+        except BaseException:  # an alarm: nobody will hear that it was taken
+            self._forget()
+            wait.leave()
+            raise
+        return True
+
+    def _keep(self, hold: Hold) -> None:
+        self._hold = self._last = hold
+        if self.renew:
+            renewals().add(hold)
+
+    def _forget(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            renewals().drop(hold)
+
+    def release(self) -> None:
+        """Give it back. Raises LockLost when it was not ours any more, also when that is known already; LockError when it
+        was never held, or in a forked copy of the process that holds it; ConnectionLost: it may be called again."""
+        hold = self._mine("release")
+        renewals().drop(hold)
+        try:
+            hold.give()
+        except LockLost:
+            self._hold = None
+            raise
+        self._hold = None
+
+    def extend(self, seconds: Span | None = None) -> None:
+        """Hold it for `seconds` from now on; None: for its ttl. Raises as release."""
+        length = self.ttl if seconds is None else checked_ttl(self.name, seconds, "extend")
+        self._mine("extend").extend(length)
+
+    def _mine(self, act: str) -> Hold:
+        hold = self._hold
+        if hold is None:
+            raise LockError(f"the lock '{self.name}' is not held by this object: {act}() comes after acquire()")
+        if not hold.ours:
+            raise LockError(
+                f"the lock '{self.name}' is held by process {hold.pid}, of which this one ({os.getpid()}) is a copy: {act}()"
+                " is for that one"
+            )
+        return hold
+
+    def _tell(self) -> None:
+        hold = self._last
+        if hold is not None and self._listeners.has(LostEvent):
+            self._listeners.emit(LostEvent(self.name, hold.token))
+
+    # -- asking
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds it, as far as is known here; no server is asked."""
+        return self._hold is not None and self._hold.ours and not self._hold.look()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was lost since it was taken, as far as is known here: with renew=True within a third of the ttl."""
+        return self._last is not None and self._last.ours and self._last.look()
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the last taking: larger than that of every taking of this name before. Raises LockError:
+        it was never taken."""
+        if self._last is None:
+            raise LockError(f"the lock '{self.name}' was never taken by this object: it has no token")
+        return self._last.token
+
+    def owner(self) -> Owner | None:
+        """Who has it now, whoever that is. None: nobody. Raises ConnectionLost."""
+        by = self._place.ask(Mutex(self.name, "").by)
+        return None if by is None else read_owner(by)
+
+    def locked(self) -> bool:
+        """Whether anybody has it now. Raises ConnectionLost."""
+        return self.owner() is not None
+
+    # -- with
+
+    def __enter__(self) -> Lock:
+        """Raises LockTaken after `timeout`."""
+        if not self._acquire(self._timeout, None):
+            raise self._taken()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises LockLost, but the block's own error goes first."""
+        hold = self._hold
+        if hold is None or not hold.ours:
+            return  # released in the block; or a copy of the process, which has nothing to give back
+        try:
+            self.release()
+        except LockLost:
+            if error is None:
+                raise
+        except (ConnectionLost, ServerRefused) as away:
+            self._stays(hold, away, error)
+
+    def _stays(self, hold: Hold, away: Exception, error: BaseException | None) -> None:
+        """It could not be given back. What was done under it was done in time, unless its ttl is over by now."""
+        self._hold = None
+        if time.monotonic() >= hold.until:
+            hold.lose()
+            if error is None:
+                hold.check()
+        log.warning("the lock '%s' could not be given back and stays until its ttl is over: %s", self.name, away)
+
+    def _taken(self) -> LockTaken:
+        by = f": {read_owner(self._refused_by)} has it" if self._refused_by else ""
+        return LockTaken(f"the lock '{self.name}' was not free within {self._timeout:g} s{by}")
+
+    # -- the same for coroutines: the event loop goes on meanwhile
+
+    async def aacquire(self, timeout: Span | None = None, blocking: bool = True) -> bool:
+        """As acquire."""
+        return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
+
+    async def _aacquire(self, seconds: float | None) -> bool:
+        from qd.locks.aside import alone, shared  # who awaits has loaded asyncio; who does not need not
+
+        if await self._awaited(shared(lambda: self._acquire(0.0, None)), lambda: None):
+            return True
+        if seconds is not None and seconds <= 0:
+            return False
+        cancel = Cancel()
+        try:
+            return await self._awaited(alone(lambda: self._acquire(seconds, cancel)), cancel.tell)
+        finally:
+            cancel.close()
+
+    async def _awaited(self, future: asyncio.Future[bool], cancel: Callable[[], object]) -> bool:
+        """Whether it was taken. Cancelled: not, whatever the thread has done until then."""
+        from qd.locks.aside import settled, shared
+
+        try:
+            return await settled(future, cancel)
+        except BaseException:
+            if future.exception() is None and future.result():
+                await settled(shared(self._undo))
+            raise
+
+    def _undo(self) -> None:
+        """It was taken for a task that is gone."""
+        try:
+            self.release()
+        except (LockError, ConnectionLost, ServerRefused) as error:
+            log.warning("the lock '%s' of a cancelled task could not be given back: %s", self.name, error)
+
+    async def arelease(self) -> None:
+        """As release."""
+        from qd.locks.aside import settled, shared
+
+        await settled(shared(self.release))
+
+    async def aextend(self, seconds: Span | None = None) -> None:
+        """As extend."""
+        from qd.locks.aside import settled, shared
+
+        await settled(shared(lambda: self.extend(seconds)))
+
+    async def aowner(self) -> Owner | None:
+        """As owner."""
+        from qd.locks.aside import settled, shared
+
+        return await settled(shared(self.owner))
+
+    async def __aenter__(self) -> Lock:
+        if not await self._aacquire(self._timeout):
+            raise self._taken()
+        return self
+
+    async def __aexit__(self, *about: Any) -> None:
+        from qd.locks.aside import settled, shared
+
+        await settled(shared(lambda: self.__exit__(*about)))
+
+    def __repr__(self) -> str:
+        return f"<lock '{self.name}'{' held' if self.held else ''}>"
