@@ -1,4 +1,5 @@
-"""The flags of `qd work`, made from the option table: cli/work.py is decorated with `work_flags`.
+"""The flags of `qd work`, made from the option table. cli/work.py is decorated with `work_flags`, `qd schedule work`
+with some of them.
 
 What is wrong in them is wrong usage: exit 2.
 """
@@ -6,7 +7,7 @@ What is wrong in them is wrong usage: exit 2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -64,13 +65,34 @@ def _parameters() -> list[Callable[[Any], Any]]:
         click.option(
             "--queue", type=Value(queue), metavar="QUEUE[,QUEUE...]", help=f"{_capital(queue.help)}; as words too."
         ),
-        *(_flag(option) for name, option in WORK.items() if name not in ELSEWHERE),
+        *(flag(option) for name, option in WORK.items() if name not in ELSEWHERE),
         click.option("--delay", type=Value(backoff), hidden=True, help="Wait as --backoff says, its old name."),
         click.option("--daemon", is_flag=True, hidden=True, help="Do nothing, as in Laravel."),
     ]
 
 
-def _flag(option: Option) -> Callable[[Any], Any]:
+def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: `function(flags=...)` gets those of these options that were really given. helps: name -> what is said of
+    it here, "" for what the table says."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def with_flags(**held: Any) -> Any:
+            context = click.get_current_context()
+            given = {name: value for name, value in held.items() if _typed(context, name)}
+            if common.given().json:
+                given.setdefault("log_format", "json")
+            return function(flags=given)
+
+        decorated: Any = with_flags
+        for name, help in reversed(list(helps.items())):
+            decorated = flag(WORK[name]._replace(help=help or WORK[name].help))(decorated)
+        return decorated
+
+    return decorate
+
+
+def flag(option: Option) -> Callable[[Any], Any]:
     """One option; what it is when it is not given is config's business, so nothing is filled in here."""
     names = [name for name in (option.short, option.flag) if name]
     if option.kind == "switch":

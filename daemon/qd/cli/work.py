@@ -18,6 +18,11 @@ from qd.config import Settings
 @common.options
 def command(flags: Mapping[str, object]) -> int:
     """Work on the jobs of QUEUE..., the first before the second; without a name on the connection's own queue."""
+    return run(flags)
+
+
+def run(flags: Mapping[str, object]) -> int:
+    """The daemon with these flags and the shared options. Returns its exit code."""
     from qd import daemon
 
     asked = common.given()
