@@ -57,6 +57,19 @@ def test_a_lease_falls_free_when_its_time_is_over(store: RedisStore):
     assert next_one.free(store)
 
 
+def test_a_lease_that_is_passed_on_is_the_next_owners_and_once_more_does_no_harm(store: RedisStore):
+    ours = Lease("qd:x", "a", 30)
+    assert ours.pass_to(store, "b") is None  # nobody's
+    assert ours.take(store) is None
+    passed = ours.pass_to(store, "b")
+    assert passed == Lease("qd:x", "b", 30)
+    assert ours.pass_to(store, "b") == passed  # the answer was lost
+    assert not ours.free(store)
+    assert Lease("qd:x", "c", 30).pass_to(store, "d") is None
+    assert 20 < store.left("qd:x") <= 30
+    assert passed.free(store)
+
+
 # -- a Mutex: with a line of those who wait
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from qd.config import Settings
 from qd.log import cut
@@ -34,7 +35,12 @@ def run(words: Sequence[str], written: bool) -> tuple[int, str]:
     """Run it to its end. written: stderr is a file of the entry's own (output_to), and is read from there; else it passes
     through here. Returns its exit code, below 0 a signal, and how it failed, "" when it did not. Raises OSError."""
     start = file_end() if written else 0
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=None if written else subprocess.PIPE)
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stderr=None if written else subprocess.PIPE,
+        preexec_fn=partial(child.die_with, os.getpid()),  # whatever kills this run kills the command, too
+    )
     last = b"" if process.stderr is None else passed_on(process, process.stderr.fileno())
     code = process.wait()
     return code, how(code, read_from(start) if written else last)

@@ -24,14 +24,14 @@ from setproctitle import setproctitle
 from qd import events
 from qd.app import Qd
 from qd.config import Settings
-from qd.log import JobRecords, Log, Patient
+from qd.log import JobRecords, Log, Patient, cut
 from qd.process import child, vitals
 from qd.schedule import CallTask, Entry, QdTask, ShellTask
 from qd.schedule.entry import Act
 from qd.scheduler import command
 from qd.scheduler.record import Outcome, Record, Stage
 from qd.worker import boot
-from qd.worker.settle import full, short
+from qd.worker.settle import LINE, full, short
 
 
 class Runner:
@@ -113,7 +113,7 @@ class Runner:
             code, error = self._act()
         except SystemExit as leaving:
             code = child.code_of(leaving)
-            error = f"left with sys.exit({code})" if code else ""
+            error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_of_copy(raised)
             error, trace = short(raised), full(raised)

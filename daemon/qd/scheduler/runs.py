@@ -18,6 +18,7 @@ from qd.app import Qd
 from qd.config import Settings
 from qd.errors import QdError
 from qd.log import Log
+from qd.master.oom import OomKills
 from qd.process import child
 from qd.process.exits import told
 from qd.schedule import Entry
@@ -79,6 +80,7 @@ class Runs:
         self._unborn: list[Ended] = []
         self._count = 0
         self._ending = False
+        self._oom = OomKills()
 
     # -- what the scheduler's loop calls
 
@@ -103,6 +105,7 @@ class Runs:
             run.record.close()
             self._not_started(entry, tick, error)
             return
+        self._overlaps.begun(entry.name, pid)
         self.log.info("schedule.started", entry=entry.name, at=moment(tick), pid=pid)
 
     def reap(self) -> list[Ended]:
@@ -237,7 +240,8 @@ class Runs:
         """It has ended without a word."""
         runtime = (time.monotonic_ns() - run.record.since) / 1e9 if run.record.stage == Stage.BODY else 0.0
         code = os.waitstatus_to_exitcode(status)
-        words = f"left with exit code {code} before it returned (os._exit)" if code >= 0 else told(status)
+        oom = ", out of memory (the kernel)" if self._oom.killed(status) else ""
+        words = f"left with exit code {code} before it returned (os._exit)" if code >= 0 else told(status) + oom
         return Outcome(runtime, code, run.ended_for or words)
 
     def _tell_later(self, run: Run, outcome: Outcome) -> None:
@@ -249,9 +253,8 @@ class Runs:
         with suppress(OSError):
             self._fork(telling, lambda: runner.aftermath(outcome))
 
-    def _lease_lost(self, name: str, taken: str) -> None:
-        way = f"{taken} runs it too" if taken else "taken again"
-        self.log.error("schedule.lease_lost", entry=name, reason=way)
+    def _lease_lost(self, name: str, reason: str) -> None:
+        self.log.error("schedule.lease_lost", entry=name, reason=reason)
 
 
 def moment(tick: float) -> str:

@@ -37,6 +37,12 @@ class Lease:
         """Hold it for `seconds` from now on. False: it is not ours any more."""
         return bool(store.step("lease_extend", [self.key], self.owner, ms(self.seconds)))
 
+    def pass_to(self, store: Store, owner: str) -> Lease | None:
+        """Let `owner` hold it for `seconds` from now on; once more does no harm, after an answer that was lost. None: it
+        was not ours any more."""
+        passed = store.step("lease_pass", [self.key], self.owner, owner, ms(self.seconds))
+        return Lease(self.key, owner, self.seconds) if passed else None
+
     def free(self, store: Store) -> bool:
         """False: it was not ours any more; whoever has it keeps it."""
         return bool(store.step("free", [self.key], self.owner))

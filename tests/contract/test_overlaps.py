@@ -1,0 +1,116 @@
+"""Leases of runs in a real server: renewed while they run, freed when they have ended, told when they were lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost
+from qd.schedule import Entry, ShellTask
+from qd.schedule.timing import Every
+from qd.scheduler.overlaps import Overlaps
+from qd.store.redis import RedisStore
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import Server
+
+ENTRY = Entry("nightly", ShellTask("true"), Every(60), alone=True)
+KEY = "qd:overlap:nightly"
+
+
+@pytest.fixture
+def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+    wire = Wire(server.url)
+    yield RedisStore(wire, "app_")
+    wire.close()
+
+
+@dataclass
+class Host:
+    """One scheduler's leases, and what it was told of those it lost."""
+
+    store: RedisStore
+    name: str
+    seconds: float = 30.0
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.overlaps = Overlaps(self.store, self.name, self.seconds, lambda entry, why: self.told.append(why))
+
+
+def owner(store: RedisStore) -> dict[str, object]:
+    (found,) = store.get(KEY)
+    return json.loads(found) if found else {}
+
+
+def test_one_that_ran_out_unseen_is_taken_again_and_told(store: RedisStore):
+    one = Host(store, "web1", 0.05)
+    assert one.overlaps.take(ENTRY) is None
+    one.overlaps.begun("nightly", 412)
+    eventually(lambda: not owner(store), 5)
+    one.overlaps.renew()
+    assert one.told == ["it ran out, and was taken again"]
+    one.overlaps.end("nightly")
+    one.overlaps.renew()
+    assert not owner(store)
+
+
+def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: RedisStore):
+    one, other = Host(store, "web1", 0.05), Host(store, "web2")
+    assert one.overlaps.take(ENTRY) is None
+    eventually(lambda: other.overlaps.take(ENTRY) is None, 5)
+    other.overlaps.begun("nightly", 77)
+    other.overlaps.renew()
+    one.overlaps.renew()
+    assert len(one.told) == 1
+    assert one.told[0].startswith("it ran out, and web2 (pid 77) since ")
+    one.overlaps.end("nightly")
+    one.overlaps.renew()
+    assert owner(store)["pid"] == 77
+    other.overlaps.end("nightly")
+    other.overlaps.renew()
+    assert not owner(store)
+    assert other.told == []
+
+
+def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_back(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+):
+    one = Host(store, "web1")
+    assert one.overlaps.wants == float("inf")
+    assert one.overlaps.take(ENTRY) is None
+    assert 9 < one.overlaps.wants <= 10
+    one.overlaps.end("nightly")
+    assert one.overlaps.wants == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "step", lost)
+        with pytest.raises(ConnectionLost):
+            one.overlaps.renew()
+    assert 0 < one.overlaps.wants <= 0.5  # not at once again: nobody is to turn in a circle
+    assert owner(store)
+    one.overlaps.renew()
+    assert not owner(store)
+    assert one.overlaps.wants == float("inf")
+
+
+def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(store: RedisStore):
+    one = Host(store, "web1")
+    assert one.overlaps.take(ENTRY) is None
+    (before,) = store.get(KEY)
+    one.overlaps.begun("nightly", 412)
+    one.overlaps.renew()
+    (after,) = store.get(KEY)
+    assert owner(store)["pid"] == 412
+    assert before != after
+    one.overlaps.begun("nightly", 412)  # as if the answer had been lost
+    one.overlaps.end("nightly")
+    one.overlaps.renew()
+    assert not owner(store)
+
+
+def lost(*given: object) -> object:
+    raise ConnectionLost("away")
