@@ -78,7 +78,7 @@ class Qd:
         self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
-        self.schedule = Schedule(self._current_settings, self.registry)
+        self.schedule = Schedule(self._current_settings, self.registry, self.call)
 
     @property
     def said(self) -> dict[str, object]:

@@ -51,7 +51,8 @@ def test_the_sample_as_it_stands_changes_nothing(tmp_path):
 @pytest.mark.parametrize(("section", "row"), [each for each in ROWS if each[1].in_file and "pools" not in each[0]])
 def test_each_key_stands_in_the_sample_with_its_default(section, row, sample):
     """Keys without a default have an example."""
-    dotted = f"{section.replace('NAME', 'redis')}.{row.name}"
+    name = "cleanup" if "entries" in section else "redis"
+    dotted = f"{section.replace('NAME', name)}.{row.name}"
     assert "qd.toml:" in sample.origins[dotted]
     written = re.search(
         rf"^#{row.name} = (.*)$", SAMPLE[SAMPLE.index(f"[{dotted.rpartition('.')[0]}]") :], re.MULTILINE

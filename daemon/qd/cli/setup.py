@@ -70,6 +70,10 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
                 yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
+    for entry in found.schedule.entries:
+        for option in table.ENTRY.values():
+            if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
+                yield name, option, getattr(entry, option.name)
 
 
 def _shown(option: Option, value: Any) -> Any:

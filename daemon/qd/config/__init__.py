@@ -4,6 +4,7 @@ here: `load` where it is found out, `from_json` where another process has found 
 from qd.config.load import load, strangers, unread
 from qd.config.settings import (
     ConnectionSettings,
+    EntrySettings,
     FailedSettings,
     LaravelSettings,
     ScheduleSettings,
@@ -15,6 +16,7 @@ from qd.config.settings import (
 
 __all__ = [
     "ConnectionSettings",
+    "EntrySettings",
     "FailedSettings",
     "LaravelSettings",
     "ScheduleSettings",

@@ -30,9 +30,14 @@ class ConfigFile:
 
     def where(self, dotted: str) -> str:
         """`qd.toml:12`, the place of a key; for one inside an inline table, where that table begins."""
+        line = self.line(dotted)
+        return f"{self.shown}:{line}" if line else self.shown
+
+    def line(self, dotted: str) -> int:
+        """0: it is not known."""
         while dotted and dotted not in self.lines:
             dotted = dotted.rpartition(".")[0]
-        return f"{self.shown}:{self.lines[dotted]}" if dotted else self.shown
+        return self.lines.get(dotted, 0)
 
     def section(self, *names: str) -> Mapping[str, Any]:
         """The table of that name, {} when it is not there."""
@@ -48,6 +53,10 @@ class ConfigFile:
             return self._check_keys(name, name, value)
         if f"{name}.NAME" not in SECTIONS:
             raise ConfigError(self._unknown_section(name, value))
+        self._check_named(name, value)
+
+    def _check_named(self, name: str, value: Any) -> None:
+        """The tables of a section whose keys are names that the user chose."""
         for each, keys in self._table(name, value).items():
             if not each.isprintable() or not each:
                 raise ConfigError(f"{each!r} is not a name, in {self.where(name)} [{name}]")
@@ -57,6 +66,9 @@ class ConfigFile:
         for key, value in self._table(dotted, keys).items():
             place = f"{dotted}.{key}"
             option = SECTIONS[kind].get(key)
+            if f"{place}.NAME" in SECTIONS:
+                self._check_named(place, value)
+                continue
             if option is None:
                 raise ConfigError(self._unknown_key(key, dotted, kind))
             try:
@@ -73,19 +85,26 @@ class ConfigFile:
         where = f"in {self.where(f'{dotted}.{key}')} [{dotted}]"
         if f"{dotted}.{key}" in PLANNED:
             return f"{key} {where} ({PLANNED[f'{dotted}.{key}']}) is not built in this version"
-        near = units.did_you_mean(key, SECTIONS[kind])
-        homes = [f"[{section}]" for section, keys in SECTIONS.items() if key in keys]
+        inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
+        near = units.did_you_mean(key, [*SECTIONS[kind], *inner])
+        homes = _homes(key)
         if not near and homes:
             near = f" (it belongs into {' or '.join(homes)})"
         return f"unknown key '{key}' {where}{near or ' (known: ' + ', '.join(SECTIONS[kind]) + ')'}"
 
     def _unknown_section(self, name: str, value: Any) -> str:
         known = [section.partition(".")[0] for section in SECTIONS]
-        homes = [f"[{section}]" for section, keys in SECTIONS.items() if name in keys]
+        homes = _homes(name)
         if homes and not isinstance(value, dict):
             return f"key '{name}' in {self.where(name)} stands in no section (it belongs into {' or '.join(homes)})"
         near = units.did_you_mean(name, known) or f" (known: {', '.join(dict.fromkeys(known))})"
         return f"unknown section [{name}] in {self.where(name)}{near}"
+
+
+def _homes(key: str) -> list[str]:
+    """The sections that have such a key; an entry of the schedule only where no other has."""
+    homes = [f"[{section}]" for section, keys in SECTIONS.items() if key in keys]
+    return homes[:1] if len(homes) < 2 else [home for home in homes if "entries" not in home]
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from qd import units
 from qd.config import table
+from qd.config.entries import entries_of, origins_of
 from qd.config.file import ConfigFile, find
 from qd.config.settings import (
     ConnectionSettings,
@@ -97,7 +98,7 @@ class _Loading:
             laravel=self._laravel(),
             failed=self._failed(),
             signing=self._signing(),
-            schedule=ScheduleSettings(**self._all("schedule", table.SCHEDULE)),
+            schedule=self._schedule(),
             max_payload=self._value("qd.max_payload", table.QD["max_payload"]),
             max_depth=self._value("qd.max_depth", table.QD["max_depth"]),
             origins=self.origins,
@@ -198,6 +199,13 @@ class _Loading:
             )
         files = [path for key in held["keys"] if (path := _secret_file(key, self._root())) is not None]
         return SigningSettings(keys, held["require"], tuple(map(str, files)))
+
+    def _schedule(self) -> ScheduleSettings:
+        held = self._all("schedule", table.SCHEDULE)
+        if self.file is None:
+            return ScheduleSettings(**held)
+        self.origins.update(origins_of(self.file))
+        return ScheduleSettings(**held, entries=entries_of(self.file))
 
     def _root(self) -> Path:
         return self.file.path.parent if self.file else Path.cwd()

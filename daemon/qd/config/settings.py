@@ -60,12 +60,44 @@ class SigningSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EntrySettings:
+    """One [schedule.entries.NAME], in file and line. args: JSON, "" for none. every, timeout: seconds, None and 0 for none.
+
+    What fits together is looked at by qd.schedule.file.
+    """
+
+    name: str
+    file: str
+    line: int
+    job: str = ""
+    args: str = ""
+    queue: str = ""
+    connection: str = ""
+    call: str = ""
+    shell: str = ""
+    qd: str = ""
+    cron: str = ""
+    every: float | None = None
+    timezone: str = ""
+    environments: tuple[str, ...] = ()
+    missed: str = "skip"
+    without_overlapping: bool = False
+    on_every_host: bool = False
+    even_in_maintenance_mode: bool = False
+    in_background: bool = False
+    timeout: float = 0.0
+    output_to: str = ""
+    append: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleSettings:
-    """timezone: an IANA name. late, lease: seconds."""
+    """timezone: an IANA name. late, lease: seconds. entries: in the order of the file."""
 
     timezone: str = "UTC"
     late: float = 60.0
     lease: float = 15.0
+    entries: tuple[EntrySettings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +181,12 @@ def from_json(data: bytes) -> Settings:
     given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
     given["failed"] = FailedSettings(**given["failed"])
     given["signing"] = SigningSettings(tuple(given["signing"]["keys"]), given["signing"]["require"])
-    given["schedule"] = ScheduleSettings(**given["schedule"])
+    given["schedule"] = _schedule(given["schedule"])
     settings = Settings(**given)
     hide_secrets(settings)
     return settings
+
+
+def _schedule(given: dict[str, Any]) -> ScheduleSettings:
+    entries = [{**each, "environments": tuple(each["environments"])} for each in given["entries"]]
+    return ScheduleSettings(**{**given, "entries": tuple([EntrySettings(**each) for each in entries])})

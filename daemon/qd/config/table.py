@@ -114,6 +114,29 @@ SCHEDULE = _rows(
     ),
 )  # fmt: skip
 
+# An entry of the schedule: one of the first four, and one of cron and every. Only the file says them, so none is a variable.
+ENTRY = _rows(
+    _key("job", "", "name", "send this job", "", shown="none"),
+    _key("args", None, "arguments", "with these arguments, `{days = 7}`", "", shown="none"),
+    _key("queue", "", "queue", "to this queue", "", shown="the job's own"),
+    _key("connection", "", "name", "on this connection", "", shown="the job's own"),
+    _key("call", "", "name", "call this function, MODULE:FUNCTION", "", shown="none"),
+    _key("shell", "", "text", "have /bin/sh run this line", "", shown="none"),
+    _key("qd", "", "text", "run this command of qd's, `failed forget --older-than 30d`", "", shown="none"),
+    _key("cron", "", "text", "at these moments, `*/5 * * * *`", "", shown="none"),
+    _key("every", None, "span", "each time that this long has passed", "", shown="none", at_least=0.01),
+    _key("timezone", "", "zone", "reckon them in this zone", "", shown="`timezone` of [schedule]"),
+    _key("environments", (), "names", "only where `env` of [qd], or QD_ENV, is one of these", "", shown="all"),
+    _key("missed", "skip", "name", "what becomes of moments that were missed", "", choices=("skip", "once", "all")),
+    _key("without_overlapping", False, "switch", "not while an earlier run goes on", ""),
+    _key("on_every_host", False, "switch", "once on every host, instead of once over all", ""),
+    _key("even_in_maintenance_mode", False, "switch", "after `qd down`, too", ""),
+    _key("in_background", False, "switch", "beside other entries of the same moment; not of a job", ""),
+    _key("timeout", 0.0, "span", "end a run that takes longer, 0: never; not of a job", ""),
+    _key("output_to", "", "name", "write what a run says into this file; not of a job", "", shown="the log"),
+    _key("append", False, "switch", "write it behind what is there", ""),
+)  # fmt: skip
+
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 
 # Section -> its keys. A name in capitals is the user's choice.
@@ -126,6 +149,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "failed": FAILED,
     "signing": SIGNING,
     "schedule": SCHEDULE,
+    "schedule.entries.NAME": ENTRY,
 }
 
 # Words that will be keys one day: said so, instead of "unknown".

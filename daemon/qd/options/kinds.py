@@ -184,6 +184,12 @@ def _middleware(value: object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
+def _arguments(value: object) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{value!r} is not a table of arguments (written {{days = 7}})")
+
+
 KINDS: dict[str, Callable[[object], Any]] = {
     "count": _count,
     "span": units.span,
@@ -202,5 +208,6 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": _texts,
     "until": _until,
     "zone": _zone,
+    "arguments": _arguments,
     "middleware": _middleware,
 }

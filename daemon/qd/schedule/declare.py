@@ -21,13 +21,15 @@ from qd.schedule.tasks import Parameter
 
 if TYPE_CHECKING:
     from qd.config import Settings
+    from qd.schedule.file import MakeCall
 
 
 class Schedule:
     """The entries of an app, in the order in which they were declared; those of the file behind them."""
 
-    def __init__(self, settings: Callable[[], Settings], registry: Registry) -> None:
-        self._settings, self._registry = settings, registry
+    def __init__(self, settings: Callable[[], Settings], registry: Registry, call: MakeCall) -> None:
+        """call: makes the call of a job, by its name and arguments."""
+        self._settings, self._registry, self._call = settings, registry, call
         self._scheduled: list[Scheduled] = []
         self._taken: Names = {}
 
@@ -58,10 +60,13 @@ class Schedule:
 
     def entries(self) -> tuple[Entry, ...]:
         """All of them, checked. Raises DeclarationError, ConfigError."""
-        zone = self._settings().schedule.timezone
+        from qd.schedule import file  # producers do without
+
+        settings = self._settings()
+        said = [file.scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
         found: dict[str, Entry] = {}
-        for scheduled in self._scheduled:
-            entry = scheduled._entry(zone)
+        for scheduled in (*self._scheduled, *said):
+            entry = scheduled._entry(settings.schedule.timezone)
             other = found.setdefault(entry.name, entry)
             if other is not entry:
                 raise wrong(
@@ -71,5 +76,11 @@ class Schedule:
                 )
         return tuple(found.values())
 
+    def here(self) -> tuple[Entry, ...]:
+        """Those that run in this environment: what a scheduler is given. Raises as entries()."""
+        environment = self._settings().env
+        return tuple([entry for entry in self.entries() if entry.runs_in(environment)])
+
     def __len__(self) -> int:
+        """Those of the code."""
         return len(self._scheduled)

@@ -1,0 +1,122 @@
+"""The entries of qd.toml, [schedule.entries.NAME]: looked at, and made into the same builders as those of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import reduce
+from importlib import import_module
+from typing import Any, cast
+
+from qd.config import EntrySettings, Settings
+from qd.errors import DeclarationError, QdError, UnknownParameters
+from qd.jobs import Call, JobFunction
+from qd.schedule import tasks
+from qd.schedule.entry import CallTask, JobTask, Missed, Task
+from qd.schedule.fields import wrong
+from qd.schedule.scheduled import Names, Scheduled
+
+MakeCall = Callable[[str, bytes], Call[Any]]
+KINDS = ("job", "call", "shell", "qd")
+OF_JOBS = ("args", "queue", "connection")
+OF_RUNS = ("in_background", "timeout", "output_to", "append")
+DEFAULTS = {field.name: field.default for field in fields(EntrySettings)}
+
+
+def scheduled(said: EntrySettings, settings: Settings, taken: Names, call: MakeCall) -> Scheduled:
+    """Raises DeclarationError. call: makes the call of a job of the app, by its name and arguments."""
+    look(said, settings)
+    try:
+        task = task_of(said, call)
+    except (QdError, ValueError) as error:
+        raise mistake(said, str(error)) from None
+    return spoken(Scheduled(task, said.name, (said.file, said.line), taken), said)
+
+
+def look(said: EntrySettings, settings: Settings) -> None:
+    """All that can be seen without the app. Raises DeclarationError."""
+    kind = only_one(said, KINDS, "what it runs")
+    only_one(said, ("cron", "every"), "when it runs")
+    if strangers := given(said, OF_RUNS if kind == "job" else OF_JOBS):
+        why = "the run of a job is a worker's" if kind == "job" else "that is about jobs"
+        raise mistake(said, f"{strangers[0]} does not go with {kind}, {why}: leave it out")
+    if said.append and not said.output_to:
+        raise mistake(said, "append says how to write, but nothing says where: add output_to")
+    try:
+        settings.connection(said.connection)
+        task: Task = CallTask(print) if kind in ("job", "call") else task_of(said)
+    except (QdError, ValueError) as error:
+        raise mistake(said, str(error)) from None
+    spoken(Scheduled(task, said.name, (said.file, said.line), {}), said)._timing("UTC")
+
+
+def task_of(said: EntrySettings, call: MakeCall | None = None) -> Task:
+    """Raises ValueError, and QdError: no such job, or other arguments than it takes."""
+    if said.shell:
+        return tasks.shell(said.shell, ())[0]
+    if said.qd:
+        return tasks.qd(said.qd, ())[0]
+    if said.call:
+        return tasks.function(found(said.call))[0]
+    assert call is not None
+    try:
+        made = call(said.job, said.args.encode())
+    except UnknownParameters as error:
+        if not error.missing:
+            raise
+        wanted = ", ".join([f"{name} = ..." for name in error.missing])
+        raise ValueError(f"job '{said.job}' needs {', '.join(error.missing)}: write args = {{{wanted}}}") from None
+    options = {key: getattr(said, key) for key in ("queue", "connection") if getattr(said, key)}
+    made = made.using(**options) if options else made
+    made._to_send()
+    return JobTask(made)
+
+
+def found(path: str) -> Callable[[], object]:
+    """The function of MODULE:FUNCTION. Raises ValueError."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ValueError(f"call = '{path}' is no function (written 'shop.stock:refill')")
+    try:
+        target = reduce(getattr, name.split("."), cast(Any, import_module(module)))
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"call = '{path}' does not import: {type(error).__name__}: {error}") from None
+    if isinstance(target, JobFunction):
+        raise ValueError(f"call = '{path}' is a job: write job = '{target.name}'")
+    return cast(Callable[[], object], target)
+
+
+def spoken(entry: Scheduled, said: EntrySettings) -> Scheduled:
+    """The words of the code, one for each key that is given."""
+    entry.name(said.name).missed(cast(Missed, said.missed))
+    for word in given(said, ("cron", "every", "timezone")):
+        getattr(entry, word)(getattr(said, word))
+    if said.environments:
+        entry.environments(*said.environments)
+    for word in ("without_overlapping", "on_every_host", "even_in_maintenance_mode", "in_background"):
+        if getattr(said, word):
+            getattr(entry, word)()
+    if said.timeout:
+        entry.timeout(said.timeout)
+    if said.output_to:
+        entry.output_to(said.output_to, append=said.append)
+    return entry
+
+
+def only_one(said: EntrySettings, keys: Sequence[str], what: str) -> str:
+    """The one of these keys that is given."""
+    there = given(said, keys)
+    listed = f"{', '.join(keys[:-1])} or {keys[-1]}"
+    if not there:
+        raise mistake(said, f"nothing says {what}: add {listed}")
+    if len(there) > 1:
+        raise mistake(said, f"{' and '.join(there)} both say {what}: keep one of them")
+    return there[0]
+
+
+def given(said: EntrySettings, keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if getattr(said, key) != DEFAULTS[key]]
+
+
+def mistake(said: EntrySettings, fact: str) -> DeclarationError:
+    return wrong((said.file, said.line), f"[schedule.entries.{said.name}] {fact}")
