@@ -57,7 +57,7 @@ class Want:
 
     place: Place
     due: Due
-    after: bytes
+    after: bytes = b""
     skip: str = ""
     error: str = ""
     job: Outgoing | None = None

@@ -30,7 +30,8 @@ PATIENCE = 2.0  # seconds to connect, and for a reply
 class Standing:
     """What operators have said: read by the control connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, force: bool) -> None:
+        self.force = force
         self.pauses: dict[str, Pause] = {}
         self.down = ""  # why nothing runs; "": no maintenance
 
@@ -96,7 +97,7 @@ class Reach:
     def _read(self, standing: Standing, flat: Sequence[bytes], down: bytes | None) -> None:
         fields = {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
         standing.pauses = read_paused(fields, self.now / 1000)
-        standing.down = "" if down is None else said_of_down(read_down(down))
+        standing.down = "" if down is None or standing.force else said_of_down(read_down(down))
 
     def _begin(self) -> None:
         """Read where each entry stands, and forget those that nobody declares any more."""
@@ -140,6 +141,15 @@ class Reach:
         if now := max([answer.now for answer in answers], default=0.0):
             self.heard(now)
         return answers
+
+    @property
+    def up(self) -> bool:
+        """It answered when it was last asked."""
+        return self.begun and self.rests_until <= time.monotonic()
+
+    def passed(self, until: int) -> bool:
+        """Nothing is due any more up to that moment, ms."""
+        return self.begun and self.now > until and (self.moments.next or until + 1) > until
 
     @property
     def wants(self) -> float:

@@ -1,0 +1,148 @@
+"""How a tick is decided: by pauses, maintenance mode and filters whether it runs; one claim; what is told of it then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from qd.connectors.base import Claimed
+from qd.schedule import Entry
+from qd.scheduler.claims import Place, Tokens, Want, written
+from qd.scheduler.guard import Broke, Guard
+from qd.scheduler.jobs import Jobs
+from qd.scheduler.reach import Reach, Standing
+from qd.scheduler.telling import Teller
+from qd.store.schedule import pause_of
+
+HOLDS = 30.0  # seconds that user code may hold up one tick: filters, hooks of the payload, listeners
+AGAIN = 1000  # ms until a claim that was refused is tried again
+
+
+def still(seconds: float) -> None:
+    """Nobody watches."""
+
+
+class Taker:
+    """down: maintenance mode, as whoever owns the scheduler knows it. alive: called with the seconds that the next step may
+    take."""
+
+    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
+        self.teller, self.standing, self.down = teller, standing, False
+        self.alive: Callable[[float], None] = still
+        self._jobs, self._guard = jobs, guard
+        self._tokens = Tokens()
+        self._refused: set[str] = set()
+
+    def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Want]:
+        """Returns those runs that are to be started."""
+        began = time.monotonic()
+        for want in wants:
+            self.alive(HOLDS)
+            self._make_ready(want)
+        parcels = [want.parcel for want in wants if want.parcel is not None]
+        self.teller.queueing(parcels)
+        answers = reach.take(wants)
+        if answers is None:
+            for want in wants:
+                want.place.unsure[want.after] = want
+                reach.moments.add(want.due.at, want.place)
+            return []
+        took = time.monotonic() - began
+        taken = [
+            (self._answered(reach, want, answer), answer.holder) for want, answer in zip(wants, answers, strict=True)
+        ]
+        return [want for want, holder in taken if want is not None and self._told(want, holder, reach, took)]
+
+    def _make_ready(self, want: Want) -> None:
+        place, due = want.place, want.due
+        want.after = written(due.at, self._tokens.next(), place.key[1])
+        if not due.runs or not place.raw:
+            return
+        want.skip = self._why_not(place.entry, due.at / 1000)
+        if want.skip or place.entry.kind != "job":
+            return
+        try:
+            want.parcel = self._jobs.parcel(place.entry)
+            want.job = self._jobs.outgoing(want.parcel)
+        except Broke as broke:
+            want.error = f"its job could not be made: {broke}"
+
+    def _why_not(self, entry: Entry, tick: float) -> str:
+        """Why this tick does not run, "" when it does."""
+        if note := pause_of(self.standing.pauses, entry.name):
+            return f"paused{f' by {note.by}' if note.by else ''}{f': {note.reason}' if note.reason else ''}"
+        if not entry.in_maintenance and (self.standing.down or self.down):
+            return self.standing.down or "maintenance mode"
+        for each in entry.filters:
+            try:
+                passes = self._guard.run(lambda each=each: bool(each.passes(tick)))  # type: ignore[misc]
+            except Broke as broke:
+                return f"its filter {broke}"
+            if not passes:
+                return each.why
+        return ""
+
+    def _answered(self, reach: Reach, want: Want, answer: Claimed) -> Want | None:
+        """The tick that was taken: this one, or one whose reply had been lost before."""
+        place = want.place
+        if answer.taken:
+            place.unsure.clear()
+            place.raw, place.last = want.after, want.due.at
+            reach.plan(place)
+            self._refused.discard(place.entry.name)
+            return want
+        if answer.early:
+            reach.moments.add(want.due.at, place)
+        elif answer.found is not None:
+            mine = place.unsure.pop(answer.found, None)
+            reach.saw(place, answer.found)
+            self._forget_unsure(place, reach.now / 1000)
+            return mine
+        else:
+            self._refuse(place, answer.refused)
+            reach.moments.add(reach.now + AGAIN, place)
+        return None
+
+    def _forget_unsure(self, place: Place, now: float) -> None:
+        """Another went on before we could ask: whether we had taken those ticks nobody can tell any more. A job was sent
+        with its tick, by whoever took it; what is run may have been ours to run."""
+        for after, want in list(place.unsure.items()):
+            if want.due.at <= place.last:
+                del place.unsure[after]
+                if place.entry.kind != "job" and want.due.runs:
+                    reason = "the connection broke while it was taken, and another host went on: nobody may have run it"
+                    self.teller.skipped(want, reason, now)
+
+    def _refuse(self, place: Place, error: Exception | None) -> None:
+        if place.entry.name not in self._refused:
+            self._refused.add(place.entry.name)
+            self.teller.log.error("schedule.refused", entry=place.entry.name, error=str(error))
+
+    # -- taken
+
+    def _told(self, want: Want, holder: str, reach: Reach, took: float) -> bool:
+        """Whether it is a run that is to be started."""
+        entry, now = want.place.entry, reach.now / 1000
+        if want.due.missed:
+            self.teller.missed(want, now)
+        if not want.due.runs:
+            return False
+        if want.skip:
+            self.teller.skipped(want, want.skip, now)
+        elif want.error:
+            self.teller.failed(want, want.error, now)
+        elif entry.kind != "job":
+            return True
+        elif holder:
+            self.teller.held(want, holder, now)
+        else:
+            self._send(want, now, took)
+        return False
+
+    def _send(self, want: Want, now: float, took: float) -> None:
+        if want.job is None and want.parcel is not None:  # its class has a send() of its own
+            try:
+                self._jobs.by_hand(want.parcel)
+            except Broke as broke:
+                return self.teller.failed(want, f"its send() {broke}", now)
+        self.teller.sent(want, now, took)
