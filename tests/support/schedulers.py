@@ -1,0 +1,124 @@
+"""A scheduler that stands alone, to be killed: `python -m tests.support.schedulers URL SECONDS COUNT`, started by `Several`.
+
+COUNT entries send a job each to a queue of their own, and as many run a function, all of them every SECONDS. A job's payload
+and the list `ran:NAME` say the tick, so that each can be looked for by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qd import Qd
+from qd.config import load
+from qd.log import Log
+from qd.schedule import CallTask, Entry, JobTask
+from qd.schedule.entry import Filter
+from qd.schedule.timing import Every
+from qd.scheduler.loop import Scheduler
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import die_with_parent
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Told:
+    """The tick that is being decided, as its filter was told."""
+
+    def __init__(self) -> None:
+        self.tick = 0.0
+
+    def passes(self, tick: float) -> bool:
+        self.tick = tick
+        return True
+
+
+def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
+    app, told = Qd(), Told()
+    app.settings = load(code={"url": url}, environ={})
+    knows = (Filter(told.passes, ""),)
+
+    @app.job("tick")
+    def tick(entry: int) -> None: ...
+
+    @app.payload_hook
+    def says(connection: str, queue: str, payload: Mapping[str, Any]) -> Mapping[str, object]:
+        return {"tick": told.tick}
+
+    def ran(name: str) -> None:
+        with Client(url.removeprefix("unix://")) as redis:
+            redis.call("RPUSH", f"ran:{name}", told.tick)
+
+    entries = list[Entry]()
+    for n in range(count):
+        job, call = tick.bind(n).using(queue=f"q{n}"), CallTask(lambda n=n: ran(f"f{n}"))  # type: ignore[misc]
+        job._origin = None
+        entries.append(Entry(f"j{n}", JobTask(job), Every(seconds), filters=knows))
+        entries.append(Entry(f"f{n}", call, Every(seconds), filters=knows))
+    return app, entries
+
+
+def main(url: str, seconds: str, count: str) -> None:
+    app, entries = app_of(url, float(seconds), int(count))
+    scheduler = Scheduler(app, app.settings, Log("scheduler"), entries=entries, host=str(os.getpid()))
+    print("ready", flush=True)
+    while True:
+        time.sleep(min(scheduler.turn(), 0.02 if scheduler.runs.alive else 1.0))
+
+
+class Several:
+    """So many of them, each with a clock of its own."""
+
+    def __init__(self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path) -> None:
+        self._words = [sys.executable, "-m", "tests.support.schedulers", url, str(seconds), str(count)]
+        self._skews, self._log = skews, log.open("ab")
+        self._living = [self._start(skew) for skew in skews]
+        self.killed = 0
+
+    def _start(self, skew: float) -> subprocess.Popen[bytes]:
+        fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{skew:+g}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
+        env = {**os.environ, **fake, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(
+            self._words, cwd=ROOT, env=env, stdout=self._log, stderr=self._log, preexec_fn=die_with_parent
+        )
+
+    def kill_one(self, luck: random.Random) -> None:
+        """SIGKILL, wherever it is, and another takes its place."""
+        at = luck.randrange(len(self._living))
+        self._living[at].kill()
+        self._living[at].wait(10)
+        self.killed += 1
+        self._living[at] = self._start(self._skews[at])
+
+    def close(self) -> None:
+        for one in self._living:
+            one.kill()
+            one.wait(10)
+        self._log.close()
+
+
+def run(several: Several, seconds: float, done: Any, luck: random.Random) -> None:
+    """Kill one a second until `done()`; at most for so many seconds."""
+    next_kill = time.monotonic() + 1.0
+
+    def killed() -> object:
+        nonlocal next_kill
+        if time.monotonic() >= next_kill:
+            several.kill_one(luck)
+            next_kill += 1.0
+        return done()
+
+    eventually(killed, seconds, every=0.02)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
