@@ -92,14 +92,6 @@ def test_entries_of_the_code_come_first_and_no_two_have_one_name(shop):
         assert [entry.name for entry in shop.app.schedule.entries()] == ["refill", "other"]
 
 
-def test_the_entries_of_this_environment(shop, monkeypatch):
-    text = "entries.a = {shell = 'true', every = 1, environments = 'staging'}\nentries.b = {shell = 'true', every = 1}"
-    shop.said(text)
-    assert [entry.name for entry in shop.app.schedule.here()] == ["b"]
-    shop.app.settings = config.load(shop.folder / "qd.toml", environ={"QD_ENV": "staging"})
-    assert [entry.name for entry in shop.app.schedule.here()] == ["a", "b"]
-
-
 def test_they_survive_the_way_to_another_process(shop):
     found = shop.said("entries.a = {job = 'shop.cleanup', args = {days = 7}, environments = ['a', 'b'], every = 1}")
     assert config.from_json(config.to_json(found)) == found

@@ -76,11 +76,6 @@ class Schedule:
                 )
         return tuple(found.values())
 
-    def here(self) -> tuple[Entry, ...]:
-        """Those that run in this environment: what a scheduler is given. Raises as entries()."""
-        environment = self._settings().env
-        return tuple([entry for entry in self.entries() if entry.runs_in(environment)])
-
     def __len__(self) -> int:
         """Those of the code."""
         return len(self._scheduled)

@@ -1,0 +1,103 @@
+"""The words for how often: each of them, and each two of them in a row, write the expression that Laravel's own write."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd.schedule import CallTask
+from qd.schedule.scheduled import Scheduled
+from tests.support.peers import missing, program
+
+SCRIPT = Path(__file__).parent / "rig" / "frequencies.php"
+PROBE = "exit((int) !stream_resolve_include_path('Illuminate/Console/autoload.php'));"
+
+Call = tuple[str, list[Any]]
+
+# Laravel's names, with arguments where they take some.
+WORDS: list[Call] = [
+    ("everyMinute", []),
+    ("everyTwoMinutes", []),
+    ("everyThreeMinutes", []),
+    ("everyFourMinutes", []),
+    ("everyFiveMinutes", []),
+    ("everyTenMinutes", []),
+    ("everyFifteenMinutes", []),
+    ("everyThirtyMinutes", []),
+    ("hourly", []),
+    ("hourlyAt", [17]),
+    ("hourlyAt", [[0, 30]]),
+    ("everyTwoHours", []),
+    ("everyThreeHours", []),
+    ("everyFourHours", []),
+    ("everySixHours", []),
+    ("daily", []),
+    ("at", ["13:00"]),
+    ("dailyAt", ["8:05"]),
+    ("twiceDaily", []),
+    ("twiceDaily", [2, 14]),
+    ("twiceDailyAt", [1, 13, 15]),
+    ("weekdays", []),
+    ("weekends", []),
+    ("mondays", []),
+    ("tuesdays", []),
+    ("wednesdays", []),
+    ("thursdays", []),
+    ("fridays", []),
+    ("saturdays", []),
+    ("sundays", []),
+    ("days", [0, 3]),
+    ("days", [[0, 3]]),
+    ("weekly", []),
+    ("weeklyOn", [1, "8:00"]),
+    ("weeklyOn", [[1, 3]]),
+    ("monthly", []),
+    ("monthlyOn", [4, "15:00"]),
+    ("twiceMonthly", [1, 16, "13:00"]),
+    ("quarterly", []),
+    ("yearly", []),
+    ("yearlyOn", [6, 1, "17:00"]),
+    ("cron", ["5 4 3 2 1"]),
+]
+CHAINS: list[list[Call]] = [[word] for word in WORDS] + [list(pair) for pair in product(WORDS, WORDS)]
+
+
+@cache
+def laravels() -> list[str]:
+    """What Laravel makes of each of CHAINS. One process for all."""
+    php = program("php")
+    if subprocess.run([php, "-r", PROBE], check=False).returncode:
+        missing("php-illuminate-console")
+    done = subprocess.run(
+        [php, SCRIPT], input=json.dumps(CHAINS), capture_output=True, text=True, timeout=60, check=True
+    )
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def ours(calls: list[Call]) -> str:
+    entry = Scheduled(CallTask(print), "print", ("here", 1), {})
+    for word, arguments in calls:
+        getattr(entry, re.sub("[A-Z]", lambda letter: "_" + letter[0].lower(), word))(*arguments)
+    return entry._expression
+
+
+@pytest.mark.parametrize("number", range(len(WORDS)), ids=[f"{word}{arguments}" for word, arguments in WORDS])
+def test_each_word_is_laravels_and_so_is_each_that_follows_it(number: int):
+    said = laravels()
+    here = [place for place, calls in enumerate(CHAINS) if calls[0] == WORDS[number]]
+    assert len(here) == len(WORDS) + 1
+    for place in here:
+        assert ours(CHAINS[place]) == said[place], CHAINS[place]
+
+
+def test_the_last_day_of_the_month_is_looked_for_in_each_month_and_not_when_it_is_declared():
+    """Laravel takes the number of days of the month in which the scheduler was started."""
+    assert ours([("lastDayOfMonth", ["15:00"])]) == "0 15 L * *"
