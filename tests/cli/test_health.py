@@ -162,6 +162,11 @@ def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) ->
     qd("down")
     assert reasons(qd) == []
     assert "maintenance mode" in done(qd("health"))
+    qd("down", "--allow", "other")
+    report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60}, state="down")
+    assert reasons(qd) == []
+    qd("down", "--allow", "mail")
+    assert reason(qd)[0] == "stuck"  # this one is worked on
 
 
 # -- jobs for PHP

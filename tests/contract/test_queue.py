@@ -153,6 +153,21 @@ def test_a_turn_acks_a_job_of_another_queue_than_the_next(queue, seen):
     assert queue.ack(turn.reserved)
 
 
+def test_nothing_is_taken_from_a_queue_that_is_shut_and_its_job_is_acked_all_the_same(queue, seen):
+    queue.push_many([("a", job(1), None), ("a", job(2), None), ("b", job(3), None), ("c", job(4), None)])
+    first = take(queue, "a", "b", "c")
+    turn = queue.turn(first, ["a", "b", "c"], shut=("a", "c"))
+    assert (turn.acked, turn.reserved and turn.reserved.queue, turn.paused) == (True, "b", ("a",))
+    idle = queue.turn(turn.reserved, ["a", "b", "c"], shut=("a", "c"))
+    assert (idle.acked, idle.reserved, idle.paused) == (True, None, ("a", "c"))
+    assert (seen.reserved("a"), len(seen.ready("a")), len(seen.ready("c"))) == ({}, 1, 1)
+    last = queue.turn(None, ["a", "b", "c"], shut=("a", "b")).reserved
+    assert last is not None
+    assert last.queue == "c"
+    assert queue.ack(last)
+    assert queue.ack(take(queue, "a"))
+
+
 def test_a_lease_lasts_from_now_by_the_servers_clock(queue, seen):
     queue.push("a", job(1))
     before, held, after = seen.now(), take(queue), seen.now()

@@ -1,0 +1,135 @@
+"""`qd down` and `qd up`: what they leave in Redis, what they say and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from qd.cli.maintenance import of_day
+from tests.cli.conftest import Run, document, done, report
+from tests.support.resp import Client
+
+IN_FULL = r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ \([+-]\d\d:\d\d\)"
+
+
+def left(redis: Client) -> float:
+    return float(redis.call("PTTL", "qd:down")) / 1000
+
+
+def refused(qd: Run, *words: str) -> str:
+    ran = qd("down", *words)
+    assert ran.exit_code == 2
+    return " ".join(ran.stderr.split())
+
+
+def test_down_until_a_length_of_time(qd: Run, redis: Client) -> None:
+    said = done(qd("down", "--until", "30m"))
+    assert re.fullmatch(rf"maintenance mode is on {IN_FULL}, for 30m\n", said)
+    assert 1790 < left(redis) <= 1800
+    note = json.loads(redis.text("GET", "qd:down"))
+    assert 1795 < note["until"] - note["at"] <= 1800
+    assert re.search(rf", {IN_FULL}, for (29m 59s|30m) more; `qd up` ends it", done(qd("status")))
+
+
+@pytest.mark.parametrize(
+    ("zone", "offset"), [("Asia/Tokyo", "JST (+09:00)"), ("America/St_Johns", r"N[SD]T \(-0[23]:30\)")]
+)
+def test_a_moment_without_a_zone_is_one_of_the_command_s(
+    qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch, zone: str, offset: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        at = datetime.now() + timedelta(hours=2)
+        said = done(qd("down", "--until", f"{at:%Y-%m-%d %H:%M:%S}"))
+        assert f"until {at:%Y-%m-%d %H:%M:%S} " in said
+        assert re.search(offset.replace("(+", r"\(\+").replace("00)", r"00\)"), said)
+        assert 7190 < left(redis) <= 7200
+        done(
+            qd(
+                "down",
+                "--until",
+                f"{datetime.now(timezone(timedelta(hours=-5))) + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}-05:00",
+            )
+        )
+        assert 3590 < left(redis) <= 3600
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    now = datetime(2026, 11, 21, 18, 30).timestamp()
+    assert datetime.fromtimestamp(of_day("18:31", now)) == datetime(2026, 11, 21, 18, 31)
+    assert datetime.fromtimestamp(of_day("18:30", now)) == datetime(2026, 11, 22, 18, 30)
+    assert datetime.fromtimestamp(of_day("00:00:07", now)) == datetime(2026, 11, 22, 0, 0, 7)
+
+
+@pytest.mark.parametrize("word", ["9:05", "23:59"])
+def test_a_time_of_day_is_taken(qd: Run, redis: Client, word: str) -> None:
+    assert f" {word.rjust(5, '0')}:00 " in done(qd("down", "--until", word))
+    assert 0 < left(redis) <= 86400
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("soon", "'soon' is neither a length of time nor a moment (written 30m, 18:30,"),
+        ("25:00", "'25:00' is neither"),
+        ("", "'' is neither"),
+        ("0", "'0' is over already (it is "),
+        ("2020-01-01", "'2020-01-01' is over already"),
+        ("9999-12-31", "'9999-12-31' is more than 100 years away"),
+    ],
+)
+def test_an_end_that_is_none_is_refused(qd: Run, redis: Client, word: str, says: str) -> None:
+    assert says in refused(qd, "--until", word)
+    assert redis.call("EXISTS", "qd:down") == 0
+
+
+def test_allowed_queues(qd: Run, redis: Client) -> None:
+    report(redis)
+    ran = qd("down", "--allow", "mail,hihg", "--allow", "mail")
+    assert ran.stdout == "maintenance mode is on until `qd up`, but for mail, hihg\n"
+    assert ran.stderr.startswith("nobody is known to work on 'hihg'")
+    assert json.loads(redis.text("GET", "qd:down"))["allow"] == ["mail", "hihg"]
+    assert document(qd("status", "--json"))["down"]["allow"] == ["mail", "hihg"]
+    assert document(qd("up", "--json"))["was_down"]["allow"] == ["mail", "hihg"]
+    assert "names 17 queues, at most 16" in refused(qd, "--allow", ",".join(map(str, range(17))))
+    assert "--allow" in refused(qd, "--allow", "mail,")
+    assert "ending of a key" in refused(qd, "--allow", "mail:notify")
+
+
+def test_down_twice_says_what_it_takes_the_place_of(qd: Run, redis: Client) -> None:
+    done(qd("down", "--reason", "first", "--until", "1h"))
+    said = done(qd("down", "--reason", "second"))
+    assert re.match(
+        rf'it was on already by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this takes its place\n', said
+    )
+    assert left(redis) < 0  # no end of its own any more
+    found = document(qd("down", "--json"))
+    assert (found["down"]["reason"], found["was_down"]["reason"]) == ("", "second")
+    qd("up")
+    assert document(qd("down", "--json"))["was_down"] is None
+
+
+def test_a_long_reason_is_refused_and_one_of_others_is_cut(qd: Run, redis: Client) -> None:
+    assert "--reason has 1001 characters, at most 1000" in refused(qd, "--reason", "x" * 1001)
+    done(qd("down", "--reason", "x" * 1000))
+    redis.call("SET", "qd:down", json.dumps({"reason": "y" * 100_000, "by": "\x1b[31m", "until": 9.9e11}))
+    first = done(qd("status")).splitlines()[0]
+    assert first.endswith(f'"{"y" * 1000}..."; `qd up` ends it')
+    assert "\x1b" not in first
+    assert "a moment that no calendar knows" in first
+
+
+def test_laravels_own_is_shown_and_not_ended(qd: Run, redis: Client) -> None:
+    report(redis, laravel_down="/var/www/\x1b[2Jshop/down", state="down")
+    shown = "Laravel's maintenance mode on app-1: /var/www/\\x1b[2Jshop/down; `php artisan up` ends it\n"
+    assert done(qd("status")).startswith(shown)
+    assert document(qd("status", "--json"))["masters"][0]["laravel_down"].startswith("/var/www")
+    assert "still holds (/var/www/\\x1b[2Jshop/down on app-1): `php artisan up`" in qd("up").stderr
