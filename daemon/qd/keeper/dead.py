@@ -22,7 +22,7 @@ from qd.payload import read
 from qd.process import vitals
 from qd.process.exits import OVER_TIMEOUT, ending, signal_name
 from qd.process.hands import Hands
-from qd.process.scoreboard import Fails, H, Slot, State, Verdict, W, now
+from qd.process.scoreboard import Fails, H, Role, Slot, State, Verdict, W, now
 from qd.process.talk import Message
 from qd.store.hosts import Master
 from qd.unit import answered, split_mark
@@ -91,7 +91,10 @@ class Dead:
         """Its group is gone with it. What has left the group goes before the job may run again."""
         if not slot[W.JOB_AT]:
             return
-        ended = leftover.end_of_job(f"{self.hands.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+        if slot[W.ROLE] == Role.SCHEDULER:
+            ended = leftover.end_of_runs(self.hands.token, slot[W.PID], self._alive)
+        else:
+            ended = leftover.end_of_job(f"{self.hands.token}/{slot.number}", slot[W.JOB_AT], self._alive)
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 

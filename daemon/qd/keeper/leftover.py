@@ -2,6 +2,7 @@
 
 A job's subprocess carries QD_OWNER=<master token>/<slot> in the environment it was started with, whatever group or session
 it has made for itself. (A copy that the job forked without exec does not: that one is in the worker's group as a rule.)
+What a run of the schedule has started carries <master token>/run-<pid of its scheduler>-<number>.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
     again meanwhile."""
     wanted, since = owner.encode(), ticks_of(began)
     return end(lambda: running(lambda found: found == wanted, alive, since))
+
+
+def end_of_runs(token: str, scheduler: int, alive: Callable[[], None]) -> int:
+    """The same of all runs of the scheduler with this pid, which is dead: "<token>/run-<its pid>-<number>"."""
+    wanted = f"{token}/run-{scheduler}-".encode()
+    return end(lambda: running(lambda found: found.startswith(wanted), alive))
 
 
 def end_of_masters(tokens: list[str], alive: Callable[[], None]) -> int:

@@ -127,6 +127,11 @@ class Runs:
         return len(self._runs)
 
     @property
+    def running(self) -> list[tuple[str, int]]:
+        """The entries that run and since when (monotonic ns), the first one first."""
+        return [(run.entry.name, run.began) for run in self._runs.values() if not run.telling]
+
+    @property
     def wants(self) -> float:
         """Seconds until `reap` or `renew` has something to do by the clock; inf: nothing."""
         at = time.monotonic_ns()

@@ -9,39 +9,30 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TypeVar
 
 from setproctitle import setproctitle
 
 from qd.app import Qd
 from qd.config import Settings
-from qd.log import Log
 from qd.process.exits import Exit
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
 from qd.schedule import Entry
+from qd.scheduler.guard import Guard
+from qd.scheduler.loop import Scheduler
 from qd.worker import boot
 
+T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
-IDLE = 0.5  # seconds between two looks at what keeps it from its turns
-BOOTING = 0.02  # the same until the keeper has reached its server: nobody knows yet whether this is maintenance
-
-
-class Turns(Protocol):
-    """What this loop needs of a scheduler. It is `idle` when it drains and none of its runs is left."""
-
-    paused: bool
-    down: bool
-
-    @property
-    def idle(self) -> bool: ...
-
-    def turn(self) -> float: ...
-    def drain(self) -> None: ...
-    def close(self) -> None: ...
+BOOTING = 0.02  # seconds between two looks for the keeper's first word
+PATIENCE = int(5e9)  # nanoseconds for which that is waited for; it may have no server
 
 
 def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:
@@ -50,76 +41,107 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     between: called between two turns.
     """
     hands, stack_fd = boot.settled(hands, seat)
-    entries = app.schedule.entries()
-    child = Child(turns_of(app, settings, hands.log, entries), len(entries), settings, hands, seat, between)
+    child = Child(app, settings, entries_of(app, settings), hands, seat, between)
     os.register_at_fork(after_in_child=child.slot.part)
     ready = partial(hands.voice.tell, "ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
     return child.run(ready)
 
 
+def entries_of(app: Qd, settings: Settings) -> list[Entry]:
+    """Those that run here. --force: in maintenance mode, too."""
+    entries = [entry for entry in app.schedule.entries() if entry.runs_in(settings.env)]
+    return [replace(entry, in_maintenance=True) for entry in entries] if settings.work.force else entries
+
+
+class Watched(Guard):
+    """Tells the master first how long the app's own code may take."""
+
+    def __init__(self, about: Callable[[float], None]) -> None:
+        super().__init__()
+        self._about = about
+
+    def run(self, body: Callable[[], T]) -> T:
+        self._about(self.seconds)
+        return super().run(body)
+
+
 class Child:
     def __init__(
         self,
-        turns: Turns,
-        entries: int,
+        app: Qd,
         settings: Settings,
+        entries: Sequence[Entry],
         hands: Hands,
         seat: Seat,
         between: Callable[[], None] | None,
     ) -> None:
-        self.turns, self.entries, self.hands = turns, entries, hands
+        self.entries, self.hands, self.between = entries, hands, between
         self.board, self.slot = hands.board, hands.board.slot(seat.slot)
         self.mailbox = Mailbox()
-        self.between = between
-        self.force = settings.work.force
-        self.turns.paused = seat.paused
-        self._draining = False
+        self.scheduler = Scheduler(
+            app,
+            settings,
+            hands.log,
+            entries=entries,
+            host=socket.gethostname(),
+            owner=f"{hands.token}/{seat.slot}",
+            down=self._is_down,
+            guard=Watched(self._about),
+        )
+        self.scheduler.paused = seat.paused
+        self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = ""
 
     def run(self, ready: Callable[[], None]) -> int:
         """Until it is told to leave and nothing runs any more. `ready` is called once it hears signals."""
         self.mailbox.open(HEARD)
-        self.slot[W.ENTRIES] = self.entries
+        self.slot[W.ENTRIES] = len(self.entries)
         self._about()
+        self._show()
         ready()
         try:
-            while not (self._draining and self.turns.idle):
+            while not self._over:
                 wait = self._turn()
                 self._show()
-                if not (self._draining and self.turns.idle):
+                if not self._over:
                     self.mailbox.peek(wait)
                 self._after_wait()
             self.slot[W.STATE] = State.IDLE  # it leaves by itself
             return Exit.OK
         finally:
-            self.turns.close()
+            self.scheduler.close()
             self.mailbox.close()
+
+    @property
+    def _over(self) -> bool:
+        return self.scheduler.drained and self.scheduler.idle
 
     def _turn(self) -> float:
         """Returns the seconds until the next one."""
         self._hear()
-        self.turns.down = bool(self.board.header(H.DOWN)) and not self.force
-        if not self.board.header(H.KEEPER_CONTACT) and not self._draining:
+        if self._knows_nothing() and not self.scheduler.drained:
             return BOOTING
-        wait = self.turns.turn()
+        wait = self.scheduler.turn()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
-            self._drain()  # what the app's own code did to our handlers may have cost us the word
+            self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
         return wait
+
+    def _knows_nothing(self) -> bool:
+        """The keeper has not said yet whether this is maintenance."""
+        return not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < PATIENCE
+
+    def _is_down(self) -> bool:
+        return bool(self.board.header(H.DOWN))
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
-        if signal.SIGTERM in came:
-            self._drain()
+        if signal.SIGTERM in came and not self.scheduler.drained:
+            self.scheduler.drain()
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
-            self.turns.paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell
+            self.scheduler.paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell
         elif came & {signal.SIGUSR2, signal.SIGCONT}:
-            self.turns.paused = signal.SIGUSR2 in came
-
-    def _drain(self) -> None:
-        if not self._draining:
-            self._draining = True
-            self.turns.drain()
+            self.scheduler.paused = signal.SIGUSR2 in came
 
     def _after_wait(self) -> None:
         if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
@@ -135,31 +157,25 @@ class Child:
     # -- what people see
 
     def _show(self) -> None:
-        turns = self.turns
-        state = "paused" if turns.paused else "down" if turns.down else ""
-        self.slot[W.STATE] = State.IDLE if state else State.WAITING
-        self._say(state or f"with {self.entries} {'entry' if self.entries == 1 else 'entries'}")
+        running = self.scheduler.runs.running
+        if len(running) != self.slot[W.RUNS] or (running and self.slot[W.JOB_AT] != running[0][1]):
+            self._show_runs(running)
+        state = "paused" if self.scheduler.paused else "down" if self._is_down() else ""
+        self.slot[W.STATE] = State.BUSY if running else State.IDLE if state else State.WAITING
+        if not running:
+            self._say(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")
+
+    def _show_runs(self, running: list[tuple[str, int]]) -> None:
+        """The one that began first, with how many there are."""
+        name, began = running[0] if running else ("", 0)
+        since = time.time() - (now() - began) / 1e9 if running else 0
+        self.slot[W.RUNS], self.slot[W.JOB_AT], self.slot[W.JOB_UNIX] = len(running), began, int(since)
+        self.slot.say(name.encode("utf-8", "replace"), b"")
+        if running:
+            more = f" and {len(running) - 1} more" if running[1:] else ""
+            self._say(f"{name}{more} since {time.strftime('%H:%M:%S', time.localtime(since))}")
 
     def _say(self, text: str) -> None:
         if text != self._title:
             self._title = text
             setproctitle(f"{self._head} {text}")
-
-
-class Waits:
-    """Stands where Scheduler will: it takes no tick."""
-
-    paused = down = idle = False
-
-    def turn(self) -> float:
-        return 1.0
-
-    def drain(self) -> None:
-        self.idle = True
-
-    def close(self) -> None:
-        pass
-
-
-def turns_of(app: Qd, settings: Settings, log: Log, entries: tuple[Entry, ...]) -> Turns:
-    return Waits()
