@@ -18,6 +18,7 @@ YEARS = {
     "Africa/Casablanca": 2025,  # back for Ramadan
     "Pacific/Apia": 2011,  # no 30 December
     "Asia/Kolkata": 2025,  # never
+    "UTC": 2025,
 }
 QUARTER = 900
 
