@@ -157,7 +157,7 @@ class Scheduled(Frequencies):
         return self.output_to(path, append=True)
 
     def before(self, act: Act) -> Self:
-        """Call this before each run, in its process. What it raises fails the run before it began."""
+        """Call this before each run, in its process. What it raises is logged, and changes nothing."""
         return self._hook("before", act)
 
     def after(self, act: Act) -> Self:
