@@ -153,16 +153,15 @@ class Runs:
 
     def run_here(self, entry: Entry, tick: float, owner: str) -> Ended:
         """Run one to its end and wait for it, hooks and listeners too: `qd schedule test`. Nothing else may run by these
-        Runs. The lease of one without_overlapping is renewed meanwhile where `waits` has taken it."""
-        self.start(entry, tick, owner)
-        ended = self.reap()
-        while self._runs:
-            time.sleep(min(self.wants, 0.02))
-            ended += self.reap()
-            with suppress(QdError):
-                self.renew()
-        with suppress(QdError):
-            self.renew()
+        Runs. No lease is asked for. An exception that comes meanwhile (Ctrl-C) ends the run."""
+        ended = list[Ended]()
+        try:
+            self.start(entry, tick, owner)
+            while not ended or self._runs:
+                ended += self.reap()
+                time.sleep(min(self.wants, 0.01))
+        finally:
+            self.end()
         return ended[0]
 
     # -- beginning

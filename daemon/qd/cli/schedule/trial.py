@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import subprocess
-import sys
+import os
 import time
-import traceback
+import uuid
+from typing import TYPE_CHECKING
 
 import click
 
 from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.schedule.which import named, what
-from qd.schedule import CallTask, Entry, JobTask, QdTask, ShellTask
+from qd.log import Log
+from qd.schedule import Entry, JobTask
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.scheduler.runs import Ended
 
 
 @click.command("test")
@@ -26,18 +29,19 @@ def test(name: str) -> int:
     A function or command runs in the foreground, with this terminal; the job of an entry is dispatched, and its id
     printed. Exit 1: it failed.
     """
-    (entry,) = named(app().schedule.entries(), [name])
+    own = app()
+    (entry,) = named(own.schedule.entries(), [name])
     if isinstance(entry.task, JobTask):
         return sent_now(entry, entry.task)
-    began = time.monotonic()
-    code, why = ran(entry)
-    took = time.monotonic() - began
+    ended = ran(own, entry)
+    failed = bool(ended.error)
     if common.given().json:
-        output.document({"name": name, "kind": entry.kind, "ok": code == 0, "code": code, "error": why, "took_s": took})
+        facts = {"name": name, "kind": entry.kind, "ok": not failed, "code": ended.code, "error": ended.error}
+        output.document({**facts, "took_s": ended.runtime})
     else:
-        said = f"failed: {why}" if code else "done"
-        output.note(f"{name} ({what(entry)}): {said}, took {output.duration(took)}")
-    return 1 if code else 0
+        said = f"failed: {ended.error}" if failed else "done"
+        output.note(f"{name} ({what(entry)}): {said}, took {output.duration(ended.runtime)}")
+    return int(failed)
 
 
 def sent_now(entry: Entry, task: JobTask) -> int:
@@ -49,23 +53,16 @@ def sent_now(entry: Entry, task: JobTask) -> int:
     return 0
 
 
-def ran(entry: Entry) -> tuple[int, str]:
-    """Its exit code, and why it failed."""
-    task = entry.task
-    if isinstance(task, CallTask):
-        try:
-            found = task.function()
-            if inspect.isawaitable(found):
-                asyncio.run(awaited(found))
-        except (Exception, SystemExit) as error:
-            traceback.print_exception(error)
-            return 1, f"{type(error).__name__}: {error}"
-        return 0, ""
-    assert isinstance(task, ShellTask | QdTask)  # jobs are sent
-    words = ["/bin/sh", "-c", task.line] if isinstance(task, ShellTask) else [sys.executable, "-m", "qd", *task.words]
-    code = subprocess.run(words, check=False).returncode
-    return code, f"exit code {code}" if code >= 0 else f"signal {-code}"
+def ran(own: Qd, entry: Entry) -> Ended:
+    """As a scheduler runs it, with its hooks and listeners, but for the lock. Ctrl-C ends it."""
+    from qd.scheduler.runs import Runs
+
+    store = common.store(own.settings, own.settings.control)
+    quiet = Log("schedule", level="warning")
+    runs = Runs(own, own.settings, quiet, store, forked=printing_aside if common.given().json else bool)
+    return runs.run_here(entry, time.time(), f"test-{uuid.uuid4().hex}")
 
 
-async def awaited(found: object) -> object:
-    return await found  # type: ignore[misc]
+def printing_aside() -> None:
+    """stdout is for the one document."""
+    os.dup2(2, 1)
