@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import subprocess
 import sys
 import time
@@ -69,9 +70,9 @@ def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
 def main(url: str, seconds: str, count: str) -> None:
     app, entries = app_of(url, float(seconds), int(count))
     scheduler = Scheduler(app, app.settings, Log("scheduler"), entries=entries, host=str(os.getpid()))
-    print("ready", flush=True)
+    poll = select.poll()  # libfaketime does not bear time.sleep()
     while True:
-        time.sleep(min(scheduler.turn(), 0.02 if scheduler.runs.alive else 1.0))
+        poll.poll(1000 * min(scheduler.turn(), 0.02 if scheduler.runs.alive else 1.0))
 
 
 class Several:
@@ -94,16 +95,19 @@ class Several:
     def kill_one(self, luck: random.Random) -> None:
         """SIGKILL, wherever it is, and another takes its place."""
         at = luck.randrange(len(self._living))
+        assert self._living[at].poll() is None, "it has ended by itself"
         self._living[at].kill()
         self._living[at].wait(10)
         self.killed += 1
         self._living[at] = self._start(self._skews[at])
 
     def close(self) -> None:
+        ended = [one.returncode for one in self._living if one.poll() is not None]
         for one in self._living:
             one.kill()
             one.wait(10)
         self._log.close()
+        assert not ended, "some have ended by themselves"
 
 
 def run(several: Several, seconds: float, done: Any, luck: random.Random) -> None:
