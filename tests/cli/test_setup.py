@@ -170,6 +170,48 @@ def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
     assert line("config", "check") == (78, "qd: qd.toml: tables or lists stand too deep in each other")
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ("cron = '61 * * * *'\nshell = 'ls'", "wrong: cron expression '61 * * * *'"),
+        ("cron = '0 0 31 2 *'\nshell = 'ls'", "never comes"),
+        ("every = 60\nshell = 'pg_dmup shop'", "its command 'pg_dmup' is not on the PATH (pg_dmup shop)"),
+        ("every = 60\nshell = 'bin/dump'", "its command 'bin/dump' is not there"),
+        ("every = 60\nqd = 'faled forget'", "qd faled forget: unknown command 'faled' (did you mean 'failed'?)"),
+        ("every = 60\nqd = 'failed froget'", "unknown command 'froget' (did you mean 'forget'?)"),
+        ("every = 60\nqd = 'failed forget --older 30d'", "no such option"),
+        ("every = 60\nqd = 'failed'", "it names no command"),
+        ("every = 60", "nothing says what it runs"),
+    ],
+)
+def test_check_looks_at_the_entries_of_the_schedule_in_the_file(keys, says, folder):
+    (folder / "qd.toml").write_text(FILE + f"[schedule.entries.nightly]\n{keys}\n")
+    code, said = line("config", "check")
+    assert (code, says.lower() in said.lower()) == (78, True), said
+    assert "qd.toml:8 " in said
+
+
+def test_check_likes_entries_that_can_run_and_imports_no_job_of_them(folder):
+    entries = ["shell = 'ls -l | wc'", "qd = 'failed forget --older-than 30d'", "job = 'a.b'", "call = 'a:b'"]
+    text = "".join(f"[schedule.entries.e{n}]\nevery = 60\n{keys}\n" for n, keys in enumerate(entries))
+    (folder / "qd.toml").write_text(FILE + text)
+    assert (done := qd("config", "check")).exit_code == 0, done.output
+
+
+def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')  # the url stands in Qd(...)
+    head = "from qd import Qd\napp = Qd('redis://h/0')\n"
+    for declared, says in [
+        ("app.schedule(lambda: None).daily()", "no name of its own"),
+        ("app.schedule.shell('pg_dmup', cron='@daily')", "'pg_dmup' is not on the PATH"),
+        ("app.schedule(print, cron='0 0 31 2 *')", "never comes"),
+    ]:
+        (folder / "shop.py").write_text(f"{head}{declared}\n")
+        done = real("config", "check")
+        assert (done.returncode, says in done.stderr, "shop.py:3" in done.stderr) == (78, True, True), done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
     (folder / "qd.toml").write_text(FILE)
     monkeypatch.setitem(os.environ, "QD_TIMOUT", "3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from qd.connectors.manager import check_url
 from qd.errors import ConfigError
 from qd.masks import mask_url
 from qd.options import WORK, Option, shown
+
+if TYPE_CHECKING:
+    from qd.schedule import Task
 
 __all__ = ["config", "init"]
 
@@ -91,13 +94,15 @@ def _shown(option: Option, value: Any) -> Any:
 def check() -> None:
     """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
 
-    The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it.
+    The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it. So entries of the
+    schedule that the code declares are looked at then only; those of the file always.
     """
     found = common.settings()
     for pool in ["", *pools()]:
         each = loaded(pool, _said(found))
         for name in (each.default, each.control, each.work.connection):
             check_url(each.connection(name))
+    _check_schedule(found)
     notes = configuration.strangers(found, os.environ)
     for line in notes:
         output.note(f"qd config check: {line}")
@@ -106,6 +111,33 @@ def check() -> None:
         output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
     else:
         output.say(output.clean(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}"))
+
+
+def _check_schedule(found: Settings) -> None:
+    """Raises DeclarationError: an entry of the schedule cannot run."""
+    if not found.schedule.entries and not _said(found):
+        return
+    from qd.cli.commands_of import fault
+    from qd.schedule.fields import wrong
+
+    for origin, task in _entries(found):
+        if why := fault(task, found.root):
+            raise wrong(origin, why)
+
+
+def _entries(found: Settings) -> Iterator[tuple[tuple[str, int], Task]]:
+    """Where each entry is declared, and what it runs. Those of the code: where the app was imported. Raises
+    DeclarationError."""
+    from qd.schedule.file import look
+
+    if not _said(found):
+        for said in found.schedule.entries:
+            yield (said.file, said.line), look(said, found)
+        return
+    from qd.cli.apps import app
+
+    for entry in app().schedule.entries():
+        yield entry.origin, entry.task
 
 
 def _of_app(found: Settings) -> str:

@@ -33,8 +33,9 @@ def scheduled(said: EntrySettings, settings: Settings, taken: Names, call: MakeC
     return spoken(Scheduled(task, said.name, (said.file, said.line), taken), said)
 
 
-def look(said: EntrySettings, settings: Settings) -> None:
-    """All that can be seen without the app. Raises DeclarationError."""
+def look(said: EntrySettings, settings: Settings) -> Task:
+    """All that can be seen without the app, and what it runs; of a job and a function something that stands for them.
+    Raises DeclarationError."""
     kind = only_one(said, KINDS, "what it runs")
     only_one(said, ("cron", "every"), "when it runs")
     if strangers := given(said, OF_RUNS if kind == "job" else OF_JOBS):
@@ -48,6 +49,7 @@ def look(said: EntrySettings, settings: Settings) -> None:
     except (QdError, ValueError) as error:
         raise mistake(said, str(error)) from None
     spoken(Scheduled(task, said.name, (said.file, said.line), {}), said)._timing("UTC")
+    return task
 
 
 def task_of(said: EntrySettings, call: MakeCall | None = None) -> Task:
