@@ -80,7 +80,7 @@ class Hold:
         with shield, self._busy:
             self._ended = True
             if not self._place.ask(self._mutex.give):
-                self.lose()
+                self.lose()  # where an answer was lost, too, and the same call then said no: one too many is told, none missed
         self.check()
 
     def look(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from qd.bus.asking import store_of
 from qd.connectors.manager import Connections
-from qd.errors import ArgumentError
+from qd.errors import ArgumentError, ConnectionLost, ServerBusy, Unreachable
 from qd.process.shield import shield
 from qd.store.base import Store
 from qd.units import span_in_code
@@ -59,9 +60,20 @@ class Place:
         return self._connections.get(self._connection).within(seconds)
 
     def ask(self, ask: Callable[[Store], T], patience: float = PATIENCE) -> T:
-        """What the store says. An alarm waits until it has; raises ConnectionLost, ServerRefused, ConfigError."""
-        queue = self._connections.get(self._connection)
+        """What the store says. An alarm waits until it has; raises ConnectionLost, ServerRefused, ConfigError.
+
+        Asked once more where the connection broke at once, as one does that the server has closed: whatever is asked here
+        may be asked twice.
+        """
+        queue, began = self._connections.get(self._connection), time.monotonic()
         with shield, queue.within(patience):
+            try:
+                return ask(store_of(queue))
+            except (Unreachable, ServerBusy):
+                raise
+            except ConnectionLost:
+                if time.monotonic() - began > patience / 2:
+                    raise
             return ask(store_of(queue))
 
 

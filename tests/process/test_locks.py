@@ -1,0 +1,522 @@
+"""app.lock on a real server: never two inside, in order, through kills, forks, alarms and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qd import Lock, LockError, LockTaken, Qd, events
+from qd.errors import ConnectionLost, LockLost
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import SOURCE, MakeProject
+from tests.support.pushing import push
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+# What stays for a while: the last token; what one was handed, or woken by, that had just left.
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
+LINE = "qd:mutex:{report}:line"
+PRELUDE = "import os, sys, time\nfrom qd import Qd\napp = Qd()\n"
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Qd]:
+    made = Qd(server.url)
+    yield made
+    made.connections.close_all()
+
+
+@pytest.fixture
+def program(server: Server, tmp_path: Path) -> Iterator[Callable[..., Procs]]:
+    """program(code): started in a process of its own, with an `app`; ended with the test."""
+    started: list[Procs] = []
+    env = {"PYTHONPATH": str(SOURCE), "QD_REDIS_URL": server.url, "PATH": os.environ["PATH"]}
+
+    def start(code: str) -> Procs:
+        started.append(Procs([sys.executable, "-c", PRELUDE + code], cwd=tmp_path, env=env))
+        return started[-1]
+
+    yield start
+    for procs in started:
+        procs.sweep()
+
+
+def in_line(redis: Client, count: int) -> None:
+    eventually(lambda: redis.call("ZCARD", LINE) == count, 10, what=f"{count} waiters in line")
+
+
+def waiting_on(server: Server) -> None:
+    redis = server.client()
+    try:
+        in_line(redis, 1)
+    finally:
+        redis.close()
+
+
+def in_thread(body: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=body)
+    thread.start()
+    return thread
+
+
+# -- one at a time
+
+
+def test_of_eight_processes_never_two_are_inside_and_their_tokens_grow(program, tmp_path: Path):
+    code = """
+for _ in range(25):
+    with app.lock("report", ttl=30) as lock:
+        os.close(os.open("inside", os.O_CREAT | os.O_EXCL))  # raises when another is inside
+        with open("tokens", "a") as file:
+            file.write(f"{lock.token}\\n")
+        os.unlink("inside")
+"""
+    started = [program(code) for _ in range(8)]
+    for each in started:
+        assert each.process.wait(60) == 0, each.all_lines
+    tokens = [int(line) for line in (tmp_path / "tokens").read_text().splitlines()]
+    assert len(tokens) == 200
+    assert tokens == sorted(set(tokens))
+
+
+def test_who_waits_is_served_in_the_order_in_which_it_came(app: Qd, redis: Client):
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with app.lock("report", ttl=30):
+            served.append(number)
+
+    with app.lock("report", ttl=30):
+        threads = []
+        for number in range(6):
+            threads.append(in_thread(lambda number=number: wait(number)))  # type: ignore[misc]
+            in_line(redis, number + 1)
+        assert not app.lock("report", ttl=30).acquire(blocking=False)
+    for thread in threads:
+        thread.join(20)
+    assert served == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_lock_that_is_free_but_waited_for_is_not_taken_in_passing(app: Qd, redis: Client):
+    """Between its release and the moment at which the waiter comes, nobody else gets it."""
+    lock = app.lock("report", ttl=30)
+    assert lock.acquire()
+    got = threading.Event()
+    thread = in_thread(lambda: got.set() if app.lock("report", ttl=1).acquire() else None)
+    in_line(redis, 1)
+    lock.release()
+    assert not app.lock("report", ttl=30).acquire(blocking=False)
+    assert got.wait(10)
+    thread.join(10)
+    eventually(lambda: not app.lock("report", ttl=1).locked())
+
+
+def test_a_wait_ends_with_its_timeout_and_leaves_the_line(app: Qd, redis: Client):
+    with app.lock("report", ttl=30) as lock:
+        other = app.lock("report", ttl=30, timeout=0.2)
+        assert not other.acquire(timeout=0.2)
+        with pytest.raises(LockTaken, match=rf"'report' was not free within 0.2 s: process {os.getpid()} on "), other:
+            pass
+        assert redis.call("ZCARD", LINE) == 0
+        assert lock.owner() == app.lock("report", ttl=1).owner()
+        assert lock.owner().pid == os.getpid()  # type: ignore[union-attr]
+        assert lock.held
+        assert not other.held
+        assert not other.lost
+        with pytest.raises(LockError, match=r"never taken"):
+            _ = other.token
+    assert not lock.held
+    assert not lock.locked()
+
+
+def test_an_object_stands_for_one_taking_at_a_time(app: Qd):
+    lock = app.lock("report", ttl=30)
+    with pytest.raises(LockError, match=r"not held by this object: release\(\) comes after acquire\(\)"):
+        lock.release()
+    with lock:
+        first = lock.token
+        with pytest.raises(LockError, match="held already by this object"):
+            lock.acquire()
+    with lock:
+        assert lock.token > first
+
+
+# -- the dead
+
+
+def test_the_lock_of_a_killed_owner_goes_to_the_next_when_its_ttl_is_over(app: Qd, program):
+    owner = program(
+        "lock = app.lock('report', ttl=1, renew=True)\nlock.acquire()\nprint('in', flush=True)\ntime.sleep(60)"
+    )
+    eventually(lambda: owner.output == ["in"], 20)
+    mine = app.lock("report", ttl=30)
+    assert not mine.acquire(timeout=1.2)  # it is renewed
+    os.kill(owner.pid, signal.SIGKILL)
+    assert mine.acquire(timeout=10)
+    mine.release()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_waiter_that_dies_or_is_stopped_holds_up_nobody(app: Qd, redis: Client, program, how: signal.Signals):
+    lock = app.lock("report", ttl=60)
+    assert lock.acquire()
+    dead = program("app.lock('report', ttl=60).acquire()")
+    in_line(redis, 1)
+    got = threading.Event()
+    thread = in_thread(lambda: got.set() if app.lock("report", ttl=60).acquire() else None)
+    in_line(redis, 2)
+    os.kill(dead.pid, how)
+    lock.release()
+    assert got.wait(10)  # and not after the 60 s of the dead one's ttl
+    thread.join(10)
+    redis.call("DEL", "qd:mutex:{report}")
+
+
+# -- long work
+
+
+def test_a_lock_is_renewed_while_its_block_runs(app: Qd):
+    with app.lock("report", ttl=0.4, renew=True) as lock:
+        assert not app.lock("report", ttl=1).acquire(timeout=1.3)
+        assert lock.held
+        assert not lock.lost
+    assert not lock.locked()
+    eventually(lambda: "qd-locks" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_extend_holds_it_longer_and_renewal_makes_it_no_shorter(app: Qd, redis: Client):
+    with app.lock("report", ttl=0.3, renew=True) as lock:
+        lock.extend(60)
+        assert not app.lock("report", ttl=1).acquire(timeout=0.5)
+        assert redis.call("PTTL", "qd:mutex:{report}") > 55_000
+    with app.lock("report", ttl=20) as lock:
+        lock.extend()
+        assert lock.held
+
+
+# -- lost
+
+
+@pytest.fixture
+def lost(app: Qd) -> list[events.LockLost]:
+    told: list[events.LockLost] = []
+    app.on(events.LockLost)(told.append)
+    return told
+
+
+def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[events.LockLost], caplog):
+    lock = app.lock("report", ttl=0.6, renew=True)
+
+    def block() -> None:
+        with lock:
+            redis.call("FLUSHALL")
+            eventually(lambda: lost)
+            assert lock.lost
+            assert not lock.held
+            assert lost == [events.LockLost("report", lock.token)]
+
+    with pytest.raises(LockLost, match="'report' was lost while it was held: somebody deleted it"):
+        block()
+    assert lost == [events.LockLost("report", lock.token)]
+    assert [record.name for record in caplog.records] == ["qd.locks"]
+    assert "the lock 'report' was lost (token " in caplog.text
+
+
+def test_a_lost_lock_without_renewal_is_told_by_what_comes_next(app: Qd, redis: Client, lost: list[events.LockLost]):
+    late = app.lock("report", ttl=0.05)
+    assert late.acquire()
+    eventually(lambda: redis.call("EXISTS", "qd:mutex:{report}") == 0)
+    with app.lock("report", ttl=30) as other:
+        with pytest.raises(LockLost, match=r"its ttl of 0.05 s was over"):
+            late.extend()
+        with pytest.raises(LockLost):
+            late.release()
+        assert other.held
+        assert other.locked()
+        assert late.lost
+    assert [event.token for event in lost] == [late.token]
+    assert late.token < other.token
+
+
+def test_an_error_of_the_block_goes_before_a_lost_lock(app: Qd, redis: Client, lost: list[events.LockLost]):
+    def block() -> None:
+        with app.lock("report", ttl=30):
+            redis.call("DEL", "qd:mutex:{report}")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+    assert len(lost) == 1
+
+
+def test_a_lock_whose_server_stays_away_is_lost_when_its_ttl_is_over(lost_with: Callable[[Qd], list]):
+    with Server() as own:
+        app = Qd(own.url)
+        told = lost_with(app)
+        lock = app.lock("report", ttl=0.5, renew=True)
+        assert lock.acquire()
+        own.kill()
+        eventually(lambda: told)
+        assert lock.lost
+        with pytest.raises(ConnectionLost):
+            lock.release()
+
+
+@pytest.fixture
+def lost_with() -> Callable[[Qd], list]:
+    def listening(app: Qd) -> list:
+        told: list[events.LockLost] = []
+        app.on(events.LockLost)(told.append)
+        return told
+
+    return listening
+
+
+def test_a_block_that_is_done_does_not_fail_because_the_server_is_away(caplog):
+    with Server() as own:
+        app = Qd(own.url)
+        with app.lock("report", ttl=30):
+            own.kill()
+        assert "could not be given back and stays until its ttl is over" in caplog.text
+
+
+# -- copies
+
+
+def test_a_forked_copy_neither_renews_nor_releases(app: Qd):
+    with app.lock("report", ttl=0.6, renew=True) as lock:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with pytest.raises(LockError, match=rf"held by process {os.getppid()}, of which this one"):
+                    lock.release()
+                held = lock.held
+                lock.__exit__(None, None, None)
+                names = [thread.name for thread in threading.enumerate()]
+                code = 0 if not held and not lock.lost and "qd-locks" not in names else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert lock.held
+        assert not app.lock("report", ttl=1).acquire(timeout=0.8)
+
+
+def test_a_copy_that_outlives_its_owner_does_not_keep_the_lock(app: Qd, program):
+    owner = program("""
+lock = app.lock("report", ttl=0.6, renew=True)
+lock.acquire()
+if os.fork() == 0:
+    print("copy", flush=True)
+    time.sleep(60)
+time.sleep(60)
+""")
+    eventually(lambda: owner.output == ["copy"], 20)
+    os.kill(owner.pid, signal.SIGKILL)
+    lock = app.lock("report", ttl=1)
+    assert lock.acquire(timeout=10)
+    lock.release()
+
+
+# -- outages
+
+
+def test_a_waiter_outlives_a_restart_of_the_server(tmp_path: Path):
+    with Server("--appendonly", "yes", "--appendfsync", "always") as own:
+        app = Qd(own.url)
+        lock = app.lock("report", ttl=60)
+        assert lock.acquire()
+        got: list[bool] = []
+        thread = in_thread(lambda: got.append(app.lock("report", ttl=60).acquire(timeout=30)))
+        waiting_on(own)
+        own.kill()
+        own.start()
+        waiting_on(own)
+        lock.release()
+        thread.join(20)
+        assert got == [True]
+
+
+def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
+    with Server() as own:
+        app = Qd(own.url)
+        lock = app.lock("report", ttl=60)
+        assert lock.acquire()
+        other = app.lock("report", ttl=60)
+        thread = in_thread(lambda: other.acquire(timeout=30))
+        waiting_on(own)
+        own.kill()
+        own.start()
+        thread.join(20)
+        assert other.held
+        assert other.token > lock.token
+        with pytest.raises(LockLost):
+            lock.release()
+        assert other.locked()
+
+
+def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout():
+    with Server() as own:
+        app = Qd(own.url)
+        lock, other = app.lock("report", ttl=60), app.lock("report", ttl=60)
+        assert lock.acquire()
+        told: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                other.acquire(timeout=1.5)
+            except ConnectionLost as error:
+                told.append(error)
+
+        thread = in_thread(wait)
+        waiting_on(own)
+        own.kill()
+        thread.join(20)
+        assert len(told) == 1
+        with pytest.raises(ConnectionLost):
+            app.lock("report", ttl=60).acquire()  # would wait without end
+
+
+# -- in a worker
+
+WAITING = (
+    JOBS
+    + """
+import asyncio
+
+@app.job("waits", tries=1, timeout=1)
+def waits() -> None:
+    note("waits")
+    try:
+        with app.lock("report", ttl=60):
+            note("got it")
+    except BaseException as error:
+        note("ended", type(error).__name__)
+        raise
+
+@app.job("awaits", tries=1, timeout=1)
+async def awaits() -> None:
+    note("waits")
+    try:
+        async with app.lock("report", ttl=60):
+            note("got it")
+    except asyncio.CancelledError:
+        note("ended", "JobTimeout")
+        raise
+"""
+)
+
+
+@pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
+@pytest.mark.parametrize("job", ["waits", "awaits"])
+def test_a_timeout_ends_a_wait_in_a_job_and_leaves_the_line(project: MakeProject, app: Qd, redis: Client, job: str):
+    shop = project(WAITING)
+    witness = Witness(shop)
+    with app.lock("report", ttl=60):
+        push(redis, job)
+        work = shop.work("-w", "1")
+        assert witness.wait("ended") == ["ended JobTimeout"]
+        eventually(lambda: redis.call("ZCARD", LINE) == 0, 1)
+        work.wait_line("job.failed", 10)
+        assert not work.matches("killed")
+    work.stop()
+    assert witness.starting("got") == []
+
+
+# -- coroutines
+
+
+def test_async_with_waits_without_blocking_the_loop(app: Qd, redis: Client):
+    """More tasks wait than the loop has threads to share; the one that gives the lock back still finds one."""
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with app.lock("report", ttl=30) as lock:
+            await lock.aextend(60)
+            assert await lock.aowner() is not None
+            served.append(number)
+
+    async def main() -> None:
+        lock = app.lock("report", ttl=30)
+        assert await lock.aacquire()
+        tasks = [asyncio.create_task(wait(number)) for number in range(40)]
+        while redis.call("ZCARD", LINE) < 40:
+            await asyncio.sleep(0.01)
+        assert not await app.lock("report", ttl=30).aacquire(blocking=False)
+        await lock.arelease()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert sorted(served) == list(range(40))
+    assert not app.lock("report", ttl=1).locked()
+
+
+def test_a_cancelled_task_leaves_the_line_and_gives_back_what_it_was_handed(app: Qd, redis: Client):
+    async def main() -> None:
+        lock = app.lock("report", ttl=30)
+        assert await lock.aacquire()
+        waiting = asyncio.create_task(app.lock("report", ttl=30).aacquire())
+        while redis.call("ZCARD", LINE) < 1:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert redis.call("ZCARD", LINE) == 0
+        await lock.arelease()
+        for _ in range(30):  # cancelled at any point of a taking that succeeds
+            task = asyncio.create_task(app.lock("report", ttl=30).aacquire())
+            await asyncio.sleep(0.0002 * (_ % 10))
+            task.cancel()
+            if (await asyncio.gather(task, return_exceptions=True))[0] is not True:
+                assert not app.lock("report", ttl=1).locked()
+            else:
+                redis.call("DEL", "qd:mutex:{report}")
+
+    asyncio.run(main())
+
+
+# -- refused
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda app: app.lock("", ttl=30), "the name of a lock is ''"),
+        (lambda app: app.lock(7, ttl=30), "the name of a lock is 7: give a text"),
+        (lambda app: app.lock("a{b}", ttl=30), r"has a '\{': give printable characters without braces"),
+        (lambda app: app.lock("a\nb", ttl=30), r"has a '\\n'"),
+        (lambda app: app.lock("x" * 201, ttl=30), "has 201 characters: give 200 at most"),
+        (lambda app: app.lock("a", ttl=None), r'ttl=None: without one .* app.lock\("a", ttl=30, renew=True\)'),
+        (lambda app: app.lock("a", ttl=0), "ttl=0: without one"),
+        (lambda app: app.lock("a", ttl=-1), "the lock 'a': ttl: -1 is not a length of time"),
+        (lambda app: app.lock("a", ttl="30s"), "'30s' is a text: write 30"),
+        (lambda app: app.lock("a", ttl=1e-9), "less than a millisecond"),
+        (lambda app: app.lock("a", ttl=1, timeout=-1), "the lock 'a': timeout: -1"),
+        (lambda app: app.lock("a", ttl=1).acquire(timeout="x"), "the lock 'a': timeout: 'x'"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd], Lock], says: str):
+    with pytest.raises(TypeError, match=says) as caught:
+        make(app)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lock_of_another_connection(redis: Client, server: Server, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qd.toml").write_text(
+        f'[connections.redis]\nurl = "{server.url}"\n[connections.far]\nurl = "{server.url}"\nprefix = "far_"\n'
+    )
+    app = Qd()
+    with app.lock("report", ttl=30), app.lock("report", ttl=30, connection="far"):
+        assert redis.call("EXISTS", "qd:mutex:{report}", "far_qd:mutex:{report}") == 2
+    redis.call("DEL", "far_qd:mutex:{report}:fence")
+    app.connections.close_all()
