@@ -80,7 +80,7 @@ class Hold:
         with shield, self._busy:
             self._ended = True
             if not self._place.ask(self._mutex.give):
-                self.lose()  # where an answer was lost, too, and the same call then said no: one too many is told, none missed
+                self.lose()  # also when an answer was lost and the same call then said no: none is missed
         self.check()
 
     def look(self) -> bool:
