@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from qd.jobs import Call, Declare, Handle, Job, JobFunction, Middleware, NeverSent, Options, Sending, Span
     from qd.locks import Limiter, Lock, Owner
+    from qd.schedule import Scheduled
     from qd.testing import Dispatched, Fake
 
 __version__ = "0.1.0"
@@ -128,6 +129,7 @@ _ROOMS = {
         "Span",
     ),
     "qd.locks": ("Limiter", "Lock", "Owner"),
+    "qd.schedule": ("Scheduled",),
     "qd.testing": ("Dispatched", "Fake"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
@@ -184,6 +186,7 @@ __all__ = [
     "QdError",
     "Queue",
     "RunningJob",
+    "Scheduled",
     "Sending",
     "Span",
     "UniqueJobSkipped",

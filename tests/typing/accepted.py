@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, assert_type
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from qd import (
     Qd,
     Queue,
     RunningJob,
+    Scheduled,
     Span,
     WorkerStopping,
     current_job,
@@ -397,3 +399,35 @@ held = [WithoutOverlapping("report:{report_id}", expires=600), ConcurrencyLimit(
     ],
 )
 async def held_back(report_id: int) -> None: ...
+
+
+# the schedule
+def tidy() -> int:
+    return 1
+
+
+async def refresh() -> None: ...
+
+
+@app.job("shop.yearly")
+def yearly(month: int = 1) -> None: ...
+
+
+class Stock:
+    def refill(self) -> None: ...
+
+
+assert_type(app.schedule(welcome.bind("a@b.c")).weekdays().at("7:00"), Scheduled)
+app.schedule(yearly, cron="0 7 * * *", timezone="Europe/Berlin", overlap=False, missed="once", name="yearly")
+app.schedule(ChargeCard(order_id=7), every=timedelta(minutes=5))
+app.schedule(chain).daily_at("13:00").environments("production", "staging")
+app.schedule(refresh, every=0.5).even_in_maintenance_mode().on_every_host()
+app.schedule(Stock().refill).every(hours=1, minutes=30).without_overlapping().missed("all")
+app.schedule(lambda: None, name="nothing").hourly_at([0, 30]).when(lambda: True).skip(False)
+app.schedule(tidy).days("mon", 3).twice_daily(1, 13).between("8:00", "17:00").unless_between("12:00", "13:00")
+app.schedule(tidy).weekly_on(["monday", "friday"], "8:00").before(tidy).after(refresh).then(lambda: print())
+app.schedule(tidy).last_day_of_month("15:00").on_success(tidy).on_failure(tidy).timeout(timedelta(minutes=1))
+app.schedule(tidy).every_ten_seconds().in_background().output_to(Path("/tmp/out"), append=True).name("tidy")
+app.schedule.shell("pg_dump", "shop", 7, {"file": Path("/backup"), "verbose": True, "table": ["a", "b"]}).daily()
+app.schedule.shell("true", every=10).append_output_to("true.log")
+app.schedule.qd("failed forget --older-than 30d", {"queue": "mail"}, cron="@weekly")

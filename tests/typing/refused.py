@@ -165,3 +165,21 @@ app.limit("stripe", 100)  # E: call-arg
 RateLimited("stripe", "100", per=60)  # E: arg-type
 FailOnException("ValueError")  # E: arg-type
 SkipIf(True)  # E: arg-type
+
+
+# the schedule
+app.schedule(welcome)  # E: arg-type
+app.schedule(welcome("a@b.c"))  # E: arg-type
+app.schedule(needs_url)  # E: arg-type
+app.schedule(fetch.bind("https://example.org"), crn="* * * * *")  # E: call-arg
+app.schedule(ChargeCard(order_id=7), every="5m")  # E: arg-type
+app.schedule(print, missed="onse")  # E: arg-type
+app.schedule(print).hourly_at("17")  # E: arg-type
+app.schedule(print).missed("onse")  # E: arg-type
+app.schedule(print).every("5m")  # E: arg-type
+app.schedule(print).when("yes")  # E: arg-type
+app.schedule(print).before(needs_url)  # E: arg-type
+app.schedule(print).at(13)  # E: arg-type
+app.schedule(print).dayly()  # E: attr-defined
+app.schedule.shell(["ls", "-l"])  # E: arg-type
+app.schedule.qd(7)  # E: arg-type
