@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.schedule.clock import Ticks
-from qd.schedule.cron import read
+from qd.schedule.cron import ALIASES, read
 from qd.schedule.timing import Cron, Every
 from tests.support import vixie
+from tests.support.clock_page import NIGHTS, table
+from tests.support.samples import ROOT
 from tests.support.zones import YEARS, changes, wall
 
 HOUR = 3600
@@ -162,3 +164,28 @@ def test_equal_expressions_in_one_zone_are_reckoned_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(one._ticks, "_find", None)
     assert other.next_after(1.75e9) == found
     assert other.next_after(found - 1 if found else 0) == found
+
+
+@pytest.mark.parametrize("zone", NIGHTS)
+def test_the_page_tells_what_happens_in_the_night_of_the_change(zone: str) -> None:
+    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    _, _, section = page.partition(f"\n### {zone}\n")
+    assert table(zone) in section.partition("\n### ")[0], f"python -m tests.support.clock_page says:\n{table(zone)}"
+
+
+def test_the_page_names_every_alias() -> None:
+    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    for alias, expression in ALIASES.items():
+        assert any(f"`{alias}`" in line and f"`{expression}`" in line for line in page.splitlines()), alias
+
+
+def test_what_the_page_advises_does_what_it_says() -> None:
+    berlin = "Europe/Berlin"
+    spring, autumn = changes(berlin)
+    assert not ticks("*/60 2 * * *", berlin, spring - HOUR, spring + HOUR)
+    assert len(ticks("0 1,2,3 * * *", berlin, autumn - 3 * HOUR, autumn + 3 * HOUR)) == 3
+    together = ticks("0 2,3 * * *", berlin, spring - HOUR, spring + HOUR)
+    assert [wall(tick, berlin)[11:16] for tick in together] == ["03:00"]
+    for zone in ("Africa/Cairo", "America/Havana", "America/Santiago"):
+        forward = next(moment for moment in changes(zone) if wall(moment, zone)[11:16] == "01:00")
+        assert ticks("@daily", zone, forward - HOUR, forward + HOUR) == [forward]

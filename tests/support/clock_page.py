@@ -1,0 +1,45 @@
+"""The tables of docs/schedule-clock.md: what entries do in the night in which the clock is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from qd.schedule.timing import Cron, Every, Timing
+
+NIGHTS = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-10-04", "2026-04-05"),
+}
+ENTRIES = ("30 1 * * *", "30 2 * * *", "15 2 * * *", "*/20 2 * * *", "0 * * * *", "*/15 * * * *", "every(minutes=10)")
+HEAD = "| | the clock is put forward, {} | the clock is put back, {} |\n| --- | --- | --- |\n"
+
+
+def table(zone: str) -> str:
+    """One zone's. Ticks from 1:00 to 3:00; bold: since the change."""
+    nights = NIGHTS[zone]
+    rows = [
+        f"| `{entry}` | " + " | ".join(", ".join(ticks(entry, zone, night)) or "-" for night in nights) + " |\n"
+        for entry in ENTRIES
+    ]
+    return HEAD.format(*nights) + "".join(rows)
+
+
+def ticks(entry: str, zone: str, night: str) -> Iterator[str]:
+    where = ZoneInfo(zone)
+    start = datetime.fromisoformat(f"{night}T01:00").replace(tzinfo=where)
+    end = datetime.fromisoformat(f"{night}T03:00").replace(tzinfo=where).timestamp()
+    timing: Timing = Every(600) if entry.startswith("every") else Cron(entry, zone)
+    at = timing.next_after(start.timestamp() - 1)
+    while at is not None and at <= end:
+        moment = datetime.fromtimestamp(at, where)
+        since = moment.utcoffset() != start.utcoffset()
+        yield f"**{moment:%H:%M}**" if since else f"{moment:%H:%M}"
+        at = timing.next_after(at)
+
+
+if __name__ == "__main__":
+    for name in NIGHTS:
+        print(f"### {name}\n\n{table(name)}")
