@@ -132,8 +132,7 @@ def remarks(entry: Entry, seen: Seen, found: Settings) -> Iterator[str]:
         yield f"off here: only {', '.join(entry.environments)}, {here}"
     if (note := seen.paused.get(entry.name)) is not None:
         yield f"paused{by_whom(note, seen.now)}"
-    if (lock := seen.locks.get(entry.name)) is not None:
-        yield held(lock, seen.now)
+    yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
     if late := overdue(entry, seen, found.schedule.late):
         yield f"overdue for {output.duration(late)}"
     if (skip := seen.skipped.get(entry.name)) is not None and newest(skip, seen.last.get(entry.name)):
@@ -173,7 +172,7 @@ def document(entries: tuple[Entry, ...], seen: Seen, found: Settings, zone: str 
 
 def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str, Any]:
     at = next_at(entry, seen.now)
-    note, lock = seen.paused.get(entry.name), seen.locks.get(entry.name)
+    note = seen.paused.get(entry.name)
     return {
         "name": entry.name,
         "kind": entry.kind,
@@ -185,7 +184,7 @@ def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str,
         "last": told(seen.last.get(entry.name)),
         "skipped": told(seen.skipped.get(entry.name)),
         "overdue_s": overdue(entry, seen, found.schedule.late),
-        "lock": lock and asdict(lock),
+        "locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())],
         "paused": note and asdict(note),
         "off": off(entry),
         "environments": list(entry.environments),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from qd.cli import common
-from qd.cli.schedule.which import Sent, lock_key, off, sent, where
+from qd.cli.schedule.which import Sent, lock_keys, off, sent, where
 from qd.connectors.redis import keys
 from qd.errors import ConnectionLost
 from qd.schedule import Entry
@@ -42,7 +42,7 @@ class Seen:
     last: dict[str, schedule.Last] = field(default_factory=dict)
     skipped: dict[str, schedule.Last] = field(default_factory=dict)
     ticks: dict[str, float] = field(default_factory=dict)
-    locks: dict[str, Lock] = field(default_factory=dict)
+    locks: dict[str, list[Lock]] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,10 +95,10 @@ def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
 
 
 def read_locks(seen: Seen, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
-    held = {entry.name: key for entry in entries if (key := lock_key(entry, places[entry.name]))}
-    for name, raw in zip(held, store.get(*held.values()), strict=True):
+    held = [(entry.name, key) for entry in entries for key in lock_keys(store, entry, places[entry.name])]
+    for (name, _), raw in zip(held, store.get(*[key for _, key in held]), strict=True):
         if raw is not None:
-            seen.locks[name] = read_lock(raw, job=places[name] is not None)
+            seen.locks.setdefault(name, []).append(read_lock(raw, job=places[name] is not None))
 
 
 def read_lock(raw: bytes, *, job: bool) -> Lock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +12,7 @@ from qd.cli import common, output
 from qd.cli.apps import app, app_if_named
 from qd.cli.schedule.look import held
 from qd.cli.schedule.seen import Lock, read_lock
-from qd.cli.schedule.which import lock_key, named, sent, where
+from qd.cli.schedule.which import lock_keys, named, sent, where
 from qd.store import schedule
 
 if TYPE_CHECKING:
@@ -88,19 +89,20 @@ def clear_locks(names: tuple[str, ...]) -> None:
     own = app()
     entries = named(own.schedule.entries(), names)
     found = own.settings
-    freed = {entry.name: lock for entry in entries if (lock := taken(own, found, entry)) is not None}
+    freed = [(entry.name, lock) for entry in entries for lock in taken(own, found, entry)]
     if common.given().json:
-        return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed.items()]})
+        return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
     now = common.store(found, found.control).now()
-    for name, lock in freed.items():
+    for name, lock in freed:
         output.say(output.clean(f"{name}: freed; {held(lock, now)}"))
     if not freed:
         output.say("no lock was taken")
 
 
-def taken(own: Qd, found: Settings, entry: Entry) -> Lock | None:
-    """Free its lock. Returns who had it."""
+def taken(own: Qd, found: Settings, entry: Entry) -> Iterator[Lock]:
+    """Free its locks. Yields who had them."""
     place = sent(own, entry)
-    key: Any = lock_key(entry, place)
-    raw = common.store(found, where(found, place)).take(key) if key else None
-    return None if raw is None else read_lock(raw, job=place is not None)
+    store = common.store(found, where(found, place))
+    for key in lock_keys(store, entry, place):
+        if (raw := store.take(key)) is not None:
+            yield read_lock(raw, job=place is not None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from qd.cli import common, output
 from qd.cli.apps import app
+from qd.cli.schedule.heard import Heard
 from qd.cli.schedule.which import named, what
-from qd.log import Log
 from qd.schedule import Entry, JobTask
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test(name: str) -> int:
     """Run an entry here and now, whatever its timing, filters, pauses and locks say.
 
-    A function or command runs in the foreground, with this terminal; the job of an entry is dispatched, and its id
+    A function or command runs with its hooks, and this waits for it; the job of an entry is dispatched, and its id
     printed. Exit 1: it failed.
     """
     own = app()
@@ -34,14 +34,13 @@ def test(name: str) -> int:
     if isinstance(entry.task, JobTask):
         return sent_now(entry, entry.task)
     ended = ran(own, entry)
-    failed = bool(ended.error)
     if common.given().json:
-        facts = {"name": name, "kind": entry.kind, "ok": not failed, "code": ended.code, "error": ended.error}
-        output.document({**facts, "took_s": ended.runtime})
+        facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
+        output.document({**facts, "took_s": round(ended.runtime, 3)})
     else:
-        said = f"failed: {ended.error}" if failed else "done"
+        said = f"failed: {ended.error}" if ended.error else "done"
         output.note(f"{name} ({what(entry)}): {said}, took {output.duration(ended.runtime)}")
-    return int(failed)
+    return 1 if ended.error else 0
 
 
 def sent_now(entry: Entry, task: JobTask) -> int:
@@ -54,13 +53,21 @@ def sent_now(entry: Entry, task: JobTask) -> int:
 
 
 def ran(own: Qd, entry: Entry) -> Ended:
-    """As a scheduler runs it, with its hooks and listeners, but for the lock. Ctrl-C ends it."""
-    from qd.scheduler.runs import Runs
+    """In a process of its own, as the scheduler runs it, but with nothing taken or noted in the store."""
+    from qd.scheduler.runs import Runs  # the command line starts without it
 
-    store = common.store(own.settings, own.settings.control)
-    quiet = Log("schedule", level="warning")
-    runs = Runs(own, own.settings, quiet, store, forked=printing_aside if common.given().json else bool)
-    return runs.run_here(entry, time.time(), f"test-{uuid.uuid4().hex}")
+    found = own.settings
+    aside = printing_aside if common.given().json else bool
+    runs = Runs(own, found, Heard(told), common.store(found, found.control), forked=aside)
+    return runs.run_here(entry, round(time.time(), 3), f"test-{os.getpid()}")
+
+
+def told(event: str, fields: Mapping[str, object]) -> bool:
+    """Of a failed run its traceback is shown; how it ended is the command's own last line."""
+    if event == "schedule.failed" and fields.get("trace"):
+        for line in str(fields["trace"]).rstrip().splitlines():
+            output.note(line)
+    return event in ("schedule.started", "schedule.done", "schedule.failed")
 
 
 def printing_aside() -> None:

@@ -15,7 +15,9 @@ from qd.units import did_you_mean
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.config import Settings
+    from qd.store.base import Store
 
+LOOK = 100_000  # names of a server that are looked through
 LIST = "`qd schedule list` shows them"
 
 
@@ -73,11 +75,13 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
     return Sent(parcel.connection, parcel.queue, (parcel.ties and parcel.ties.unique) or "")
 
 
-def lock_key(entry: Entry, sent: Sent | None) -> str:
-    """The key under which its overlap is locked, "" where it may overlap."""
+def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
+    """The keys under which its overlap is locked, none where it may overlap; of one on every host those that are there."""
     if sent is not None:
-        return keys.unique(sent.lock) if sent.lock else ""
-    return keys.overlap(entry.name) if entry.alone else ""
+        return [keys.unique(sent.lock)] if sent.lock else []
+    if not entry.alone or not entry.every_host:
+        return [keys.overlap(entry.name)] if entry.alone else []
+    return [key for key in store.names(keys.overlap(""), LOOK) if key.endswith(f" {entry.name}")]
 
 
 def where(found: Settings, sent: Sent | None) -> str:
