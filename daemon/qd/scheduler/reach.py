@@ -148,8 +148,8 @@ class Reach:
         return self.begun and self.rests_until <= time.monotonic()
 
     def passed(self, until: int) -> bool:
-        """Nothing is due any more up to that moment, ms."""
-        return self.begun and self.now > until and (self.moments.next or until + 1) > until
+        """Nothing is or will be due up to that moment, ms."""
+        return self.begun and (self.moments.next or until + 1) > until
 
     @property
     def wants(self) -> float:

@@ -14,7 +14,7 @@ from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.notes import by_whom
 from qd.cli.schedule.seen import Lock, Seen, looked, overdue
-from qd.cli.schedule.which import environment, off, what
+from qd.cli.schedule.which import moment, off, what, why_off
 from qd.process.exits import Exit
 from qd.schedule import Entry
 from qd.store import schedule
@@ -86,11 +86,11 @@ def row(entry: Entry, seen: Seen, found: Settings, zone: str | None) -> tuple[st
     shown = shown if len(shown) <= WIDE else shown[: WIDE - 1] + "…"
     notes = "; ".join(remarks(entry, seen, found))
     zone = zone or entry.timing.zone
-    return entry.name, shown, entry.timing.text, zone, coming(entry, seen, zone), went(entry, seen), notes
+    return entry.name, shown, entry.timing.text, zone, coming(entry, seen, found, zone), went(entry, seen), notes
 
 
-def coming(entry: Entry, seen: Seen, zone: str) -> str:
-    at = None if off(entry) else next_at(entry, seen.now)
+def coming(entry: Entry, seen: Seen, found: Settings, zone: str) -> str:
+    at = None if off(entry, found) else next_at(entry, seen.now)
     return "-" if at is None else f"{moment(at, zone)} (in {output.duration(at - seen.now)})"
 
 
@@ -105,16 +105,6 @@ def next_at(entry: Entry, now: float) -> float | None:
     return first
 
 
-def moment(at: float, zone: str) -> str:
-    """`2026-11-22 07:00`, with seconds where there are some."""
-    found = datetime.fromtimestamp(at, ZoneInfo(zone))
-    return (
-        f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
-        if not found.microsecond
-        else f"{found:%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    )
-
-
 def went(entry: Entry, seen: Seen) -> str:
     """`done 3m ago on app-1, took 2.0s`."""
     one = seen.last.get(entry.name)
@@ -127,13 +117,12 @@ def went(entry: Entry, seen: Seen) -> str:
 
 
 def remarks(entry: Entry, seen: Seen, found: Settings) -> Iterator[str]:
-    if off(entry):
-        here = f"QD_ENV is {environment()}" if environment() else "QD_ENV is not set"
-        yield f"off here: only {', '.join(entry.environments)}, {here}"
+    if off(entry, found):
+        yield why_off(entry, found)
     if (note := seen.paused.get(entry.name)) is not None:
         yield f"paused{by_whom(note, seen.now)}"
     yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
-    if late := overdue(entry, seen, found.schedule.late):
+    if late := overdue(entry, seen, found):
         yield f"overdue for {output.duration(late)}"
     if (skip := seen.skipped.get(entry.name)) is not None and newest(skip, seen.last.get(entry.name)):
         yield f"skipped {output.ago(max(0.0, seen.now - skip.ended))}: {skip.detail}"
@@ -163,7 +152,7 @@ def document(entries: tuple[Entry, ...], seen: Seen, found: Settings, zone: str 
     return {
         "at": seen.now,
         "reached": not seen.away,
-        "environment": environment(),
+        "environment": found.env,
         "down": seen.down and asdict(seen.down),
         "paused": every and asdict(every),
         "entries": [described(entry, seen, found, zone or entry.timing.zone) for entry in entries],
@@ -183,10 +172,10 @@ def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str,
         "next": None if at is None else datetime.fromtimestamp(at, ZoneInfo(zone)).isoformat(),
         "last": told(seen.last.get(entry.name)),
         "skipped": told(seen.skipped.get(entry.name)),
-        "overdue_s": overdue(entry, seen, found.schedule.late),
+        "overdue_s": overdue(entry, seen, found),
         "locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())],
         "paused": note and asdict(note),
-        "off": off(entry),
+        "off": off(entry, found),
         "environments": list(entry.environments),
         "missed": entry.missed,
         "without_overlapping": entry.alone,

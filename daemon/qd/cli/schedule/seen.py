@@ -119,10 +119,10 @@ def read_lock(raw: bytes, *, job: bool) -> Lock:
     )
 
 
-def overdue(entry: Entry, seen: Seen, late: float) -> float:
-    """Seconds since a tick that should have been decided and was not; 0: none. late: what a tick may be late at most."""
+def overdue(entry: Entry, seen: Seen, found: Settings) -> float:
+    """Seconds since a tick that should have been decided and was not; 0: none."""
     at = seen.ticks.get(entry.name)
-    if at is None or off(entry) or (due := entry.timing.next_after(at)) is None:
+    if at is None or off(entry, found) or (due := entry.timing.next_after(at)) is None:
         return 0.0
     waits = seen.now - due
-    return waits if waits > late else 0.0
+    return waits if waits > found.schedule.late else 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
+from zoneinfo import ZoneInfo
 
 from qd.bus.chain import Chain
 from qd.cli import common, output
@@ -29,14 +31,14 @@ class Sent(NamedTuple):
     lock: str
 
 
-def environment() -> str:
-    """Where this runs, as entries name it: QD_ENV, or `env` of [qd]; "" where nothing says it."""
-    return common.loaded().env
-
-
-def off(entry: Entry) -> bool:
+def off(entry: Entry, found: Settings) -> bool:
     """Whether it is not meant for this environment."""
-    return not entry.runs_in(environment())
+    return not entry.runs_in(found.env)
+
+
+def why_off(entry: Entry, found: Settings) -> str:
+    here = f"QD_ENV is {found.env}" if found.env else "QD_ENV is not set"
+    return f"off here: only {', '.join(entry.environments)}, {here}"
 
 
 def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
@@ -69,10 +71,18 @@ def what(entry: Entry) -> str:
 
 def sent(app: Qd, entry: Entry) -> Sent | None:
     """None: it sends no job. Raises ConfigError: its connection is not configured."""
+    from qd.scheduler.guard import Broke, Guard  # the command line starts without them
+    from qd.scheduler.jobs import Jobs
+
     if not isinstance(entry.task, JobTask):
         return None
-    parcel = entry.task.parcel(f"schedule:{entry.name}" if entry.alone else "")
-    return Sent(parcel.connection, parcel.queue, (parcel.ties and parcel.ties.unique) or "")
+    jobs = Jobs(app, Guard())
+    connection, queue = jobs.home(entry)
+    try:
+        ties = jobs.parcel(entry).ties if entry.alone else None
+    except Broke:
+        ties = None  # the scheduler says so at its tick
+    return Sent(connection, queue, (ties and ties.unique) or "")
 
 
 def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
@@ -87,3 +97,13 @@ def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
 def where(found: Settings, sent: Sent | None) -> str:
     """The connection on which its ticks are claimed and its lock is kept."""
     return found.control if sent is None else sent.connection
+
+
+def moment(at: float, zone: str) -> str:
+    """`2026-11-22 07:00`, with seconds where there are some."""
+    found = datetime.fromtimestamp(at, ZoneInfo(zone))
+    return (
+        f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
+        if not found.microsecond
+        else f"{found:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    )

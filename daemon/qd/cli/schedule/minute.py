@@ -1,0 +1,114 @@
+"""`qd schedule run`: the ticks of one minute, for a line of a crontab. Any number of hosts may have that line: each tick is
+claimed, as by every scheduler.
+
+    the minute by the server's clock -> Scheduler.turn, until its last tick is decided and its runs have ended
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from qd.cli import common, output
+from qd.cli.apps import app
+from qd.cli.schedule.became import Became
+from qd.cli.schedule.heard import Heard
+from qd.cli.schedule.which import off
+from qd.errors import QdError
+from qd.process.signals import Mailbox
+from qd.store import schedule
+
+if TYPE_CHECKING:
+    from qd.scheduler.loop import Scheduler
+    from qd.store.base import Store
+
+MINUTE = 60
+EARLY = 5.0  # seconds by which the server's clock may be behind that of cron: then its next minute is meant
+GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command("run")
+@click.option("--reason", is_flag=True, help="Tell of each entry that did not run why it did not.")
+@common.options
+def run(reason: bool) -> int:
+    """Run what is due in this minute, and leave: for a line `* * * * *` of a crontab.
+
+    It stays to the end of the minute where an entry comes more often, and until what it runs has ended. TERM: no more
+    is begun; a second one ends what runs. Exit 1: a run failed.
+    """
+    own = app()
+    found, entries = own.settings, own.schedule.entries()
+    store = common.store(found, found.control)
+    now = store.now()
+    start = (now + EARLY) // MINUTE * MINUTE
+    became = Became(found, entries, start, speaks=not common.given().json, reasons=reason)
+    here = tuple(entry for entry in entries if not off(entry, found))
+    if here:
+        from qd.scheduler.loop import Scheduler  # the command line starts without it
+
+        log, host, owner = Heard(became.hear), socket.gethostname(), f"run-{os.getpid()}"
+        span = (start, became.end - 0.001)
+        turns = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
+        Minute(turns, became, became.end - now).work()
+    if reason or common.given().json:
+        became.close(taken_by(store, start))
+    if common.given().json:
+        output.document(became.document())
+    return 1 if became.failed else 0
+
+
+def taken_by(store: Store, start: float) -> dict[str, str]:
+    """Entry -> the host that says that it has taken its last tick, where that is of this minute."""
+    try:
+        notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
+    except QdError:
+        return {}
+    return {name: one.host for name, one in notes if one.tick >= start and one.host}
+
+
+class Minute:
+    """seconds: until the minute is over, by the server's clock."""
+
+    def __init__(self, turns: Scheduler, became: Became, seconds: float) -> None:
+        self.turns, self.became = turns, became
+        self._mailbox = Mailbox()
+        self._until = time.monotonic() + seconds + GRACE
+        self._asked = False
+
+    def work(self) -> None:
+        """Until all is decided and has ended, or it was told to stop."""
+        self._mailbox.open((*ENDING, signal.SIGCHLD))
+        try:
+            while not self._over():
+                self._mailbox.peek(self.turns.turn())
+                self._mailbox.mend()
+                self._hear()
+        finally:
+            self.turns.end()
+            self.turns.close()
+            self._mailbox.close()
+
+    def _over(self) -> bool:
+        if time.monotonic() > self._until and not self.turns.drained:
+            self._stop("the server was away")
+        # Of what was taken and could not be begun nothing is left to wait for then.
+        return self.turns.idle or (self.turns.drained and not self.turns.runs.alive)
+
+    def _hear(self) -> None:
+        for number in self._mailbox.read():
+            if number not in ENDING:
+                continue
+            if self._asked:
+                self.turns.end()
+            self._asked = True
+            self._stop(f"this command was told to stop ({signal.Signals(number).name})")
+
+    def _stop(self, why: str) -> None:
+        self.became.stopped = self.became.stopped or why
+        self.turns.drain()

@@ -1,0 +1,217 @@
+"""`qd schedule run`, the line of a crontab: any number of hosts have it, and each tick of the minute runs once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import QD, Procs
+from tests.support.project import MakeProject, Project
+from tests.support.resp import Client
+from tests.support.witness import Witness
+
+pytestmark = [
+    pytest.mark.usefixtures("clean_redis"),
+    pytest.mark.leaves("qd:ticks", "qd:schedule:*", "queues:*", "qd:unique:*"),
+]
+
+JOBS = """
+import os, sys, time
+from pathlib import Path
+from qd import Qd
+
+app = Qd()
+
+def note(*words):
+    with open("witness", "a") as file:
+        file.write(" ".join(map(str, words)) + "\\n")
+
+@app.job("report", queue="reports")
+def report(month: int) -> None: ...
+"""
+
+EACH_KIND = """
+app.schedule(report.bind(7)).every_minute().name("job")
+app.schedule(lambda: note("call")).every_minute().name("call")
+app.schedule.shell("echo shell >> witness").every_minute().name("shell")
+app.schedule.qd("jobs").every_minute().name("qd")
+"""
+
+NOT_NOW = """
+app.schedule(lambda: note("no")).cron("0 0 29 2 *").name("leap")
+app.schedule(lambda: note("no")).every_minute().when(lambda: False).name("filtered")
+app.schedule(lambda: note("no")).every_minute().environments("moon").name("elsewhere")
+app.schedule(lambda: note("no")).every_minute().name("held")
+app.schedule(lambda: note("yes")).every_minute().name("ran")
+"""
+
+
+@pytest.fixture
+def early(redis: Client) -> None:
+    """The minute of the server's clock is young enough that a test ends in it."""
+    eventually(lambda: int(redis.text("TIME")[0]) % 60 < 51, 20, every=0.2)
+
+
+def shop_of(project: MakeProject, entries: str) -> tuple[Project, Witness]:
+    shop = project(JOBS + entries)
+    return shop, Witness(shop)
+
+
+def run(shop: Project, *words: str) -> Procs:
+    procs = Procs([*QD, "schedule", "run", *words], cwd=shop.root, env=shop.env())
+    shop.started.append(procs)
+    return procs
+
+
+def said(shop: Project) -> Any:
+    done = shop.qd("schedule", "run", "--json")
+    return json.loads(done.stdout)
+
+
+# -- once
+
+
+@pytest.mark.usefixtures("early")
+def test_it_runs_what_is_due_and_leaves(project: MakeProject, redis: Client) -> None:
+    shop, witness = shop_of(project, EACH_KIND)
+    done = shop.qd("schedule", "run")
+    assert (done.returncode, sorted(witness.lines)) == (0, ["call", "shell"]), done.stderr
+    (payload,) = redis.text("LRANGE", "queues:reports", "0", "-1")
+    told = [line for line in done.stdout.splitlines() if line.startswith(("done", "sent"))]
+    assert sorted(line.partition(",")[0] for line in told) == [
+        "done call", "done qd", "done shell", f"sent job: job {json.loads(payload)['id']}",
+    ]  # fmt: skip
+    again = shop.qd("schedule", "run")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert len(witness.lines) == 2
+
+
+@pytest.mark.usefixtures("early")
+def test_many_hosts_with_that_line_run_each_tick_once(project: MakeProject, redis: Client) -> None:
+    shop, witness = shop_of(project, EACH_KIND)
+    hosts = [run(shop) for _ in range(6)]
+    for host in hosts:
+        host.ends_clean()
+    assert sorted(witness.lines) == ["call", "shell"]
+    assert redis.call("LLEN", "queues:reports") == 1
+
+
+@pytest.mark.usefixtures("early")
+def test_ticks_within_the_minute_are_taken_as_they_come_by_any_host(project: MakeProject, redis: Client) -> None:
+    entries = 'app.schedule(lambda: note("tick")).every(seconds=1).name("fast")\n'
+    shop, witness = shop_of(project, entries)
+    hosts = [run(shop, "--json") for _ in range(3)]
+    eventually(lambda: str(redis.text("CLIENT", "LIST")).count(" name=qd:default:scheduler ") == 3, 20)
+    eventually(lambda: len(witness.lines) > 4, 20)
+    for host in hosts:
+        host.signal(signal.SIGTERM)
+    ran = Counter[float]()
+    for host in hosts:
+        host.ends_clean()
+        found = json.loads("\n".join(host.output))
+        assert found["stopped"] == "this command was told to stop (SIGTERM)"
+        ran.update(one["tick_at"] for one in found["ran"])
+    assert set(ran.values()) == {1}
+    assert len(ran) == len(witness.lines)
+    assert sorted(ran) == [min(ran) + n for n in range(len(ran))]  # none was left out
+
+
+# -- what did not run
+
+
+@pytest.mark.usefixtures("early")
+def test_it_tells_why_an_entry_did_not_run(project: MakeProject) -> None:
+    shop, witness = shop_of(project, NOT_NOW)
+    shop.qd("schedule", "pause", "held", "--reason", "disk full")
+    done = shop.qd("schedule", "run", "--reason")
+    why = dict(line.removeprefix("skipped ").split(": ", 1) for line in done.stdout.splitlines() if "skipped" in line)
+    assert why.keys() == {"leap", "filtered", "elsewhere", "held"}
+    assert why["leap"].startswith("not due before 2028-02-29 00:00 UTC")
+    assert "said no" in why["filtered"]
+    assert why["elsewhere"] == "off here: only moon, QD_ENV is not set"
+    assert (why["held"].startswith("paused by "), why["held"].endswith("disk full")) == (True, True)
+    assert witness.lines == ["yes"]
+    skipped = {one["entry"]: one["reason"] for one in said(shop)["skipped"]}
+    assert skipped["ran"].startswith("taken by ")
+    assert skipped["held"].startswith("taken by ")
+
+
+@pytest.mark.usefixtures("early")
+def test_quiet_about_them_unless_asked(project: MakeProject) -> None:
+    shop, witness = shop_of(project, NOT_NOW)
+    done = shop.qd("schedule", "run")
+    ran = [line.partition(",")[0] for line in done.stdout.splitlines()]
+    assert (done.returncode, ran, done.stderr) == (0, ["done held", "done ran"], "")
+    assert sorted(witness.lines) == ["no", "yes"]
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.leaves("qd:down")
+def test_maintenance_mode_is_a_reason(project: MakeProject, redis: Client) -> None:
+    shop, witness = shop_of(project, 'app.schedule(lambda: note("no")).every_minute().name("a")\n')
+    shop.qd("down", "--reason", "upgrade")
+    (skip,) = said(shop)["skipped"]
+    assert (skip["entry"], "maintenance mode" in skip["reason"], "upgrade" in skip["reason"]) == ("a", True, True)
+    assert not witness.lines
+
+
+# -- ends
+
+
+@pytest.mark.usefixtures("early")
+def test_a_run_that_fails_is_exit_1_and_told_on_stderr(project: MakeProject) -> None:
+    zero, three = "app.schedule(lambda: 1 / 0).every_minute()", 'app.schedule.shell("exit 3").every_minute()'
+    shop, _ = shop_of(project, f'{zero}.name("zero")\n{three}.name("three")\n')
+    done = shop.qd("schedule", "run")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "failed zero: ZeroDivisionError: division by zero\n" in done.stderr
+    assert "failed three: exit code 3\n" in done.stderr
+
+
+@pytest.mark.usefixtures("early")
+def test_term_lets_it_finish_and_a_second_one_ends_it(project: MakeProject) -> None:
+    entries = """
+def slow():
+    note("begun")
+    until = time.monotonic() + 60
+    while not Path("go").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    note("ended")
+
+app.schedule(slow).every_minute().name("slow")
+app.schedule(lambda: note("after")).every_minute().name("after")
+"""
+    shop, witness = shop_of(project, entries)
+    shop.allowed.add("go")
+    first = run(shop)
+    eventually(lambda: witness.lines == ["begun"], 15)
+    first.signal(signal.SIGTERM)
+    (shop.root / "go").touch()
+    first.ends_clean()
+    assert witness.lines == ["begun", "ended"]  # and `after` was not begun: its turn had not come
+
+    (shop.root / "go").unlink()
+    shop.jobs((JOBS + entries).replace('"slow"', '"slow2"').replace('"after"', '"after2"'))
+    second = run(shop)
+    eventually(lambda: len(witness.lines) == 3, 15)
+    second.signal(signal.SIGTERM)
+    second.signal(signal.SIGINT)
+    assert second.wait(15) == 1
+    assert "failed slow2: ended: its scheduler stops" in second.lines
+
+
+def test_with_the_server_away_it_is_one_line(project: MakeProject) -> None:
+    shop, _ = shop_of(project, EACH_KIND)
+    away = shop.qd("schedule", "run", QD_REDIS_URL=f"unix://{shop.root}/nobody.sock")
+    assert (away.returncode, away.stdout, away.stderr.count("\n")) == (69, "", 1)
+
+
+def test_an_app_without_entries_asks_for_nothing(project: MakeProject) -> None:
+    shop, _ = shop_of(project, "")
+    done = shop.qd("schedule", "run", "--reason")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
