@@ -42,6 +42,11 @@ app.schedule.shell("echo shell >> witness").every_minute().name("shell")
 app.schedule.qd("jobs").every_minute().name("qd")
 """
 
+PRINTS = """
+app.schedule(lambda: print("printed")).every_minute().name("call")
+app.schedule.shell("echo told").every_minute().name("shell")
+"""
+
 NOT_NOW = """
 app.schedule(lambda: note("no")).cron("0 0 29 2 *").name("leap")
 app.schedule(lambda: note("no")).every_minute().when(lambda: False).name("filtered")
@@ -119,6 +124,17 @@ def test_ticks_within_the_minute_are_taken_as_they_come_by_any_host(project: Mak
     assert set(ran.values()) == {1}
     assert len(ran) == len(witness.lines)
     assert sorted(ran) == [min(ran) + n for n in range(len(ran))]  # none was left out
+
+
+@pytest.mark.usefixtures("early")
+def test_with_json_stdout_is_one_document(project: MakeProject) -> None:
+    shop, _ = shop_of(project, PRINTS)
+    done = shop.qd("schedule", "run", "--json")
+    assert [(one["entry"], one["outcome"]) for one in json.loads(done.stdout)["ran"]] == [
+        ("call", "done"),
+        ("shell", "done"),
+    ]
+    assert done.stderr == "printed\ntold\n"
 
 
 # -- what did not run

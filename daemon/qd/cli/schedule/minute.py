@@ -6,10 +6,14 @@ claimed, as by every scheduler.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import sys
 import time
+import uuid
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -52,15 +56,30 @@ def run(reason: bool) -> int:
     if here:
         from qd.scheduler.loop import Scheduler  # the command line starts without it
 
-        log, host, owner = Heard(became.hear), socket.gethostname(), f"run-{os.getpid()}"
+        log, host, owner = Heard(became.hear), socket.gethostname(), f"run-{uuid.uuid4().hex}"
         span = (start, became.end - 0.001)
         turns = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
-        Minute(turns, became, became.end - now).work()
+        with aside() if common.given().json else contextlib.nullcontext():
+            Minute(turns, became, became.end - now).work()
     if reason or common.given().json:
         became.close(taken_by(store, start))
     if common.given().json:
         output.document(became.document())
     return 1 if became.failed else 0
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What runs print goes to stderr: stdout is for the one document."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def taken_by(store: Store, start: float) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def ran(own: Qd, entry: Entry) -> Ended:
     found = own.settings
     aside = printing_aside if common.given().json else bool
     runs = Runs(own, found, Heard(told), common.store(found, found.control), forked=aside)
-    return runs.run_here(entry, round(time.time(), 3), f"test-{os.getpid()}")
+    return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 
 
 def told(event: str, fields: Mapping[str, object]) -> bool:

@@ -76,7 +76,7 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
 
     if not isinstance(entry.task, JobTask):
         return None
-    jobs = Jobs(app, Guard())
+    jobs = Jobs(app, {entry.name: entry}, Guard())
     connection, queue = jobs.home(entry)
     try:
         ties = jobs.parcel(entry).ties if entry.alone else None
