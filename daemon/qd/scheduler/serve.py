@@ -85,7 +85,7 @@ class Child:
             entries=entries,
             host=socket.gethostname(),
             owner=f"{hands.token}/{seat.slot}",
-            down=self._is_down,
+            force=settings.work.force,
             guard=Watched(self._about),
         )
         self.scheduler.paused = seat.paused
@@ -122,6 +122,7 @@ class Child:
         self._hear()
         if self._knows_nothing() and not self.scheduler.drained:
             return BOOTING
+        self.scheduler.down = self._is_down()
         wait = self.scheduler.turn()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
