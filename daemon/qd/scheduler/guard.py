@@ -4,6 +4,7 @@ holds up the scheduler for more than a few seconds."""
 from __future__ import annotations
 
 import signal
+from _signal import signal as handle  # type: ignore[import-not-found]  # signal.signal builds an enum member at each call
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -23,6 +24,10 @@ class Broke(Exception):
     """The user's code raised or hung; its text says which, for a log line."""
 
 
+def said(error: BaseException) -> str:
+    return f"raised {type(error).__name__}: {error}" if str(error) else f"raised {type(error).__name__}"
+
+
 class Guard:
     """Uses the alarm of the main thread; elsewhere nothing ends what hangs."""
 
@@ -37,10 +42,10 @@ class Guard:
         except TooLong:
             raise Broke(f"took longer than {self.seconds:g} s") from None
         except BaseException as error:
-            raise Broke(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+            raise Broke(said(error)) from error
 
     def _timed(self, body: Callable[[], T]) -> T:
-        before = signal.signal(signal.SIGALRM, self._ring)
+        before = handle(signal.SIGALRM, self._ring)
         try:
             self._inside = True
             signal.setitimer(signal.ITIMER_REAL, self.seconds)
@@ -50,7 +55,7 @@ class Guard:
         finally:
             self._inside = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            handle(signal.SIGALRM, before)
             shield.overdue = None
 
     def _ring(self, number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from qd.bus.send import outgoing, sends_itself
 from qd.connectors.base import Outgoing
 from qd.jobs.calls import literal
 from qd.schedule import Entry, JobTask
-from qd.scheduler.guard import Guard
+from qd.scheduler.guard import Broke, Guard, said
 
 
 class Jobs:
@@ -31,7 +31,13 @@ class Jobs:
 
     def parcel(self, entry: Entry) -> Parcel:
         """Raises Broke: it cannot be made, or the user's code that makes it raised."""
-        return self._guard.run(self._tasks[entry.name].parcel)
+        make = self._tasks[entry.name].parcel
+        if self._send.hooks:
+            return self._guard.run(make)
+        try:
+            return make()
+        except Exception as error:
+            raise Broke(said(error)) from error
 
     def outgoing(self, parcel: Parcel) -> Outgoing | None:
         """What is sent in the step that takes the tick. None: it sends itself."""

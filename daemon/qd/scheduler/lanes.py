@@ -57,7 +57,8 @@ class Lanes:
 
     def _next(self, lane: Lane, reach: Reach) -> None:
         if lane.taken is None:
-            lane.taken = next(iter(self._taker.claim(reach, [Want(*lane.waiting.popleft())])), None)
+            taken = self._taker.claim(reach, [Want(*lane.waiting.popleft())])
+            lane.taken = next(iter(self._taker.tell(taken)), None)
         if lane.taken is not None:
             self._start(lane, lane.taken, reach)
 

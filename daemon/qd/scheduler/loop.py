@@ -29,7 +29,7 @@ from qd.scheduler.lanes import Lanes
 from qd.scheduler.moments import Due, decided
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.runs import Runs
-from qd.scheduler.taking import Taker
+from qd.scheduler.taking import Taken, Taker
 from qd.scheduler.telling import Teller
 from qd.store.schedule import sweep
 
@@ -39,10 +39,11 @@ ROUNDS = 20  # looks at what is due in one turn
 
 class Scheduler:
     """entries: those that are to run here, checked. host: names this host in the log, and its own ticks of on_every_host.
-    owner: the master's token. force: maintenance mode does not count. since: unix seconds from which an entry is due that
-    nobody has seen before, None: from now; until: no later tick is taken, and all is over then.
+    owner: the master's token. down: whether its owner knows of maintenance mode, which is read here too. since: unix seconds
+    from which an entry is due that nobody has seen before, None: from now; until: no later tick is taken, and all is over
+    then.
 
-    `paused` is set by who owns it: nothing is taken here then, other hosts go on. `down`: it knows of maintenance mode.
+    `paused` is set by who owns it: nothing is taken here then, other hosts go on.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Scheduler:
         entries: Sequence[Entry],
         host: str,
         owner: str = "",
-        force: bool = False,
+        down: Callable[[], bool] = bool,
         until: float | None = None,
         since: float | None = None,
         guard: Guard | None = None,
@@ -65,12 +66,12 @@ class Scheduler:
         self._since = None if since is None else round(since * 1000)
         self._entries = tuple(entries)
         self._reaches: dict[str, Reach] = {}
-        self._standing = Standing(force)
+        self._standing = Standing(settings.work.force)
         self._control = self._reach(settings.control)
         guard = guard or Guard()
         self._jobs = Jobs(app, {entry.name: entry for entry in entries if entry.kind == "job"}, guard)
         self._teller = Teller(app.listeners, log, host, guard)
-        self._taker = Taker(self._jobs, self._standing, self._teller, guard)
+        self._taker = Taker(self._jobs, self._standing, self._teller, guard, down)
         self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
         self._lanes = Lanes(self.runs, self._taker, owner)
         self._swept, self._kept_at = False, 0.0
@@ -113,14 +114,6 @@ class Scheduler:
         self.drained = True
         self._lanes.drain()
 
-    @property
-    def down(self) -> bool:
-        return self._taker.down
-
-    @down.setter
-    def down(self, down: bool) -> None:
-        self._taker.down = down
-
     def beats(self, about: Callable[[float], None]) -> None:
         """Call `about(seconds)` at each step of a long turn, which may take so long: whoever watches sees it live."""
         self._taker.alive = about
@@ -158,9 +151,11 @@ class Scheduler:
             if not found:
                 return
             wants = [want for _, places in found for want in self._sorted(reach, places)]
+            taken = list[Taken]()
             for start in range(0, len(wants), AT_ONCE):
-                for run in self._taker.claim(reach, wants[start : start + AT_ONCE]):
-                    self._lanes.run(reach, run)  # taken long ago, as is found out now
+                taken += self._taker.claim(reach, wants[start : start + AT_ONCE])
+            for run in self._taker.tell(taken):
+                self._lanes.run(reach, run)  # taken before, as was found out now
 
     def _sorted(self, reach: Reach, places: list[Place]) -> list[Want]:
         """Those that are claimed now; others go into a lane."""

@@ -15,7 +15,7 @@ from qd.connectors.base import Claimed
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Arg
-from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.scheduler.claims import Place, Want, read
 from qd.scheduler.moments import Moments, Reckoner
@@ -138,6 +138,8 @@ class Reach:
         except (ConnectionLost, ServerRefused) as error:
             self.lost(error)
             return None
+        if any(isinstance(answer.refused, ServerBusy) for answer in answers):
+            self.queue.close()  # a replica by now: the name may lead elsewhere
         if now := max([answer.now for answer in answers], default=0.0):
             self.heard(now)
         return answers

@@ -89,6 +89,7 @@ class Child:
             guard=Watched(self._about),
         )
         self.scheduler.paused = seat.paused
+        self.scheduler.beats(self._about)
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from qd.connectors.base import Claimed
 from qd.schedule import Entry
@@ -18,6 +19,15 @@ HOLDS = 30.0  # seconds that user code may hold up one tick: filters, hooks of t
 AGAIN = 1000  # ms until a claim that was refused is tried again
 
 
+class Taken(NamedTuple):
+    """holder: who has the lock of its job, which was not sent. now: unix seconds; took: seconds that the claim took."""
+
+    want: Want
+    holder: str
+    now: float
+    took: float
+
+
 def still(seconds: float) -> None:
     """Nobody watches."""
 
@@ -26,15 +36,15 @@ class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it. alive: called with the seconds that the next step may
     take."""
 
-    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
-        self.teller, self.standing, self.down = teller, standing, False
+    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard, down: Callable[[], bool]) -> None:
+        self.teller, self.standing, self._down = teller, standing, down
         self.alive: Callable[[float], None] = still
         self._jobs, self._guard = jobs, guard
         self._tokens = Tokens()
         self._refused: set[str] = set()
 
-    def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Want]:
-        """Returns those runs that are to be started."""
+    def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Taken]:
+        """Those that were taken, to be told; what is due next of each entry is planned."""
         began = time.monotonic()
         for want in wants:
             self.alive(HOLDS)
@@ -47,11 +57,9 @@ class Taker:
                 want.place.unsure[want.after] = want
                 reach.moments.add(want.due.at, want.place)
             return []
-        took = time.monotonic() - began
-        taken = [
-            (self._answered(reach, want, answer), answer.holder) for want, answer in zip(wants, answers, strict=True)
-        ]
-        return [want for want, holder in taken if want is not None and self._told(want, holder, reach, took)]
+        now, took = reach.now / 1000, time.monotonic() - began
+        taken = [(self._answered(reach, *each), each[1].holder) for each in zip(wants, answers, strict=True)]
+        return [Taken(want, holder, now, took) for want, holder in taken if want is not None]
 
     def _make_ready(self, want: Want) -> None:
         place, due = want.place, want.due
@@ -71,7 +79,7 @@ class Taker:
         """Why this tick does not run, "" when it does."""
         if note := pause_of(self.standing.pauses, entry.name):
             return f"paused{f' by {note.by}' if note.by else ''}{f': {note.reason}' if note.reason else ''}"
-        if not entry.in_maintenance and (self.standing.down or self.down):
+        if not entry.in_maintenance and (self.standing.down or self._down()):
             return self.standing.down or "maintenance mode"
         for each in entry.filters:
             try:
@@ -109,7 +117,7 @@ class Taker:
         for after, want in list(place.unsure.items()):
             if want.due.at <= place.last:
                 del place.unsure[after]
-                if place.entry.kind != "job" and want.due.runs:
+                if place.entry.kind != "job" and want.due.runs and want.due.at < place.last:
                     reason = "the connection broke while it was taken, and another host went on: nobody may have run it"
                     self.teller.skipped(want, reason, now)
 
@@ -120,9 +128,14 @@ class Taker:
 
     # -- taken
 
-    def _told(self, want: Want, holder: str, reach: Reach, took: float) -> bool:
+    def tell(self, taken: Sequence[Taken]) -> list[Want]:
+        """What became of them. Returns those runs that are to be started."""
+        return [each.want for each in taken if self._told(*each)]
+
+    def _told(self, want: Want, holder: str, now: float, took: float) -> bool:
         """Whether it is a run that is to be started."""
-        entry, now = want.place.entry, reach.now / 1000
+        entry = want.place.entry
+        self.alive(HOLDS)
         if want.due.missed:
             self.teller.missed(want, now)
         if not want.due.runs:

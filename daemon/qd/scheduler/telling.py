@@ -4,6 +4,7 @@ of it, which is written once a second at most."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from qd.bus.parcel import Parcel
 from qd.events import (
@@ -21,9 +22,12 @@ from qd.log import Log
 from qd.scheduler.claims import Want
 from qd.scheduler.guard import Broke, Guard
 from qd.scheduler.moments import MOST
-from qd.scheduler.runs import Ended, moment
+from qd.scheduler.runs import Ended
+from qd.scheduler.runs import moment as written
 from qd.store.base import Store
 from qd.store.schedule import Last, note_each
+
+moment = lru_cache(maxsize=16)(written)  # many entries are due at one
 
 
 class Teller:
