@@ -59,4 +59,6 @@ def test_links_of_the_page_lead_somewhere() -> None:
         re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
     }
     for target in re.findall(r"\]\(([^)]+)\)", PAGE):
-        assert target.removeprefix("#") in heads if target.startswith("#") else (DOCS / target.partition("#")[0]).exists(), target
+        assert (
+            target.removeprefix("#") in heads if target.startswith("#") else (DOCS / target.partition("#")[0]).exists()
+        ), target

@@ -39,11 +39,10 @@ ROUNDS = 20  # looks at what is due in one turn
 
 class Scheduler:
     """entries: those that are to run here, checked. host: names this host in the log, and its own ticks of on_every_host.
-    owner: the master's token. down: whether its owner knows of maintenance mode, which is read here too. since: unix seconds
-    from which an entry is due that nobody has seen before, None: from now; until: no later tick is taken, and all is over
-    then.
+    owner: the master's token. force: maintenance mode does not count. since: unix seconds from which an entry is due that
+    nobody has seen before, None: from now; until: no later tick is taken, and all is over then.
 
-    `paused` is set by who owns it: nothing is taken here then, other hosts go on.
+    `paused` is set by who owns it: nothing is taken here then, other hosts go on. `down`: it knows of maintenance mode.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Scheduler:
         entries: Sequence[Entry],
         host: str,
         owner: str = "",
-        down: Callable[[], bool] = bool,
+        force: bool = False,
         until: float | None = None,
         since: float | None = None,
         guard: Guard | None = None,
@@ -66,12 +65,12 @@ class Scheduler:
         self._since = None if since is None else round(since * 1000)
         self._entries = tuple(entries)
         self._reaches: dict[str, Reach] = {}
-        self._standing = Standing(settings.work.force)
+        self._standing = Standing(force)
         self._control = self._reach(settings.control)
         guard = guard or Guard()
         self._jobs = Jobs(app, {entry.name: entry for entry in entries if entry.kind == "job"}, guard)
         self._teller = Teller(app.listeners, log, host, guard)
-        self._taker = Taker(self._jobs, self._standing, self._teller, guard, down)
+        self._taker = Taker(self._jobs, self._standing, self._teller, guard)
         self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
         self._lanes = Lanes(self.runs, self._taker, owner)
         self._swept, self._kept_at = False, 0.0
@@ -113,6 +112,14 @@ class Scheduler:
         """Take no more ticks; what runs goes on."""
         self.drained = True
         self._lanes.drain()
+
+    @property
+    def down(self) -> bool:
+        return self._taker.down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._taker.down = down
 
     def beats(self, about: Callable[[float], None]) -> None:
         """Call `about(seconds)` at each step of a long turn, which may take so long: whoever watches sees it live."""

@@ -36,8 +36,8 @@ class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it. alive: called with the seconds that the next step may
     take."""
 
-    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard, down: Callable[[], bool]) -> None:
-        self.teller, self.standing, self._down = teller, standing, down
+    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
+        self.teller, self.standing, self.down = teller, standing, False
         self.alive: Callable[[float], None] = still
         self._jobs, self._guard = jobs, guard
         self._tokens = Tokens()
@@ -79,7 +79,7 @@ class Taker:
         """Why this tick does not run, "" when it does."""
         if note := pause_of(self.standing.pauses, entry.name):
             return f"paused{f' by {note.by}' if note.by else ''}{f': {note.reason}' if note.reason else ''}"
-        if not entry.in_maintenance and (self.standing.down or self._down()):
+        if not entry.in_maintenance and (self.standing.down or self.down):
             return self.standing.down or "maintenance mode"
         for each in entry.filters:
             try:
