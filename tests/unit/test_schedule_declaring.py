@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -103,7 +103,6 @@ def test_a_payload_of_each_tick_is_a_new_one(app, report):
     one, other = task.parcel(), task.parcel()
     assert (one.name, one.queue, one.data) == ("shop.report", "default", b'{"month":7}')
     assert one.uuid != other.uuid
-    assert task.parcel("schedule:a{b").ties.unique == "shop.report:schedule:a%7Bb"  # a key has no braces of its own
 
 
 def test_functions_are_named_after_their_module(app):
@@ -313,7 +312,27 @@ def test_what_no_scheduler_can_send_is_refused(app: FakeQd, report):
             app.schedule(what)
 
     refuse(needs, "misses argument 'month'")
-    refuse(report.using(delay=5).bind(), "sent with delay=")
-    refuse(report.using(key="a").bind(), "sent with key=")
+    refuse(report.using(delay=datetime.now(UTC)).bind(), "give its delay in seconds")
     refuse(app.batch(report.bind()), "a batch is several jobs")
     refuse(FakeQd().job("other")(tick), "none of this app")
+
+
+def test_a_job_has_one_lock(app: FakeQd, report):
+    for what, said in [
+        (app.chain(report.bind(), report.bind()), "a chain is several"),
+        (report.using(unique="all").bind(), "its job has unique="),
+        (report.using(key="a").bind(), "its job has key="),
+    ]:
+        app = FakeQd()
+        app.registry.add(report._plan.declared)
+        app.schedule(what).daily().without_overlapping()
+        with pytest.raises(DeclarationError, match=said):
+            app.schedule.entries()
+
+
+def test_a_connection_that_is_not_configured_is_told_with_the_line(app, report):
+    line = here()
+    app.schedule(report.using(connection="othr").bind()).daily()
+    with pytest.raises(DeclarationError, match=r"unknown connection 'othr' \(did you mean 'other'\?\)") as error:
+        app.schedule.entries()
+    assert line in str(error.value)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
+from qd.errors import ConfigError
 from qd.jobs import Call, JobFunction, Registry
 from qd.jobs.calls import caller
 from qd.schedule import tasks
-from qd.schedule.entry import Entry, Task
+from qd.schedule.entry import Entry, JobTask, Task
 from qd.schedule.fields import shown, wrong
 from qd.schedule.scheduled import Names, Scheduled, Words
 from qd.schedule.tasks import Parameter
@@ -67,6 +68,8 @@ class Schedule:
         found: dict[str, Entry] = {}
         for scheduled in (*self._scheduled, *said):
             entry = scheduled._entry(settings.schedule.timezone)
+            if isinstance(entry.task, JobTask):
+                check_connection(entry, entry.task, settings)
             other = found.setdefault(entry.name, entry)
             if other is not entry:
                 raise wrong(
@@ -79,3 +82,11 @@ class Schedule:
     def __len__(self) -> int:
         """Those of the code."""
         return len(self._scheduled)
+
+
+def check_connection(entry: Entry, task: JobTask, settings: Settings) -> None:
+    """Raises DeclarationError: its job is to go to a connection that is not configured."""
+    try:
+        settings.connection(task.plan.options.connection)
+    except ConfigError as error:
+        raise wrong(entry.origin, str(error)) from None

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from qd.bus.chain import Chain
-from qd.jobs import Call
-from qd.jobs.calls import literal
+from qd.jobs import Call, Plan
 from qd.schedule.timing import Timing
 
 if TYPE_CHECKING:
@@ -26,14 +25,17 @@ class JobTask:
 
     call: Call[Any]
 
-    def parcel(self, unique: str = "") -> Parcel:
-        """The payload of one tick, a new one each time. unique: bound to a lock of this name until the job is done."""
+    def parcel(self) -> Parcel:
+        """The payload of one tick, a new one each time. Raises what dispatch raises before it sends."""
         if isinstance(self.call, Chain):
             return self.call._parcel()
         sender, plan, data = self.call._to_send()
-        if unique:
-            plan = plan.using({"unique": literal(unique), "unique_until": "done"})
         return cast("Send", sender).parcel(plan, data)
+
+    @property
+    def plan(self) -> Plan:
+        """How it is sent; of a chain its first job."""
+        return self.call._members[0].plan if isinstance(self.call, Chain) else self.call._to_send()[1]
 
 
 @dataclass(frozen=True, slots=True)

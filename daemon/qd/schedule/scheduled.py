@@ -11,6 +11,7 @@ from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, get_args
 
+from qd.bus.chain import Chain
 from qd.options.kinds import KINDS
 from qd.schedule import filters
 from qd.schedule.entry import Act, Entry, Filter, JobTask, Missed, Task
@@ -229,8 +230,18 @@ class Scheduled(Frequencies):
         name = self._name or self._own_name
         if not name:
             self._refuse("what it runs has no name of its own: give it one with .name('nightly')")
+        if isinstance(self._task, JobTask) and self._said.get("alone"):
+            self._check_alone(self._task)
         timing = self._timing(zone)
         return Entry(name, self._task, timing, filters=made, origin=self._origin, **self._said)  # type: ignore[arg-type]
+
+    def _check_alone(self, task: JobTask) -> None:
+        """It is made a unique job; a job has one lock."""
+        if isinstance(task.call, Chain):
+            self._refuse("without_overlapping is about one job, and a chain is several: say unique= of its first job")
+        if task.plan.options.unique is not None or task.plan.key is not None:
+            word = "unique" if task.plan.key is None else "key"
+            self._refuse(f"its job has {word}=, which keeps it single already: leave that, or without_overlapping, out")
 
     def __repr__(self) -> str:
         return f"<scheduled {self._name or self._own_name or 'without a name'} at {shown(self._origin)}>"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +37,8 @@ def job(call: Call[object] | JobFunction[..., object, object], registry: Registr
     declared = plan.declared
     if registry.get(declared.name) is not declared:
         raise ValueError(f"job '{declared.name}' is none of this app")
-    if plan.by is not None:
-        raise ValueError(
-            f"job '{declared.name}' defines send(), which no scheduler calls: schedule a function that does"
-        )
-    if plan.key is not None or plan.delay is not None:
-        word = "key" if plan.key is not None else "delay"
-        raise ValueError(f"job '{declared.name}' is sent with {word}=, which is not for the schedule: leave it out")
+    if isinstance(plan.delay, datetime):
+        raise ValueError(f"job '{declared.name}' is to start at {plan.delay}, at each tick: give its delay in seconds")
     return JobTask(bound), of_call(declared, data)
 
 
