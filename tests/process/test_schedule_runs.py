@@ -184,7 +184,8 @@ def test_what_ends_well_has_hooks_and_events_in_their_order(drive: Drive):
 
 
 FAILURES = {
-    "raises": ("def raises(): raise ValueError('no paper')", None, "ValueError: no paper"),
+    "raises": ("async def raises(): raise ValueError('no paper') from OSError('jam')", None, "ValueError: no paper"),
+    "odd": ("def odd(): raise ValueError(os.fsdecode(b'caf\\xe9'))", None, "ValueError: caf\\udce9"),
     "base": ("class Odd(BaseException): pass\ndef base(): raise Odd('odd')", None, "Odd: odd"),
     "leaves": ("def leaves(): sys.exit(3)", 3, "left with sys.exit(3)"),
     "says": ("def says(): sys.exit('no ink')", 1, "left with sys.exit('no ink')"),
@@ -211,9 +212,11 @@ def test_however_it_fails_it_is_told_once_and_the_scheduler_lives(drive: Drive):
         assert said["error"].startswith(error), said
         *steps, last = driven.lines(name)
         assert steps == ["Starting 1700000000.0", "before", "after", "on_failure"]
-        assert last.startswith(f"Failed {code} {error}")
+        assert last.encode("utf-8", "backslashreplace").decode().startswith(f"Failed {code} {error}")
         assert len(work.matches(rf"ERROR scheduler\[\d+\] schedule.failed entry={name} ")) == 1
     assert len([line for line in work.lines if line.strip() == "ValueError: no paper"]) == 1  # one traceback
+    assert "OSError: jam" in [line.strip() for line in work.lines]
+    assert not [line for line in work.lines if "asyncio" in line or "daemon/qd/" in line]
 
 
 TREES = """

@@ -1,6 +1,7 @@
 """What a run tells its scheduler: a page of memory that both see, so that no closed descriptor loses it.
 
-The run writes, the scheduler reads, and has all of it once the run was reaped.
+The run writes, the scheduler reads. What the function's own code may have scribbled over it is never a reason to fall: it
+counts as not told.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from enum import IntEnum
 
 import msgspec
 
-SIZE = 1 << 16  # touched as far as it is written
-HEAD = struct.Struct("<qqi")  # stage, monotonic ns at which it began, bytes of the outcome behind
+SIZE = 1 << 16  # bytes; used as far as it is written
+HEAD = struct.Struct("<qqq")  # stage, monotonic ns at which it began, bytes of the outcome behind
 
 
 class Stage(IntEnum):
@@ -36,32 +37,40 @@ class Outcome(msgspec.Struct, frozen=True):
 class Record:
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, SIZE)
+        self._made = time.monotonic_ns()
         self.enter(Stage.BEFORE)
 
     def enter(self, stage: Stage, length: int = 0) -> None:
         HEAD.pack_into(self._page, 0, stage, time.monotonic_ns(), length or self._head()[2])
 
     def settle(self, outcome: Outcome) -> None:
-        text = msgspec.json.encode(outcome)
+        text = encoded(outcome)
         if len(text) > SIZE - HEAD.size:
-            text = msgspec.json.encode(msgspec.structs.replace(outcome, trace=None))
+            text = encoded(msgspec.structs.replace(outcome, trace=None))
         self._page[HEAD.size : HEAD.size + len(text)] = text
         self.enter(Stage.AFTER, len(text))
 
     @property
     def stage(self) -> Stage:
-        return Stage(self._head()[0])
+        found = self._head()[0]
+        return Stage(found) if found in list(Stage) else Stage.BODY
 
     @property
     def since(self) -> int:
         """The monotonic ns at which the stage began."""
-        return self._head()[1]
+        found = self._head()[1]
+        return found if self._made <= found <= time.monotonic_ns() else self._made
 
     @property
     def outcome(self) -> Outcome | None:
         """None: the function or command had not ended."""
         length = self._head()[2]
-        return msgspec.json.decode(self._page[HEAD.size : HEAD.size + length], type=Outcome) if length else None
+        if not 0 < length <= SIZE - HEAD.size:
+            return None
+        try:
+            return msgspec.json.decode(self._page[HEAD.size : HEAD.size + length], type=Outcome)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
 
     def close(self) -> None:
         self._page.close()
@@ -69,3 +78,13 @@ class Record:
     def _head(self) -> tuple[int, int, int]:
         found: tuple[int, int, int] = HEAD.unpack_from(self._page, 0)
         return found
+
+
+def encoded(outcome: Outcome) -> bytes:
+    """A text of the user's may have in it what is no text (a file name, say)."""
+    plain = {"error": plain_text(outcome.error), "trace": outcome.trace and plain_text(outcome.trace)}
+    return msgspec.json.encode(msgspec.structs.replace(outcome, **plain))
+
+
+def plain_text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -16,7 +16,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 
 from setproctitle import setproctitle
@@ -29,7 +29,7 @@ from qd.process import child, vitals
 from qd.schedule import CallTask, Entry, QdTask, ShellTask
 from qd.schedule.entry import Act
 from qd.scheduler import command
-from qd.scheduler.record import Outcome, Record, Stage
+from qd.scheduler.record import Outcome, Record, Stage, plain_text
 from qd.worker import boot
 from qd.worker.settle import LINE, full, short
 
@@ -112,11 +112,11 @@ class Runner:
         try:
             code, error = self._act()
         except SystemExit as leaving:
-            code = child.code_of(leaving)
+            code = exit_code(leaving)
             error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_of_copy(raised)
-            error, trace = short(raised), full(raised)
+            error, trace = plain_text(short(raised)), full(raised)
         return Outcome(time.monotonic() - began, code, error, trace)
 
     def _act(self) -> tuple[int | None, str]:
@@ -174,17 +174,37 @@ class Runner:
             traceback.print_exception(error)
 
 
+def exit_code(leaving: SystemExit) -> int:
+    """As Python makes it; a text is printed."""
+    try:
+        return child.code_of(leaving)
+    except Exception:  # stderr is closed
+        return 1
+
+
 def called(function: Act) -> None:
     """Call it; what is awaitable is run to its end. What it has printed is out then."""
     try:
         result = function()
         if inspect.isawaitable(result):
-            asyncio.run(awaited(result))
+            run_async(result)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
 
 
-async def awaited(result: object) -> None:
-    await result  # type: ignore[misc]
+def run_async(result: Awaitable[object]) -> None:
+    """What it raises is told from its own code on, without the event loop's."""
+    try:
+        asyncio.run(awaited(result))
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not awaited.__code__:
+            trace = trace.tb_next
+        error.__traceback__ = trace and trace.tb_next
+        raise
+
+
+async def awaited(result: Awaitable[object]) -> None:
+    await result
