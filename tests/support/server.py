@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import signal
 import socket
@@ -34,11 +35,12 @@ def free_port() -> int:
 class Server:
     """Constructor makes a folder; start() starts. `options` are redis-server's, as on its command line.
 
-    `folder` is short and below /tmp: a socket path has 107 bytes. url is the unix one, tcp_url the other.
+    `folder` is short and below /tmp: a socket path has 107 bytes. url is the unix one, tcp_url the other. env: more
+    variables for the server's process.
     """
 
-    def __init__(self, *options: str) -> None:
-        self.options = options
+    def __init__(self, *options: str, **env: str) -> None:
+        self.options, self.env = options, env
         self.folder = Path(tempfile.mkdtemp(prefix="qd-test-"))
         self.socket = self.folder / "r.sock"
         self.port = 0
@@ -70,6 +72,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.env},
             process_group=0,
             preexec_fn=die_with_parent,
         )

@@ -1,0 +1,85 @@
+"""The night in which the clock is changed, with the real programs and a server whose clock is set to just before it.
+
+The clocks of this host stay as they are, months away: Redis's decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.moved import MovedServer
+from tests.support.procs import QD, Procs
+from tests.support.project import MakeProject
+
+JOBS = """
+@app.job("night")
+def night(name: str) -> None: ...
+
+def beside() -> None: ...
+
+berlin = {"timezone": "Europe/Berlin"}
+app.schedule(night.bind("time"), cron="30 2 * * *", name="time", **berlin)
+app.schedule(beside, cron="0 30 2 * * *", name="time of a function", **berlin)
+app.schedule(night.bind("beat"), cron="*/30 * * * *", name="beat", **berlin)
+app.schedule(night.bind("hour"), cron="*/30 2 * * *", name="beat of one hour", **berlin)
+"""
+
+
+@pytest.fixture
+def moved() -> Iterator[MovedServer]:
+    """A server that is started by the test."""
+    server = MovedServer("2026-01-01T00:00:00Z")
+    yield server
+    server.stop()
+
+
+def seen(server: MovedServer) -> None:
+    """Wait until the scheduler has seen all entries: what is due from now on is theirs."""
+    with server.client() as redis:
+        eventually(
+            lambda: (redis.call("HLEN", "queues:default:ticks"), redis.call("HLEN", "qd:ticks")) == (3, 1),
+            30,
+            what="entries that the store knows of",
+        )
+
+
+def taken(work: Procs) -> list[tuple[str, str]]:
+    """Entry and tick of all that was sent or started."""
+    found = work.matches(r'schedule\.(?:sent|started) entry=("[^"]*"|\S+).* at=(\S+)')
+    return sorted((one[1].strip('"'), one[2]) for one in found)
+
+
+def test_what_the_clock_leaves_out_runs_as_it_is_put_forward(moved: MovedServer, project: MakeProject) -> None:
+    moved.set("2026-03-29T01:40:00+01:00")
+    moved.start()
+    work = project(JOBS, url=moved.url).work("-w", "1")
+    seen(moved)
+    moved.set("2026-03-29T01:59:59+01:00")
+    work.wait_line("schedule.sent .*entry=beat", 20)
+    work.wait_line("schedule.done .*time of a function", 20)
+    work.wait_line("job.done .*job=night", 20, count=2)
+    at = "2026-03-29T01:00:00Z"
+    assert taken(work) == [("beat", at), ("time", at), ("time of a function", at)]
+    work.stop()
+
+
+def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: MovedServer, project: MakeProject) -> None:
+    moved.set("2026-10-25T02:10:00+02:00")
+    moved.start()
+    shop = project(JOBS, url=moved.url)
+    work = Procs([*QD, "schedule", "work"], cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    seen(moved)
+    first, again = "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
+    moved.set("2026-10-25T02:29:59+02:00")
+    work.wait_line("schedule.done .*time of a function", 20)
+    work.wait_line(f"schedule.sent .* at={first}", 20, count=3)
+    moved.set("2026-10-25T02:29:59+01:00")
+    work.wait_line(f"schedule.sent .* at={again}", 20, count=2)
+    twice = [(name, at) for name in ("beat", "beat of one hour") for at in (first, again)]
+    found = [one for one in taken(work) if one[1] in (first, again)]
+    assert found == sorted([("time", first), ("time of a function", first), *twice])
+    work.stop()
