@@ -167,6 +167,12 @@ def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) ->
     assert reasons(qd) == []
     qd("down", "--allow", "mail")
     assert reason(qd)[0] == "stuck"  # this one is worked on
+    qd("up")
+    report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60}, state="down", laravel_down="/f/down")
+    assert reasons(qd) == []
+    assert "Laravel's maintenance mode" in done(qd("health"))
+    assert document(qd("health", "--json"))["down"] is True
+    assert reason(qd, "--max-ready", "0")[1].endswith(" (Laravel's maintenance mode); `php artisan up`")
 
 
 # -- jobs for PHP

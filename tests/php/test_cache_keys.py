@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -102,3 +103,47 @@ def test_a_cache_that_is_away_harms_nothing(laravel: Laravel, project: Projects)
         work.stop()
     assert {r.id for r in laravel.ran()} == set(ids)
     assert not work.matches("redis.away")
+
+
+# The payload of `php artisan down`, which one driver of it serializes into the cache and the other writes as JSON.
+DOWN = "illuminate:foundation:down"
+PAYLOAD: dict[str, object] = {
+    "except": [],
+    "redirect": None,
+    "retry": 60,
+    "refresh": None,
+    "secret": None,
+    "status": 503,
+    "template": None,
+}
+
+
+def test_laravels_maintenance_mode_in_its_cache_holds_qd_until_artisan_up(laravel: Laravel, project: Projects) -> None:
+    laravel.cache(put=DOWN, value=PAYLOAD)
+    shop = project(JOBS, laravel.qd_config + "down = true\n")
+    laravel.push({"name": "shared.note", "queue": "q"})
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    work.child("qd: worker 0 down")
+    assert laravel.ran() == []
+    assert f"Laravel's maintenance mode on {socket.gethostname()}: {DOWN};" in shop.qd("status").stdout
+    laravel.cache(forget=DOWN)
+    laravel.wait_ran(1)
+    assert shop.qd("down").returncode == 0
+    assert laravel.cache(get=DOWN) == "null"  # the web site is none of its business
+    assert shop.qd("up").returncode == 0
+    work.stop()
+
+
+def test_laravels_maintenance_mode_in_its_file_holds_qd_beside_its_own_workers(
+    laravel: Laravel, project: Projects
+) -> None:
+    file = laravel.folder / "down"
+    file.write_text(json.dumps(PAYLOAD, indent=4))
+    shop = project(JOBS, laravel.qd_config + f'down_file = "{file}"\n')
+    laravel.push({"name": "shared.note", "queue": "q"})
+    work = shop.work("q", "-w", "1", **laravel.qd_env)
+    work.child("qd: worker 0 down")
+    assert laravel.ran() == []
+    file.unlink()
+    laravel.wait_ran(1)
+    work.stop()

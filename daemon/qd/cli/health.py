@@ -90,7 +90,9 @@ def well(state: State) -> str:
     if ages:
         said.append(f"the oldest for {output.duration(max(ages))}")
     if state.down:
-        said.append("maintenance mode")
+        said.append("maintenance mode" + (f" but for {' '.join(state.down.allow)}" if state.down.allow else ""))
+    if any(master.laravel_down for master in alive):
+        said.append("Laravel's maintenance mode")
     if paused := [line.name for line in state.queues if line.paused]:
         said.append(f"paused: {' '.join(paused)}")
     return f"ok: {', '.join(said)}"
@@ -113,7 +115,12 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
         for line in state.queues
     ]
     facts = {"masters": len(alive), "workers": sum(len(m.workers) for m in alive), "queues": queues}
-    return {"ok": not why, "at": state.now, "down": state.down is not None, "reasons": told(why), **facts}
+    return {"ok": not why, "at": state.now, "down": is_down(state), "reasons": told(why), **facts}
+
+
+def is_down(state: State) -> bool:
+    """Whether maintenance mode holds anything back, ours or Laravel's."""
+    return state.down is not None or any(master.laravel_down for master in state.masters)
 
 
 def told(why: list[Reason]) -> list[dict[str, str]]:

@@ -125,8 +125,11 @@ def of_queue(line: Line, state: State) -> Iterator[Reason]:
 
 
 def shut(line: Line, state: State) -> bool:
-    """Whether maintenance mode holds it back."""
-    return state.down is not None and line.name not in state.down.allow
+    """Whether maintenance mode holds it back: ours, or Laravel's own on every host that serves it."""
+    if state.down is not None and line.name not in state.down.allow:
+        return True
+    serving = [master for master in living(state) if serves(master, line)]
+    return bool(serving) and all(master.laravel_down for master in serving)
 
 
 def serves(master: Master, line: Line) -> bool:
@@ -183,4 +186,6 @@ def way_on(line: Line, state: State) -> str:
     """More workers take nothing from what is held back."""
     if line.paused:
         return f" (it is paused); `qd resume {line.name}`"
-    return " (maintenance mode); `qd up`" if shut(line, state) else "; add workers"
+    if shut(line, state):
+        return " (maintenance mode); `qd up`" if state.down else " (Laravel's maintenance mode); `php artisan up`"
+    return "; add workers"
