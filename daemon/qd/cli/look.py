@@ -12,7 +12,7 @@ from qd.cli import common, output
 from qd.cli.notes import by_whom
 from qd.cli.reasons import hung, named
 from qd.cli.state import Line, State, looked
-from qd.store import hosts
+from qd.store import hosts, schedule
 
 CRASHES_TOLD = 8  # so many a report tells at most
 
@@ -29,6 +29,7 @@ def status() -> None:
     if common.given().json:
         return output.document(document(state))
     say_down(state)
+    say_paused_entries(state)
     say_masters(state)
     say_workers(state)
     say_queues(state)
@@ -48,6 +49,16 @@ def say_down(state: State) -> None:
     for what in theirs:
         output.say(output.clean(f"Laravel's maintenance mode on {what}; `php artisan up` ends it"))
     if state.down is not None or theirs:
+        output.say()
+
+
+def say_paused_entries(state: State) -> None:
+    for name, note in state.paused_entries.items():
+        what, named = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
+        are = "is" if named else "are"
+        said = f"{what} of the schedule {are} paused{by_whom(note, state.now)}; `qd schedule resume{named}` ends it"
+        output.say(output.clean(said))
+    if state.paused_entries:
         output.say()
 
 
@@ -147,6 +158,7 @@ def document(state: State) -> dict[str, Any]:
         "restart": state.restart and asdict(state.restart),
         "masters": [master_document(master, state.now) for master in state.masters],
         "queues": [queue_document(line) for line in state.queues],
+        "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
     }
 
 

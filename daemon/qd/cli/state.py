@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qd.cli import common
 from qd.connectors.redis import keys
-from qd.store import hosts, stamps
+from qd.store import hosts, schedule, stamps
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -41,6 +41,7 @@ class State:
     restart: stamps.Restart | None
     masters: list[hosts.Master]
     queues: list[Line]
+    paused_entries: dict[str, stamps.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
 
 
 def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
@@ -54,7 +55,8 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     first, *others = places(found, masters)
     queues = lines(found, first, masters, now, search=search, also=also)
     queues += [line for name in others for line in lines(found, name, masters, now, search=search)]
-    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues)
+    paused_entries = schedule.paused(store, now)
+    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues, paused_entries)
 
 
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:

@@ -13,7 +13,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.notes import by_whom
-from qd.cli.schedule.seen import Lock, Seen, looked, overdue
+from qd.cli.schedule.seen import Lock, Seen, looked, next_of, overdue
 from qd.cli.schedule.which import moment, off, what, why_off
 from qd.process.exits import Exit
 from qd.schedule import Entry
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from qd.config import Settings
 
 WIDE = 60  # letters of what an entry does, in a table
-TRIED = 500  # ticks that are looked through for one that qd's own filters let through
 
 
 class Zone(click.ParamType[str]):
@@ -90,19 +89,8 @@ def row(entry: Entry, seen: Seen, found: Settings, zone: str | None) -> tuple[st
 
 
 def coming(entry: Entry, seen: Seen, found: Settings, zone: str) -> str:
-    at = None if off(entry, found) else next_at(entry, seen.now)
+    at = None if off(entry, found) else next_of(entry, seen.now)
     return "-" if at is None else f"{moment(at, zone)} (in {output.duration(at - seen.now)})"
-
-
-def next_at(entry: Entry, now: float) -> float | None:
-    """The next tick that qd's own filters let through, where it is near; what the user's filters will say is not asked."""
-    first = at = entry.timing.next_after(now)
-    own = [each for each in entry.filters if not each.foreign]
-    for _ in range(TRIED if own else 0):
-        if at is None or all(each.passes(at) for each in own):
-            return at
-        at = entry.timing.next_after(at)
-    return first
 
 
 def went(entry: Entry, seen: Seen) -> str:
@@ -160,7 +148,7 @@ def document(entries: tuple[Entry, ...], seen: Seen, found: Settings, zone: str 
 
 
 def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str, Any]:
-    at = next_at(entry, seen.now)
+    at = next_of(entry, seen.now)
     note = seen.paused.get(entry.name)
     return {
         "name": entry.name,
