@@ -31,7 +31,8 @@ class Host:
         def turned() -> object:
             nonlocal due
             if time.monotonic() >= due:
-                due = time.monotonic() + self.scheduler.turn()
+                wait = self.scheduler.turn()
+                due = time.monotonic() + (0.0 if self.scheduler.runs.alive else wait)
             return until()
 
         eventually(turned, seconds, every=0.002)

@@ -154,7 +154,9 @@ class Scheduler:
     def _take(self, reach: Reach) -> None:
         for _ in range(ROUNDS):
             self._lanes.step(reach)
-            found = [] if self.paused or self.drained else reach.moments.pop(reach.now)
+            if self.paused or self.drained or not reach.up:
+                return
+            found = reach.moments.pop(reach.now)
             if not found:
                 return
             wants = [want for _, places in found for want in self._sorted(reach, places)]

@@ -45,6 +45,10 @@ class Taker:
 
     def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Taken]:
         """Those that were taken, to be told; what is due next of each entry is planned."""
+        if not reach.up:
+            for want in wants:
+                reach.moments.add(want.due.at, want.place)
+            return []
         began = time.monotonic()
         for want in wants:
             self.alive(HOLDS)

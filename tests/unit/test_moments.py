@@ -1,0 +1,99 @@
+"""What is due when, and what becomes of ticks that nobody took in time. Milliseconds; a tick each second, late after 60."""
+
+from __future__ import annotations
+
+import pytest
+
+from qd.schedule.timing import Cron, Every
+from qd.scheduler.moments import MOST, Due, Moments, Reckoner, decided, latest
+
+LATE = 60_000
+
+
+def seconds(at: int) -> int:
+    return (at // 1000 + 1) * 1000
+
+
+def due(last: int, now: int, missed: str = "skip") -> Due | None:
+    return decided(seconds, last, now, LATE, missed)  # type: ignore[arg-type]
+
+
+def test_nothing_is_due_before_its_tick_and_it_is_at_it():
+    assert due(5000, 5999) is None
+    assert due(5000, 6000) == Due(6000)
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_ticks_that_are_a_little_late_are_taken_one_after_the_other(missed):
+    assert due(5000, 66_000, missed) == Due(6000)
+    assert due(6000, 66_000, missed) == Due(7000)
+
+
+def test_skip_passes_over_all_that_are_late():
+    assert due(5000, 100_000) == Due(39_000, runs=False, missed=34)
+    assert due(39_000, 100_000) == Due(40_000)
+
+
+def test_once_runs_the_latest_of_those_that_are_late():
+    assert due(5000, 100_000, "once") == Due(39_000, runs=True, missed=33)
+    assert due(38_000, 100_000, "once") == Due(39_000)
+
+
+def test_all_runs_each_in_order():
+    assert due(5000, 100_000, "all") == Due(6000)
+
+
+def test_all_runs_the_latest_thousand():
+    now = 10_000_000
+    found = due(0, now, "all")
+    assert found == Due(now - LATE - 1000 * MOST, missed=MOST)
+    assert due(found.at, now, "all") == Due(found.at + 1000)
+
+
+def test_a_timing_that_never_comes_again_is_never_due():
+    assert decided(lambda at: None, 0, 100_000, LATE, "all") is None
+
+
+def test_a_month_of_seconds_is_passed_over_without_looking_at_each():
+    asked = []
+
+    def counted(at: int) -> int:
+        asked.append(at)
+        return seconds(at)
+
+    month = 30 * 86_400_000
+    assert decided(counted, 0, month, LATE, "skip") == Due(month - LATE - 1000, runs=False, missed=MOST)
+    assert len(asked) < 3 * MOST
+
+
+@pytest.mark.parametrize("after", [0, 3_599_999])
+def test_the_latest_tick_of_a_rare_timing_is_found_far_back(after):
+    hourly = lambda at: (at // 3_600_000 + 1) * 3_600_000  # noqa: E731
+    assert latest(hourly, after, 7_000_000, 1) == [3_600_000]
+
+
+def test_things_of_one_moment_stand_together_and_the_earliest_comes_first():
+    moments: Moments[str] = Moments()
+    for at, what in ((30, "c"), (10, "a"), (30, "d"), (20, "b")):
+        moments.add(at, what)
+    assert (moments.next, len(moments)) == (10, 4)
+    assert moments.pop(20) == [(10, ["a"]), (20, ["b"])]
+    assert moments.pop(29) == []
+    assert moments.pop(30) == [(30, ["c", "d"])]
+    assert moments.next is None
+
+
+def test_entries_of_equal_timing_share_one_reckoning(monkeypatch):
+    asked = []
+    real = Every.next_after
+
+    def counted(self, at):
+        asked.append(at)
+        return real(self, at)
+
+    monkeypatch.setattr(Every, "next_after", counted)
+    reckoner, timing = Reckoner(), Every(10)
+    assert [reckoner.next_after(timing, ("Every", timing.mark), 5000) for _ in range(3)] == [10_000] * 3
+    assert reckoner.next_after(timing, ("Every", timing.mark), 10_000) == 20_000
+    assert asked == [5.0, 10.0]
+    assert reckoner.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
