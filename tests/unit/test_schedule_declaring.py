@@ -248,8 +248,11 @@ LATE = {
     "no frequency": (lambda app: app.schedule(tick), r"it says nothing of when: add .daily\(\)"),
     "days only": (lambda app: app.schedule(tick).weekdays(), r"on which days, not when"),
     "never": (lambda app: app.schedule(tick).yearly_on(2, 30), r"never comes"),
-    "a lambda": (lambda app: app.schedule(lambda: None).daily(), r"no name of its own"),
-    "a partial": (lambda app: app.schedule(functools.partial(print, 7)).daily(), r"no name of its own"),
+    "a lambda": (lambda app: app.schedule(lambda: None).daily(), r"wrong: a lambda has no name of its own"),
+    "a partial": (
+        lambda app: app.schedule(functools.partial(print, 7)).daily(),
+        r"a partial of print has no name of its own",
+    ),
 }
 
 

@@ -49,6 +49,9 @@ def short(name: str) -> str:
 
 def called(function: object) -> str:
     """What a function is called in a message."""
-    found = function.func if isinstance(function, partial) else function
-    name: str = getattr(found, "__qualname__", "") or (type(found).__qualname__ if callable(found) else repr(found))
+    if isinstance(function, partial):
+        return f"a partial of {called(function.func)}"
+    name: str = getattr(function, "__qualname__", "") or (
+        type(function).__qualname__ if callable(function) else repr(function)
+    )
     return name.rpartition("<locals>.")[2].replace("<lambda>", "a lambda")

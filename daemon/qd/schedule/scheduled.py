@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, get_args
 from qd.bus.chain import Chain
 from qd.options.kinds import KINDS
 from qd.schedule import filters
-from qd.schedule.entry import Act, Entry, Filter, JobTask, Missed, Task
+from qd.schedule.entry import Act, CallTask, Entry, Filter, JobTask, Missed, Task
 from qd.schedule.fields import shown
 from qd.schedule.frequencies import Frequencies
 from qd.schedule.names import called
@@ -229,7 +229,8 @@ class Scheduled(Frequencies):
         made = tuple([make(zone) for make in self._filters])
         name = self._name or self._own_name
         if not name:
-            self._refuse("what it runs has no name of its own: give it one with .name('nightly')")
+            what = called(self._task.function) if isinstance(self._task, CallTask) else "what it runs"
+            self._refuse(f"{what} has no name of its own: give it one with .name('nightly')")
         if isinstance(self._task, JobTask) and self._said.get("alone"):
             self._check_alone(self._task)
         timing = self._timing(zone)
