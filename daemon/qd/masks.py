@@ -45,6 +45,11 @@ def masked(text: str) -> str:
     """`text` with *** in the place of secrets."""
     if _pattern is not None:
         text = _pattern.sub("***", text)
+    return mask_urls(text)
+
+
+def mask_urls(text: str) -> str:
+    """`text` with *** in the place of what is secret in urls: the same in every process, whatever it has hidden."""
     return _URL.sub(lambda found: mask_url(found[0]), text) if "://" in text else text
 
 

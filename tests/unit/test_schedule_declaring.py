@@ -97,6 +97,15 @@ def test_a_long_name_is_cut_and_still_its_own(app, report):
     assert names[0] != names[1]
 
 
+def test_a_password_of_a_url_is_in_no_name(app, report):
+    app.schedule.shell("pg_dump postgres://shop:geheim@db/shop").daily()
+    app.schedule(report.bind(kind="redis://:geheim@h/0")).daily()
+    command, job = app.schedule.entries()
+    assert command.name == "pg_dump postgres://shop:***@db/shop"
+    assert command.task.line.endswith("shop:geheim@db/shop")
+    assert job.name == "shop.report(kind=redis://:***@h/0)"
+
+
 def test_a_payload_of_each_tick_is_a_new_one(app, report):
     app.schedule(report.bind(7)).daily()
     task = only(app).task

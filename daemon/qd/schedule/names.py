@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from qd.jobs import Declared
+from qd.masks import mask_urls
 
 LONGEST = 64  # letters
 PLAIN = re.compile(r"[\w@.:/+-]+")
@@ -40,11 +41,11 @@ def plain(value: object) -> str:
 
 
 def short(name: str) -> str:
-    """Cut, where it is too long, with a few letters that tell it from others that begin like it."""
-    clean = "".join(letter if letter.isprintable() else " " for letter in name)
+    """Without passwords of urls; one that is too long is cut, with a few letters that tell it from others like it."""
+    clean = "".join(letter if letter.isprintable() else " " for letter in mask_urls(name))
     if len(clean) <= LONGEST:
         return clean
-    return f"{clean[: LONGEST - 9]}~{hashlib.sha1(name.encode()).hexdigest()[:8]}"
+    return f"{clean[: LONGEST - 9]}~{hashlib.sha1(clean.encode()).hexdigest()[:8]}"
 
 
 def called(function: object) -> str:
