@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -48,9 +47,8 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
 
 
 def entries_of(app: Qd, settings: Settings) -> list[Entry]:
-    """Those that run here. --force: in maintenance mode, too."""
-    entries = [entry for entry in app.schedule.entries() if entry.runs_in(settings.env)]
-    return [replace(entry, in_maintenance=True) for entry in entries] if settings.work.force else entries
+    """Those that run here."""
+    return [entry for entry in app.schedule.entries() if entry.runs_in(settings.env)]
 
 
 class Watched(Guard):
@@ -88,8 +86,7 @@ class Child:
             force=settings.work.force,
             guard=Watched(self._about),
         )
-        self.scheduler.paused = seat.paused
-        self.scheduler.beats(self._about)
+        self.scheduler.paused, self.force = seat.paused, settings.work.force
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = ""
@@ -121,9 +118,9 @@ class Child:
     def _turn(self) -> float:
         """Returns the seconds until the next one."""
         self._hear()
+        self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
         if self._knows_nothing() and not self.scheduler.drained:
             return BOOTING
-        self.scheduler.down = self._is_down()
         wait = self.scheduler.turn()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
@@ -132,9 +129,6 @@ class Child:
     def _knows_nothing(self) -> bool:
         """The keeper has not said yet whether this is maintenance."""
         return not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < PATIENCE
-
-    def _is_down(self) -> bool:
-        return bool(self.board.header(H.DOWN))
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
@@ -162,7 +156,7 @@ class Child:
         running = self.scheduler.runs.running
         if len(running) != self.slot[W.RUNS] or (running and self.slot[W.JOB_AT] != running[0][1]):
             self._show_runs(running)
-        state = "paused" if self.scheduler.paused else "down" if self._is_down() else ""
+        state = "paused" if self.scheduler.paused else "down" if self.scheduler.down else ""
         self.slot[W.STATE] = State.BUSY if running else State.IDLE if state else State.WAITING
         if not running:
             self._say(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")

@@ -1,0 +1,329 @@
+"""The scheduler as a child of `qd work` and of `qd schedule work`: started, watched, replaced, paused, drained, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import QD, Procs, titled
+from tests.support.project import MakeProject, Project
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+pytestmark = [
+    pytest.mark.usefixtures("clean_redis"),
+    pytest.mark.leaves("queues:*:ticks", "qd:ticks", "qd:schedule:*", "qd:overlap:*"),
+]
+
+TICKING = (
+    JOBS
+    + """
+def beat():
+    note("beat", os.getppid())
+
+app.schedule(beat, every=0.2, name="beat")
+"""
+)
+# Two kinds of work at once, as long as the file `go` is missing.
+LONG = (
+    JOBS
+    + """
+import subprocess, sys
+
+def backup():
+    note("begin", os.getpid(), subprocess.Popen(["sleep", "1000"]).pid)
+    while not Path("go").exists():
+        time.sleep(0.01)
+    note("end", os.getpid())
+
+app.schedule(backup, every=1, name="backup").without_overlapping()
+"""
+)
+
+
+def scheduled(project: Project, *arguments: str, **env: str) -> Procs:
+    """`qd schedule work` whose scheduler is ready."""
+    work = Procs([*QD, "schedule", "work", *arguments], cwd=project.root, env=project.env(**env))
+    project.started.append(work)
+    return work
+
+
+def scheduler(work: Procs, but: int = 0) -> psutil.Process:
+    """The one scheduler, waited for. but: one with another pid."""
+
+    def found() -> psutil.Process | None:
+        there = [child for child in work.children("qd: scheduler") if child.pid != but]
+        return there[0] if len(there) == 1 else None
+
+    return eventually(found, 10, what="one scheduler")
+
+
+def ticks_of(work: Procs, event: str = "schedule.started") -> list[str]:
+    """The moments of the ticks that were run, in the order of the log."""
+    return [match[1] for match in work.matches(rf"{event} entry=\S+ at=(\S+)")]
+
+
+# -- beside workers
+
+
+def test_qd_work_runs_one_scheduler_beside_its_workers_and_it_is_no_worker(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = shop.work("-w", "2")
+    witness.wait("beat", 2)
+    assert titled(scheduler(work)) == "qd: scheduler with 1 entry" or "since" in titled(scheduler(work))
+    assert work.matches("master.started .* workers=2 .* schedule=1")
+    work.signal(signal.SIGTTOU)
+    eventually(lambda: len(work.children("waiting on")) == 1, what="one worker")
+    work.signal(signal.SIGTTIN)
+    eventually(lambda: len(work.children("waiting on")) == 2, what="two workers")
+    assert len(work.children("qd: scheduler")) == 1
+    work.signal(signal.SIGUSR1)
+    work.wait_line(r"scheduler.state .*entries=1")
+    work.wait_line("master.state workers=2 wanted=2")
+    work.stop()
+
+
+@pytest.mark.parametrize("how", [["--no-schedule"], ["--once"], ["--stop-when-empty-for", "0.5"]])
+def test_what_runs_no_scheduler(project: MakeProject, redis: Client, how: list[str]) -> None:
+    work = project(jobs=TICKING).work("-w", "1", "--sleep", "0.5", *how)
+    work.wait_line("master.ready")
+    if how[0] == "--no-schedule":
+        work.stop()
+    else:
+        work.ends_clean()
+    assert not work.matches("schedule.started")
+    assert not redis.call("EXISTS", "qd:ticks")
+
+
+def test_no_scheduler_runs_without_an_entry_of_this_environment(project: MakeProject) -> None:
+    source = TICKING.replace('name="beat")', 'name="beat").environments("production")')
+    here = project(jobs=source)
+    work = here.work("-w", "1", QD_ENV="staging")
+    work.wait_line("master.ready")
+    eventually(lambda: work.children("waiting on"))
+    assert not work.children("qd: scheduler")
+    work.stop()
+    there = here.work("-w", "1", QD_ENV="production")
+    there.wait_line("schedule.started")
+    there.stop()
+
+
+@pytest.mark.parametrize("way", [["work", "-w", "1"], ["schedule", "work"], ["schedule", "work", "--no-preload"]])
+def test_entries_that_do_not_check_end_the_start_with_one_line(project: MakeProject, way: list[str]) -> None:
+    shop = project(jobs=JOBS + "\napp.schedule(lambda: 1, every=1)\n")
+    work = Procs([*QD, *way], cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    work.ends_clean(code=3)
+    (line,) = work.matches("app.import_failed")
+    assert "jobs.py" in line.string
+
+
+# -- watched
+
+
+def test_killed_scheduler_is_replaced_and_no_tick_comes_twice(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    for kills in (1, 2):
+        old = scheduler(work)
+        there = len(witness.starting("beat"))
+        witness.wait("beat", there + 2)
+        old.kill()
+        work.wait_line(f'scheduler.died .*pid={old.pid} how="signal 9 .SIGKILL."', count=1)
+        new = scheduler(work, but=old.pid)
+        witness.wait(f"beat {new.pid}", 2)
+        assert len(work.matches("scheduler.died")) == kills
+    work.stop()
+    started = ticks_of(work)
+    assert len(started) == len(set(started)) >= 6
+    assert not work.matches("worker.died|job.requeued")
+
+
+STUCK = """
+import ctypes
+
+def hang(tick):
+    if Path("hang").exists():
+        Path("hang").unlink()
+        note("hangs", os.getpid())
+        ctypes.PyDLL(None).sleep(1000)  # holds the GIL: no handler of Python's runs
+    return True
+
+app.schedule(beat, every=0.5, name="filtered").when(hang)
+"""
+
+
+def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProject, tmp_path: Path) -> None:
+    """Stopped, or stuck in C in the app's own code."""
+    shop = project(jobs=TICKING + STUCK, config="[worker]\nsleep = 0.1")
+    witness = Witness(shop)
+    shop.allowed.add("hang")
+    stopped, stuck = scheduled(shop), scheduled(shop)
+    witness.wait("beat", 2)
+    first = scheduler(stopped)
+    first.suspend()
+    (shop.root / "hang").touch()
+    hanging = int(witness.wait("hangs")[0].split()[1])
+    assert hanging == scheduler(stuck).pid
+    for work, pid in ((stopped, first.pid), (stuck, hanging)):
+        work.wait_line(f"scheduler.silent .*pid={pid} ", 25)
+        line = work.wait_line(f'scheduler.died .*pid={pid} how="signal 9 .SIGKILL." reason="stopped answering"')
+        witness.wait(f"beat {scheduler(work, but=pid).pid}")
+        assert work is stopped or "jobs.py" in "\n".join(work.lines[work.lines.index(line.string) :][:20])
+    for work in (stopped, stuck):
+        work.stop()
+
+
+def test_killed_master_takes_scheduler_and_runs_with_it(project: MakeProject) -> None:
+    shop = project(jobs=LONG)
+    witness = Witness(shop)
+    work = scheduled(shop)
+    runner, sleeper = map(int, witness.wait("begin")[0].split()[1:])
+    family = [*work.children(), psutil.Process(sleeper)]
+    assert runner in [each.pid for each in family]
+    work.kill()
+    _, left = psutil.wait_procs([each for each in family if each.pid != sleeper], timeout=5)
+    assert not left
+    psutil.Process(sleeper).kill()  # in no group of ours any more that anybody could end: a later master would
+
+
+# -- steered
+
+
+def test_pause_and_resume(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = scheduled(shop)
+    witness.wait("beat", 2)
+    work.signal(signal.SIGUSR2)
+    work.wait_line("master.paused")
+    eventually(lambda: "paused" in titled(scheduler(work)), what="a paused scheduler")
+    there, told = len(witness.lines), len(work.matches("schedule.started"))
+    old = scheduler(work)
+    old.kill()  # the next one starts paused
+    new = scheduler(work, but=old.pid)
+    eventually(lambda: "paused" in titled(new), what="a paused scheduler")
+    assert len(work.matches("schedule.started")) == told
+    assert len(witness.lines) == there
+    work.signal(signal.SIGCONT)
+    witness.wait("beat", there + 2)
+    work.stop()
+
+
+def test_rolling_restart_takes_the_entries_of_the_new_code(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    witness.wait("beat")
+    old = scheduler(work)
+    shop.jobs(TICKING.replace('note("beat"', 'note("new"').replace('"beat")', '"other")'))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    witness.wait("new", 2)
+    assert scheduler(work).pid != old.pid
+    shop.jobs(JOBS)  # none is declared any more
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded", count=2)
+    eventually(lambda: not work.children("qd: scheduler"), what="no scheduler")
+    shop.jobs(TICKING)
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded", count=3)
+    witness.wait(f"beat {scheduler(work).pid}")
+    shop.jobs(TICKING + "\napp.schedule(beat, every=-1)\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused")
+    there = len(witness.lines)
+    witness.wait("beat", there + 1)
+    work.stop()
+
+
+def test_stop_waits_for_what_runs(project: MakeProject) -> None:
+    shop = project(jobs=LONG)
+    witness = Witness(shop)
+    shop.allowed.add("go")
+    work = scheduled(shop)
+    (begun,) = witness.wait("begin")
+    eventually(lambda: "backup since" in titled(scheduler(work)), what="a title that tells what runs")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("scheduler.state .*state=busy entries=1 run=backup")
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping .*running=1")
+    (shop.root / "go").touch()
+    work.ends_clean()
+    assert witness.lines == [begun, f"end {begun.split()[1]}"]
+    assert work.matches("schedule.done entry=backup")
+
+
+def test_what_runs_is_ended_at_the_stop_deadline_with_all_that_it_started(project: MakeProject) -> None:
+    shop = project(jobs=LONG)
+    witness = Witness(shop)
+    work = scheduled(shop, "--stop-timeout", "1")
+    runner, sleeper = map(int, witness.wait("begin")[0].split()[1:])
+    work.signal(signal.SIGTERM)
+    work.ends_clean()
+    assert work.matches('scheduler.ended .* reason="stop deadline" .*run=backup')
+    assert not [pid for pid in (runner, sleeper) if psutil.pid_exists(pid)]
+    assert not witness.starting("end")
+
+
+# -- qd schedule work
+
+
+def test_without_entries_it_says_so_and_waits_for_new_code(project: MakeProject) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    work = scheduled(shop)
+    work.wait_line("schedule.empty")
+    work.wait_line("master.ready")
+    assert "with 0 entries" in titled(scheduler(work))
+    shop.jobs(TICKING)
+    work.signal(signal.SIGHUP)
+    witness.wait("beat")
+    work.signal(signal.SIGTTIN)
+    work.wait_line("master.resized workers=0")
+    work.stop()
+
+
+def test_it_takes_no_jobs_and_reports_no_queue(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=TICKING, config="[pools.night]\nstop_timeout = 3")
+    witness = Witness(shop)
+    work = scheduled(shop, "--pool", "night")
+    witness.wait("beat")
+    (report,) = eventually(lambda: redis.hash("qd:masters").values(), what="a report")
+    told = json.loads(report)
+    assert (told["pool"], told["queues"], told["workers"]) == ("night", [], [])
+    assert titled(psutil.Process(work.pid)).startswith("qd: master [night] scheduler")
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping .*deadline=3")
+    work.ends_clean()
+
+
+def test_restart_stamp_ends_it_with_0(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = scheduled(shop)
+    witness.wait("beat")
+    eventually(lambda: work.children("qd: keeper"))
+    assert shop.qd("restart").returncode == 0
+    work.ends_clean()
+    assert work.matches('master.stopping reason="qd restart"')
+
+
+def test_the_scheduler_that_imports_by_itself_is_forked_from_the_master(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = scheduled(shop, "--no-preload")
+    witness.wait("beat")
+    assert not work.children("template")
+    old = scheduler(work)
+    os.kill(old.pid, signal.SIGKILL)
+    witness.wait(f"beat {scheduler(work, but=old.pid).pid}")
+    work.stop()
