@@ -105,6 +105,7 @@ def test_what_runs_no_scheduler(project: MakeProject, redis: Client, how: list[s
 def test_no_scheduler_runs_without_an_entry_of_this_environment(project: MakeProject) -> None:
     source = TICKING.replace('name="beat")', 'name="beat").environments("production")')
     here = project(jobs=source)
+    here.allowed.add("witness")
     work = here.work("-w", "1", QD_ENV="staging")
     work.wait_line("master.ready")
     eventually(lambda: work.children("waiting on"))
@@ -150,11 +151,13 @@ def test_killed_scheduler_is_replaced_and_no_tick_comes_twice(project: MakeProje
 STUCK = """
 import ctypes
 
-def hang(tick):
+def hang():
     if Path("hang").exists():
         Path("hang").unlink()
         note("hangs", os.getpid())
-        ctypes.PyDLL(None).sleep(1000)  # holds the GIL: no handler of Python's runs
+        mutex, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+        c.pthread_mutex_lock(mutex)
+        c.pthread_mutex_lock(mutex)  # for ever, with the GIL: no handler of Python's runs
     return True
 
 app.schedule(beat, every=0.5, name="filtered").when(hang)
@@ -182,6 +185,7 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
         work.stop()
 
 
+@pytest.mark.leaves("qd:masters")
 def test_killed_master_takes_scheduler_and_runs_with_it(project: MakeProject) -> None:
     shop = project(jobs=LONG)
     witness = Witness(shop)
@@ -192,7 +196,10 @@ def test_killed_master_takes_scheduler_and_runs_with_it(project: MakeProject) ->
     work.kill()
     _, left = psutil.wait_procs([each for each in family if each.pid != sleeper], timeout=5)
     assert not left
-    psutil.Process(sleeper).kill()  # in no group of ours any more that anybody could end: a later master would
+    assert psutil.pid_exists(sleeper)  # nobody was there to end it
+    later = scheduled(shop)
+    eventually(lambda: not psutil.pid_exists(sleeper), what="an end of what the dead one's run had started")
+    later.stop()
 
 
 # -- steered
@@ -300,12 +307,15 @@ def test_it_takes_no_jobs_and_reports_no_queue(project: MakeProject, redis: Clie
     (report,) = eventually(lambda: redis.hash("qd:masters").values(), what="a report")
     told = json.loads(report)
     assert (told["pool"], told["queues"], told["workers"]) == ("night", [], [])
+    (told,) = told["schedulers"]
+    assert (told["pid"], told["entries"]) == (scheduler(work).pid, 1)
     assert titled(psutil.Process(work.pid)).startswith("qd: master [night] scheduler")
     work.signal(signal.SIGTERM)
     work.wait_line("master.stopping .*deadline=3")
     work.ends_clean()
 
 
+@pytest.mark.leaves("qd:restart")
 def test_restart_stamp_ends_it_with_0(project: MakeProject) -> None:
     shop = project(jobs=TICKING)
     witness = Witness(shop)

@@ -32,6 +32,7 @@ def status() -> None:
     say_paused_entries(state)
     say_masters(state)
     say_workers(state)
+    say_schedulers(state)
     say_queues(state)
     for line in warnings(state):
         output.say(f"warn: {line}")
@@ -98,8 +99,30 @@ def say_workers(state: State) -> None:
         output.table(head, rows, right=("worker", "pid", "done"))
 
 
-def doing(master: hosts.Master, worker: hosts.Worker) -> str:
-    return "silent" if worker.slot in master.silent_workers else worker.state or "-"
+def doing(master: hosts.Master, child: hosts.Worker | hosts.Scheduler) -> str:
+    return "silent" if child.slot in master.silent_workers else child.state or "-"
+
+
+def say_schedulers(state: State) -> None:
+    """The processes that run the schedule; what each has started now."""
+    rows = [
+        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, state.now)))
+        for m in state.masters
+        for s in m.schedulers
+    ]
+    if rows:
+        output.say()
+        head = ("pool", "host", "scheduler", "state", "entries", "runs", "for")
+        output.table(head, rows, right=("scheduler", "entries"))
+
+
+def run_of(scheduler: hosts.Scheduler) -> str:
+    more = f" and {scheduler.runs - 1} more" if scheduler.runs > 1 else ""
+    return f"{scheduler.run}{more}" if scheduler.run else "-"
+
+
+def age(since: float | None, now: float) -> float | None:
+    return None if since is None else max(0.0, now - since)
 
 
 def say_queues(state: State) -> None:
@@ -181,9 +204,13 @@ def master_document(master: hosts.Master, now: float) -> dict[str, Any]:
         {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
         for worker in master.workers
     ]
-    judged = ("crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at")
+    schedulers = [
+        {name: getattr(each, name) for name in ("slot", "pid", "state", "entries", "runs", "run", "since")}
+        for each in master.schedulers
+    ]
+    judged = ("crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at", "unscheduled")
     health = {name: getattr(master, name) for name in judged}
-    return {**facts, "silent": master.silent(now), **health, "workers": workers}
+    return {**facts, "silent": master.silent(now), **health, "workers": workers, "schedulers": schedulers}
 
 
 def queue_document(line: Line) -> dict[str, Any]:

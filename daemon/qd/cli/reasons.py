@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from qd.cli.output import count, duration
 from qd.cli.state import Line, State
-from qd.store.hosts import Master
+from qd.store.hosts import Master, Scheduler, Worker
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with work
 UNTAKEN = 60.0  # seconds that a job for PHP may wait where no master tells since when
 STALE = 5.0  # seconds without a report; one comes each second
 CRASHES, WITHIN = 5, 30.0  # so many workers of one master in so many seconds
 REPLACED, APART = 5, 60.0  # keepers of one master, and the seconds between them on the average
+UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
 GRACE = 10.0  # seconds after `qd restart`, or for a job that came just now, in which masters may be on their way
 
 
@@ -66,13 +67,23 @@ def of_master(master: Master, state: State) -> Iterator[Reason]:
         said = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; its log tells how, at `worker.died`"
         yield Reason("crashes", f"{who}: {said}", master=named(master))
     for slot in master.silent_workers:
-        pid = next((f" (pid {worker.pid})" for worker in master.workers if worker.slot == slot), "")
-        said = f"worker {slot}{pid} stopped answering; USR1 to the master writes its stack to the log"
-        yield Reason("silent-worker", f"{who}: {said}", master=named(master))
+        yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=named(master))
+    if master.unscheduled is not None and state.now - master.unscheduled > UNSCHEDULED:
+        said = f"no scheduler for {duration(state.now - master.unscheduled)}; its log tells why, at `scheduler.`"
+        yield Reason("scheduler", f"{who}: {said}", master=named(master))
     up = state.now - master.booted_at
     if master.keeper_restarts >= REPLACED and up / master.keeper_restarts < APART:
         said = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; its log tells how, at `keeper.`"
         yield Reason("keeper", f"{who}: {said}", master=named(master))
+
+
+def silent(master: Master, slot: int) -> str:
+    children: list[tuple[str, Worker | Scheduler]] = [("worker", worker) for worker in master.workers]
+    children += [("scheduler", scheduler) for scheduler in master.schedulers]
+    what = next(
+        (f"{word} {slot} (pid {child.pid})" for word, child in children if child.slot == slot), f"worker {slot}"
+    )
+    return f"{what} stopped answering; USR1 to the master writes its stack to the log"
 
 
 def silence(master: Master, now: float) -> str:

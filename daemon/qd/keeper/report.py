@@ -14,7 +14,7 @@ from qd import __version__
 from qd.config import Settings
 from qd.process import vitals
 from qd.process.hands import Hands
-from qd.process.scoreboard import ALIVE, H, Slot, State, W, now
+from qd.process.scoreboard import ALIVE, H, Role, Slot, State, W, now
 
 RECENT = 60.0  # seconds for which a crash is told
 STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper that stood still
@@ -29,6 +29,7 @@ class Report:
         self._offset: float | None = None
         self._turns = self._looked()
         self._stuck: dict[str, float] = {}
+        self._unscheduled: float | None = None  # Redis's clock: since when a scheduler is missing
         self._told_at = self._awake_since = now()
         self.laravel_down = ""  # which of Laravel's notes of maintenance holds this host
 
@@ -37,6 +38,8 @@ class Report:
         self._offset = redis_now - now() / 1e9
         taken = self._taken()
         # What was taken since the last look was not stuck, though this look falls between two jobs.
+        missing = bool(self.board.header(H.SCHEDULER)) and not self._of(Role.SCHEDULER)
+        self._unscheduled = (self._unscheduled or redis_now) if missing else None
         self._stuck = {q: redis_now if q in taken else self._stuck.get(q, redis_now) for q in waiting}
 
     def _taken(self) -> set[str]:
@@ -77,10 +80,15 @@ class Report:
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
             "stuck": {queue: round(moment, 3) for queue, moment in self._stuck.items()},
             "took_at": self._unix(took) if took and known else None,
-            # Without those that are still to be born: their pid is 0, and who kills that kills his own group.
-            "workers": [told(slot) for slot in self.board if slot[W.STATE] in ALIVE and slot[W.PID]],
+            "workers": [told(slot) for slot in self._of(Role.WORKER)],
+            "schedulers": [told_of_scheduler(slot) for slot in self._of(Role.SCHEDULER)],
+            "unscheduled": self._unscheduled,
         }
         return json.dumps(report)
+
+    def _of(self, role: Role) -> list[Slot]:
+        """Without those that are still to be born: their pid is 0, and who kills that kills his own group."""
+        return [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.PID] and slot[W.ROLE] == role]
 
     def _state(self) -> str:
         words = {H.STOP_AT: "stopping", H.DOWN: "down", H.PAUSED: "paused"}
@@ -110,4 +118,19 @@ def told(slot: Slot) -> dict[str, object]:
         "since": slot[W.JOB_UNIX] if busy else None,
         "done": slot[W.JOBS],
         "grown": slot[W.GROWN],
+    }
+
+
+def told_of_scheduler(slot: Slot) -> dict[str, object]:
+    """run: what runs now, the first of `runs` to begin."""
+    runs = slot[W.RUNS]
+    return {
+        "slot": slot.number,
+        "pid": slot[W.PID],
+        "start": slot[W.START] or None,
+        "state": State(slot[W.STATE]).name.lower(),
+        "entries": slot[W.ENTRIES],
+        "runs": runs,
+        "run": slot.job if runs else None,
+        "since": slot[W.JOB_UNIX] if runs else None,
     }

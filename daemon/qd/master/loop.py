@@ -235,7 +235,7 @@ class Master:
     def stop(self, reason: str, code: Exit, *, by_signal: bool = False) -> None:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
         deadline = self.plan.stop_timeout or None
-        fate = "handed back" if self.plan.workers else "ended"
+        fate = "handed back" if any(worker.has_job for worker in self.children.workers.values()) else "ended"
         hint = f"what still runs then is {fate}; a second signal ends it now" if self.busy and deadline else None
         self.log.info("master.stopping", reason=reason, running=self.busy, deadline=deadline, hint=hint)
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime

@@ -24,7 +24,7 @@ from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
 from qd.schedule import Entry
-from qd.scheduler.guard import Guard
+from qd.scheduler.guard import SECONDS, Guard
 from qd.scheduler.loop import Scheduler
 from qd.worker import boot
 
@@ -87,6 +87,7 @@ class Child:
             guard=Watched(self._about),
         )
         self.scheduler.paused, self.force = seat.paused, settings.work.force
+        self.scheduler.beats(lambda seconds: self._about(min(seconds, SECONDS)))
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = ""

@@ -30,6 +30,19 @@ class Worker(msgspec.Struct):
     start: int | None = None  # clock ticks after boot at which the process started
 
 
+class Scheduler(msgspec.Struct):
+    """A master's child that runs the schedule. run: the entry that runs now, of `runs` at once; since: unix seconds."""
+
+    slot: int
+    pid: int = 0
+    state: str = ""
+    entries: int = 0
+    runs: int = 0
+    run: str | None = None
+    since: float | None = None
+    start: int | None = None  # clock ticks after boot at which the process started
+
+
 class Master(msgspec.Struct):
     """What others need of a report. Moments: unix seconds, the store's clock; state: running, paused, stopping, down."""
 
@@ -45,6 +58,8 @@ class Master(msgspec.Struct):
     state: str = "running"
     laravel_down: str = ""  # the key or file of Laravel that holds it in maintenance mode
     workers: list[Worker] = []
+    schedulers: list[Scheduler] = []
+    unscheduled: float | None = None  # since when it wants a scheduler and has none
     boot: str = ""  # boot id of its host, pid namespace, start of the process: who compares them knows a dead one
     ns: str = ""
     start: int | None = None
