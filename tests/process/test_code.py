@@ -413,7 +413,7 @@ def test_an_import_that_leaves_something_running_is_warned_of_and_not_preloaded(
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded", count=3)
     said(redis, witness, "four")
-    assert not work.children("template")
+    eventually(lambda: not work.children("template"), what="an end of the template of the code before")
     os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
     eventually(lambda: len(work.children("waiting on")) == 2)
     said(redis, witness, "four")
