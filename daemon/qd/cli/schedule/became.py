@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from qd.cli import output
+from qd.cli.schedule.seen import next_of
 from qd.cli.schedule.which import moment, off, why_off
 from qd.schedule import Entry
 
@@ -77,7 +78,8 @@ class Became:
         if due is None:
             return "it never comes again"
         if due >= self.end:
-            return f"not due before {moment(due, entry.timing.zone)} {entry.timing.zone}"
+            first = next_of(entry, self.start - 0.001) or due
+            return f"not due before {moment(first, entry.timing.zone)} {entry.timing.zone}"
         if self.stopped:
             return self.stopped
         return f"taken by {elsewhere[entry.name]}" if entry.name in elsewhere else "taken by another scheduler"

@@ -41,7 +41,7 @@ class Zone(click.ParamType[str]):
 @click.option("--timezone", type=Zone(), metavar="ZONE", help="Show moments in this zone.  [each entry's own]")
 @common.options
 def list_(timezone: str | None) -> int:
-    """List the entries of the schedule: when each runs next, how it last went, what holds it back.
+    """List what runs when, how it went, what holds it back.
 
     With the server away it shows what the app declares, and is exit 69.
     """

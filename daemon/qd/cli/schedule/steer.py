@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd schedule list`.")
 @common.options
 def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
-    """Let these entries pass their ticks, on every host; without NAME: all of them, those declared later too.
+    """Let entries pass their ticks, on every host.
+
+    Without NAME: all of them, those declared later too.
 
     What runs already goes on. Ticks that pass are over: a resumed entry runs at its next one.
     """
@@ -60,7 +62,10 @@ def checked(names: tuple[str, ...]) -> Settings:
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @common.options
 def resume(names: tuple[str, ...]) -> None:
-    """Let these entries run again from their next tick; without NAME: all that is paused."""
+    """Let entries run again, from their next tick.
+
+    Without NAME: all that is paused.
+    """
     found = common.settings()
     store = common.store(found, found.control)
     were = schedule.resume(store, names or list(schedule.paused(store)))
@@ -81,7 +86,9 @@ def resume(names: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @common.options
 def clear_locks(names: tuple[str, ...]) -> None:
-    """Free the locks of entries without overlapping, whoever has them; without NAME: of all entries.
+    """Free the locks of entries without overlapping.
+
+    Whoever has them; without NAME: of all entries.
 
     A run that is alive goes on, and its entry may then run beside it. Locks end by themselves: that of a run within
     [schedule] lease after its host has died, that of a job with the job.

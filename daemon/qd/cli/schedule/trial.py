@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="NAME")
 @common.options
 def test(name: str) -> int:
-    """Run an entry here and now, whatever its timing, filters, pauses and locks say.
+    """Run an entry here and now, to see whether it works.
 
-    A function or command runs with its hooks, and this waits for it; the job of an entry is dispatched, and its id
+    Its timing, filters, pauses and locks do not count. A function or command runs with its hooks, and this waits for it; the job of an entry is dispatched, and its id
     printed. Exit 1: it failed.
     """
     own = app()
