@@ -43,7 +43,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 def run(reason: bool) -> int:
     """Run what is due in this minute, for a crontab.
 
-    Any number of hosts may call it each minute: every tick runs once. It stays to the end of the minute where an entry comes more often, and until what it runs has ended. TERM: no more
+    Any number of hosts may call it each minute: every tick runs once. It stays to the end of the minute where an
+    entry comes more often, and until what it runs has ended. TERM: no more
     is begun; a second one ends what runs. Exit 1: a run failed.
     """
     own = app()

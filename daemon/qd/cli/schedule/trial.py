@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def test(name: str) -> int:
     """Run an entry here and now, to see whether it works.
 
-    Its timing, filters, pauses and locks do not count. A function or command runs with its hooks, and this waits for it; the job of an entry is dispatched, and its id
+    Its timing, filters, pauses and locks do not count. A function or command runs with its hooks, and this waits
+    for it; the job of an entry is dispatched, and its id
     printed. Exit 1: it failed.
     """
     own = app()
