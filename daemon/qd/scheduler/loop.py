@@ -145,6 +145,7 @@ class Scheduler:
     def end(self) -> None:
         """Kill what still runs, and write what is still to be kept."""
         for ended in self.runs.end():
+            self._lanes.ended(ended)
             self._teller.ended(ended, self._control.now / 1000)
         self._kept_at = 0.0
         self._keep()

@@ -25,7 +25,7 @@ from qd.schedule import Entry
 from qd.scheduler.overlaps import Overlaps
 from qd.scheduler.record import Outcome, Record, Stage
 from qd.scheduler.runner import Runner
-from qd.scheduler.tree import end_marked, end_tree
+from qd.scheduler.tree import end_all_marked, end_marked, end_trees
 from qd.store.base import Store
 
 HOOK_SECONDS = 60.0  # what hooks and listeners before the function, and those after it, may take together
@@ -79,6 +79,7 @@ class Runs:
         self._runs: dict[int, Run] = {}
         self._unborn: list[Ended] = []
         self._count = 0
+        self._token = ""
         self._ending = False
         self._oom = OomKills()
 
@@ -97,7 +98,8 @@ class Runs:
         """Fork a run of it, and return. owner: the master's token (or a word of its own where there is none): what the run
         starts is known by it. A process that cannot be had is a failed run."""
         self._count += 1
-        run = Run(entry, tick, f"{owner.partition('/')[0]}/run-{os.getpid()}-{self._count}", Record())
+        self._token = owner.partition("/")[0]
+        run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", Record())
         runner = self._runner(run)
         try:
             pid = self._fork(run, runner.run)
@@ -141,12 +143,16 @@ class Runs:
     def end(self) -> list[Ended]:
         """Kill all that still run, and take them. Their hooks and listeners are not called any more."""
         self._ending = True
-        for pid, run in self._runs.items():
-            self._kill(pid, run, "ended: its scheduler stops")
+        for run in self._runs.values():
+            run.ended_for = run.ended_for or "ended: its scheduler stops"
+        if self._runs:
+            end_trees(self._runs)
         ended, until = list[Ended](), time.monotonic() + ENDING
         while self._runs and time.monotonic() < until:
             ended += self.reap()
             time.sleep(0.002)
+        if ended:
+            end_all_marked(self._token)
         with suppress(QdError):
             self._overlaps.renew()
         return ended
@@ -204,7 +210,7 @@ class Runs:
 
     def _kill(self, pid: int, run: Run, why: str) -> None:
         run.ended_for = why
-        end_tree(pid)
+        end_trees([pid])
 
     # -- reaping
 
@@ -216,7 +222,7 @@ class Runs:
         if not found:
             return None
         del self._runs[pid]
-        if os.WIFSIGNALED(status):
+        if os.WIFSIGNALED(status) and not self._ending:
             end_marked(run.owner, run.began)
         ended = None if run.telling else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:

@@ -7,6 +7,7 @@ The master watches it by its sign of life, and kills it with all that it has sta
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from qd.worker import boot
 
 T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
+ENDING = 0.6  # seconds before the end of a stop
 BOOTING = 0.02  # seconds between two looks for the keeper's first word
 PATIENCE = int(5e9)  # nanoseconds for which that is waited for; it may have no server
 
@@ -125,7 +127,18 @@ class Child:
         wait = self.scheduler.turn()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
-        return wait
+        return min(wait, self._before_the_end())
+
+    def _before_the_end(self) -> float:
+        """Seconds until the runs that are left are ended: a moment before the master would kill them with us, so that they
+        are told, and free their leases."""
+        at = self.board.header(H.STOP_AT)
+        if not at or not self.scheduler.drained:
+            return math.inf
+        left = (at - now()) / 1e9 - ENDING
+        if left <= 0:
+            self.scheduler.end()
+        return max(BOOTING, left)
 
     def _knows_nothing(self) -> bool:
         """The keeper has not said yet whether this is maintenance."""

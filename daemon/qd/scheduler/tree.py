@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 from qd.keeper import leftover
@@ -12,11 +13,11 @@ from qd.keeper import leftover
 SECONDS = 1.0  # for finding all of it: what starts processes faster than that goes with the scheduler's group
 
 
-def end_tree(pid: int) -> None:
-    """SIGKILL a child of ours and its descendants. They are stopped first, so that none starts another meanwhile, and none
-    loses the parent by which it is found."""
+def end_trees(pids: Collection[int]) -> None:
+    """SIGKILL children of ours and their descendants. They are stopped first, so that none starts another meanwhile, and
+    none loses the parent by which it is found."""
     stopped, until = set[int](), time.monotonic() + SECONDS
-    while (found := {pid, *descendants(pid)} - stopped) and time.monotonic() < until:
+    while (found := {*pids, *descendants(pids)} - stopped) and time.monotonic() < until:
         for each in found:
             send(each, signal.SIGSTOP)
         stopped |= found
@@ -30,13 +31,23 @@ def end_marked(owner: str, began: int) -> int:
     return leftover.end_of_job(owner, began, lambda: None)
 
 
-def descendants(pid: int) -> list[int]:
+def end_all_marked(token: str) -> int:
+    """The same of every run of this process."""
+    return leftover.end_of_runs(token, os.getpid(), lambda: None)
+
+
+def descendants(pids: Collection[int]) -> set[int]:
     import psutil  # only where something is ended
 
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+    found, look = set[int](), list(pids)
+    while look:
+        new = [child for child in children.get(look.pop(), ()) if child not in found]
+        found.update(new)
+        look += new
+    return found
 
 
 def send(pid: int, number: signal.Signals) -> None:
