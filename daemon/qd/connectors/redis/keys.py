@@ -12,8 +12,8 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
-| queues:NAME:ticks       | hash   | entry of the schedule that sends to this queue -> ms of its last tick, mark of its    |
-|                         |        | timing; a field an entry, schedulers take those of no entry                          |
+| queues:NAME:ticks       | hash   | entry of the schedule that sends to this queue -> ms of its last tick, claimer, mark  |
+|                         |        | of its timing; a field an entry, schedulers take those that are gone for 400 days     |
 | qd:ticks                | hash   | the same of entries that call or run something; `HOST ENTRY` for on_every_host        |
 | qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
