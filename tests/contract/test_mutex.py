@@ -148,6 +148,18 @@ def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: RedisStore
     assert second.give(store)
 
 
+def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(store: RedisStore):
+    owner, first, second = (Mutex("x", name) for name in "abc")
+    assert owner.take(store, 0.05, stay=True).token
+    came = first.take(store, 30, stay=True).came
+    second.take(store, 30, stay=True)
+    store.wire.call("ZREM", "app_qd:mutex:{x}:line", "b")
+    eventually(lambda: store.get("qd:mutex:{x}") == [None])
+    assert first.take(store, 30, stay=True, came=came).token
+    assert not second.take(store, 30, stay=False).token
+    assert first.give(store)
+
+
 def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: RedisStore):
     owner = Mutex("x", "a")
     first = owner.take(store, 30, stay=True).token

@@ -106,16 +106,20 @@ def test_who_waits_is_served_in_the_order_in_which_it_came(app: Qd, redis: Clien
     assert served == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_lock_that_is_free_but_waited_for_is_not_taken_in_passing(app: Qd, redis: Client):
-    """Between its release and the moment at which the waiter comes, nobody else gets it."""
+def test_a_lock_that_is_released_goes_to_the_waiter_at_once_and_to_nobody_in_passing(
+    app: Qd, redis: Client, monkeypatch: pytest.MonkeyPatch
+):
+    """It does not wait until the waiter asks by itself, which here is after twenty seconds."""
+    monkeypatch.setattr("qd.locks.waiting.THERE", 60.0)
+    monkeypatch.setattr("qd.store.mutex.THERE", 60.0)
     lock = app.lock("report", ttl=30)
     assert lock.acquire()
     got = threading.Event()
     thread = in_thread(lambda: got.set() if app.lock("report", ttl=1).acquire() else None)
     in_line(redis, 1)
     lock.release()
+    assert got.wait(5)
     assert not app.lock("report", ttl=30).acquire(blocking=False)
-    assert got.wait(10)
     thread.join(10)
     eventually(lambda: not app.lock("report", ttl=1).locked())
 
