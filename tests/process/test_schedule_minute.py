@@ -176,6 +176,25 @@ def test_maintenance_mode_is_a_reason(project: MakeProject, redis: Client) -> No
     assert not witness.lines
 
 
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("by", ["the file", "the key"])
+def test_laravels_own_maintenance_mode_is_a_reason_where_it_is_obeyed(
+    project: MakeProject, redis: Client, by: str
+) -> None:
+    shop, witness = shop_of(project, 'app.schedule(lambda: note("no")).every_minute().name("a")\n')
+    shop.config(f'[laravel]\ncache_url = "{shop.url}"\ndown_file = "framework/down"\ndown = true\n')
+    if by == "the file":
+        (shop.root / "framework").mkdir()
+        (shop.root / "framework" / "down").touch()
+        shop.allowed.add("framework")
+    else:
+        redis.call("SET", "illuminate:foundation:down", "a:0:{}")
+    (skip,) = said(shop)["skipped"]
+    assert (skip["entry"], skip["reason"]) == ("a", "maintenance mode")
+    assert not witness.lines
+    redis.call("DEL", "illuminate:foundation:down")
+
+
 # -- ends
 
 

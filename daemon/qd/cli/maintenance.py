@@ -5,6 +5,7 @@ Laravel's own maintenance mode is never written here: it takes a web site away, 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import asdict
@@ -16,9 +17,10 @@ import click
 from qd import units
 from qd.cli import common, output
 from qd.cli.notes import LONGEST, but, by_whom, shown
+from qd.errors import ConnectionLost, ServerRefused
 from qd.options.kinds import queue_name
 from qd.process.allowed import MOST
-from qd.store import hosts, stamps
+from qd.store import hosts, laravel, stamps
 from qd.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -112,6 +114,20 @@ def up() -> None:
     }
     for what in sorted(held):
         output.note(f"Laravel's own still holds ({what}): `php artisan up` ends it")
+
+
+def laravels(found: Settings) -> str:
+    """The file or key of Laravel that holds this host, where [laravel] says that it counts. "": none; or nobody knows."""
+    held = found.laravel
+    if held is not None and held.down_file and os.path.exists(held.down_file):
+        return held.down_file
+    if held is None or not held.down:
+        return ""
+    try:
+        return laravel.DOWN if laravel.down(common.store_at(held.cache_url, held.cache_prefix)) else ""
+    except (ConnectionLost, ServerRefused) as error:
+        output.note(f"Laravel's cache is away, and nobody knows whether it is down: {error}")
+        return ""
 
 
 def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
+from qd.store.laravel import DOWN, truthy
 
 if TYPE_CHECKING:
     from qd.config import Settings
 
 RESTART = "illuminate:queue:restart"
-DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
 ALL_PAUSED = "illuminate:queues:paused"
 PAUSED = "illuminate:queue:paused:{connection}:{queue}"
 MIRROR = 4000  # ms a mirrored pause lives; refreshed each second
@@ -84,7 +84,3 @@ class LaravelKeys:
         fresh = self.queue.wire.call("SET", name, note, "NX", "PX", MIRROR)
         if not fresh and b'"by": "Laravel"' in (self.queue.wire.call("GET", name) or b""):
             self.queue.wire.call("PEXPIRE", name, MIRROR)
-
-
-def truthy(value: bytes | None) -> bool:
-    return value is not None and value not in (b"b:0;", b"0", b"")

@@ -130,8 +130,7 @@ class Keeper:
     # -- the beat
 
     def _beat(self) -> float:
-        at = time.monotonic()
-        queues = self.queues
+        at, queues = time.monotonic(), self.queues
         control = self.control is self.queue.wire
         # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
         if self.laravel is not None and self.laravel.restart_changed():
@@ -142,7 +141,7 @@ class Keeper:
         stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
             x if isinstance(x, int) else text_of(x) for x in reply[:8]
         )
-        stamped = stamp  # the clock by which restarts are stamped
+        stamped = stamp  # by which clock restarts are stamped
         if not control:
             stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
         self.report.laravel_down = self.maintenance.tell(str(down))  # before the contact: new workers wait for that

@@ -1,4 +1,4 @@
-"""Laravel's own restart and pause keys, which live in its cache: how `qd restart`, `pause`, `resume` reach PHP workers.
+"""Laravel's own keys in its cache: how `qd restart`, `pause`, `resume` reach PHP workers, and whether it is down itself.
 
 The store is the cache's Redis, its prefix the cache's (`cache_prefix`). Names and values as Laravel 13 keeps them
 (Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/RedisStore.php): numbers as plain text, else serialized.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from qd.store.base import Store
 
 RESTART = "illuminate:queue:restart"
+DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
 PAUSED_ALL = "illuminate:queues:paused"
 TRUE = b"b:1;"
 
@@ -44,6 +45,15 @@ def resume(store: Store, connection: str, queue: str) -> bool:
 
 def resume_all(store: Store) -> bool:
     return store.take(PAUSED_ALL) is not None
+
+
+def down(store: Store) -> bool:
+    """Whether `php artisan down` is on, where it is kept in the cache."""
+    return truthy(store.get(DOWN)[0])
+
+
+def truthy(value: bytes | None) -> bool:
+    return value is not None and value not in (b"b:0;", b"0", b"")
 
 
 def all_paused(store: Store) -> bool:

@@ -20,6 +20,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.apps import app
+from qd.cli.maintenance import laravels
 from qd.cli.schedule.became import Became
 from qd.cli.schedule.heard import Heard
 from qd.cli.schedule.which import off
@@ -60,6 +61,7 @@ def run(reason: bool) -> int:
         log, host, owner = Heard(became.hear), socket.gethostname(), f"run-{uuid.uuid4().hex}"
         span = (start, became.end - 0.001)
         turns = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
+        turns.down = bool(laravels(found))  # of `qd down` it knows itself
         with aside() if common.given().json else contextlib.nullcontext():
             Minute(turns, became, became.end - now).work()
     if reason or common.given().json:
