@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import systemd
 from tests.support.clock import eventually
-from tests.support.deployed import Deployed, paused, push, ran, shipped
+from tests.support.deployed import SCHEDULE, Deployed, paused, push, ran, shipped
 from tests.support.keepers import seconds_later
 from tests.support.peers import program
 from tests.support.resp import Client
@@ -22,15 +22,22 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("systemd")
 
-POOLS = ("main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain", "seen", "unseen")
+TIMED = ("timed", "timed-drain")  # instances that run `qd schedule work`
+POOLS = (*TIMED, "main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain", "seen", "unseen")
 SHARED = {"unseen": "seen"}  # pool -> the queue it works, where that is another pool's
-CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{SHARED.get(name, name)}"]\nworkers = 2\n' for name in POOLS)
+CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{SHARED.get(name, name)}"]\nworkers = 2\n' for name in POOLS) + SCHEDULE
 ENVIRONMENT = {
     "empty": "QD_STOP_WHEN_EMPTY=1",
     "fat": "QD_NO_RESPAWN=1\nQD_MEMORY=20M",
     "drain": "QD_STOP_TIMEOUT=0",
     "broken": "QD_TIMEOUT=soon",
+    "timed": "QD_ENV=schedule",
+    "timed-drain": "QD_ENV=schedule\nQD_STOP_TIMEOUT=0",
 }
+SCHEDULER = (
+    "[Service]\nExecStart=\n"
+    "ExecStart=/srv/shop/current/.venv/bin/qd schedule work --config /srv/shop/current/qd.toml --pool %i\n"
+)
 # What would take too long to wait for; all else is as shipped.
 DROP_INS = {
     "watched": "[Service]\nWatchdogSec=2\nRestartSec=100ms",
@@ -38,6 +45,8 @@ DROP_INS = {
     "drain": "[Service]\nTimeoutStopSec=2",
     "seen": "[Service]\nUser=qd-seen\nDynamicUser=yes",  # a user of its own; sees no other's processes
     "unseen": "[Service]\nUser=qd-unseen\nDynamicUser=yes",
+    "timed": SCHEDULER + "WatchdogSec=2\nRestartSec=100ms",
+    "timed-drain": SCHEDULER + "TimeoutStopSec=2\nRestartSec=100ms",
 }
 
 
@@ -269,6 +278,68 @@ def test_drain_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, red
     eventually(lambda: pool.state() == "inactive", 10, what="the end of the drain")
     assert pool.show("Result") == "success"
     assert ran(pool.home) == ["begin a 1", "end a 1"]
+
+
+# --- qd schedule work
+
+
+def ticks(pool: Pool, release: str = "1") -> None:
+    """Ticks go on."""
+    before = ran(pool.home).count(f"tick {release}")
+    eventually(lambda: ran(pool.home).count(f"tick {release}") > before + 1, 15, what=f"ticks by release {release}")
+
+
+@instance("timed")
+def test_the_scheduler_alone_is_ready_reloads_pauses_and_restarts(
+    pool: Pool, rig: systemd.Rig, shop: Deployed, redis: Client
+) -> None:
+    (pool.home / "go-hold").touch()
+    assert pool.state() == "active"
+    assert "scheduler" in pool.show("StatusText")
+    ticks(pool)
+    master = pool.show("MainPID")
+    shop.release("3")
+    try:
+        rig.systemctl("reload", pool.unit)
+        ticks(pool, "3")
+        assert (pool.show("MainPID"), pool.show("NRestarts")) == (master, "0")
+    finally:
+        shop.back_to("1")
+    rig.systemctl("kill", "-s", "USR2", "--kill-whom=main", pool.unit)
+    eventually(lambda: paused(redis, "timed"), 10, what="a master that reports a pause")
+    rig.systemctl("kill", "-s", "CONT", "--kill-whom=main", pool.unit)
+    ticks(pool, "3")
+    assert shop.qd("restart").returncode == 0
+    pool.restarted(1)
+    ticks(pool)
+    assert pool.show("Result") == "success"
+
+
+@instance("timed")
+def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(pool: Pool, rig: systemd.Rig) -> None:
+    for count, number in ((1, "STOP"), (2, "KILL")):
+        ticks(pool)
+        family = rig.pids(pool.unit)
+        rig.systemctl("kill", "-s", number, "--kill-whom=main", pool.unit)
+        pool.restarted(count)
+        assert not [pid for pid in family if rig.path(f"/proc/{pid}").exists()]
+    assert "Watchdog timeout" in rig.journal(pool.unit)
+    ticks(pool)
+    (pool.home / "go-hold").touch()
+
+
+@instance("timed-drain")
+def test_a_run_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, rig: systemd.Rig) -> None:
+    pool.said("begin hold 1")
+    rig.systemctl("stop", "--no-block", pool.unit)
+    eventually(lambda: pool.state() == "deactivating", 5)
+    asked = time.monotonic()
+    eventually(lambda: time.monotonic() > asked + 4 or pool.state() != "deactivating", 10, every=0.1)  # twice the limit
+    assert pool.state() == "deactivating"
+    (pool.home / "go-hold").touch()
+    eventually(lambda: pool.state() == "inactive", 10, what="the end of the drain")
+    assert pool.show("Result") == "success"
+    assert ran(pool.home)[-1] == "end hold 1"
 
 
 @instance("fat")

@@ -2,7 +2,8 @@
 
     releases/1/{qd.toml, jobs.py, .venv/bin/qd}     current -> releases/1
 
-Its jobs note what happens to them in the file `ran`, one line each, and wait for files that the test makes.
+Its jobs, and the functions of its schedule (SCHEDULE), note what happens to them in the file `ran`, one line each, and wait
+for files that the test makes.
 """
 
 from __future__ import annotations
@@ -51,10 +52,31 @@ def wait(text: str) -> None:
         time.sleep(0.01)
     say("end", text, RELEASE)
 
+def tick():
+    say("tick", RELEASE)
+
+def hold():
+    wait("hold")
+
 @app.job("grow")
 def grow(megabytes: int) -> None:
     kept.append(bytearray(os.urandom(1)) * (megabytes << 20))
     say("grown", RELEASE)
+"""
+
+
+# For `config`: `tick` comes all the time, `hold` runs until there is a file go-hold. Both only where QD_ENV is schedule.
+SCHEDULE = """
+[schedule.entries.tick]
+call = "jobs:tick"
+every = 0.5
+environments = ["schedule"]
+
+[schedule.entries.hold]
+call = "jobs:hold"
+every = 1
+without_overlapping = true
+environments = ["schedule"]
 """
 
 
