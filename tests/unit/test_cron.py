@@ -109,6 +109,14 @@ def test_what_comes_rarely_is_taken(expression: str, day: tuple[int, int, int]) 
     )
 
 
+@pytest.mark.parametrize("at", [2e11, 253402300799.0, 1e17, float("inf")])
+def test_after_the_end_of_the_calendar_nothing_comes(at: float) -> None:
+    """Such a moment may stand in a store that somebody has written into."""
+    assert Cron("@daily", "Europe/Berlin").next_after(at) is None
+    assert Cron("@daily").next_after(at) is None
+    assert Cron("@daily").next_after(86399.5) == 86400
+
+
 def test_what_is_no_text_is_refused() -> None:
     for value in (None, 5, ["0 7 * * *"]):
         with pytest.raises(ValueError, match="is not a cron expression: write a text"):
@@ -137,8 +145,12 @@ BARE = """
 import sys, zoneinfo
 zoneinfo.reset_tzpath(to=[])
 sys.modules["tzdata"] = None
+from datetime import time
+from qd.cli.schedule.which import moment
+from qd.schedule.filters import between
 from qd.schedule.timing import Cron
 print(Cron("0 7 * * *").next_after(0))
+print(between(time(6), time(8), "UTC").passes(7 * 3600), moment(0, "UTC"))
 try:
     Cron("0 7 * * *", "Europe/Berlin")
 except ValueError as error:
@@ -150,8 +162,8 @@ def test_a_host_without_zone_data_is_told_what_to_install_and_has_utc() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BARE], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE)}
     )
-    tick, said = ran.stdout.splitlines()
-    assert float(tick) == 7 * 3600
+    tick, utc, said = ran.stdout.splitlines()
+    assert (float(tick), utc) == (7 * 3600, "True 1970-01-01 00:00")
     assert said == "time zone 'Europe/Berlin' is not here, nor any other: pip install tzdata"
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo
+from datetime import datetime, timedelta
 
 from qd.schedule.cron import Walls, fixed
+from qd.schedule.zones import zone_of
 
 EPOCH = datetime(1970, 1, 1)
 LONGEST = 3 * 3600  # seconds; a longer gap is no change of the clock: Samoa had no 30 December 2011, nothing ran for it
 NEVER = math.inf
+LAST = 200_000_000_000  # in the year 8307: nothing comes after it, for the calendar ends in 9999
 
 
 class Ticks:
@@ -27,7 +28,7 @@ class Ticks:
 
     def __init__(self, expression: str, zone: str) -> None:
         self._walls = Walls(expression)
-        self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
+        self._zone = zone_of(zone)
         self._find = self._fixed if fixed(expression) else self._beat
         if zone == "UTC":
             self._find = self._plain
@@ -36,7 +37,7 @@ class Ticks:
     def after(self, at: float) -> float:
         """The first that is later than `at`; infinite when there is none."""
         if not self._from <= at < self._next:
-            self._from, self._next = at, self._find(math.floor(at))
+            self._from, self._next = at, self._find(math.floor(at)) if at < LAST else NEVER
         return self._next
 
     def _plain(self, second: int) -> float:

@@ -8,6 +8,7 @@ from datetime import datetime, time
 
 from qd.schedule.entry import Filter
 from qd.schedule.names import called
+from qd.schedule.zones import zone_of
 
 
 def when(answer: Callable[[], object] | bool) -> Filter:
@@ -45,7 +46,5 @@ def unless_between(start: time, end: time, zone: str) -> Filter:
 
 
 def within(at: float, start: time, end: time, zone: str) -> bool:
-    from zoneinfo import ZoneInfo  # not on the way of `import qd`
-
-    now = datetime.fromtimestamp(at, ZoneInfo(zone)).time()
+    now = datetime.fromtimestamp(at, zone_of(zone)).time()
     return start <= now <= end if start <= end else now >= start or now <= end

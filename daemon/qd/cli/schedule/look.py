@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
@@ -15,8 +14,10 @@ from qd.cli.apps import app
 from qd.cli.notes import by_whom
 from qd.cli.schedule.seen import Lock, Seen, looked, next_of, overdue
 from qd.cli.schedule.which import moment, off, what, why_off
+from qd.options.kinds import KINDS
 from qd.process.exits import Exit
 from qd.schedule import Entry
+from qd.schedule.zones import zone_of
 from qd.store import schedule
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Zone(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return ZoneInfo(value).key
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            self.fail(f"'{value}' is no time zone (one is written 'Europe/Berlin')", param, ctx)
+            return str(KINDS["zone"](value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command("list")
@@ -157,7 +158,7 @@ def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str,
         "expression": entry.timing.text,
         "timezone": zone,
         "next_at": at,
-        "next": None if at is None else datetime.fromtimestamp(at, ZoneInfo(zone)).isoformat(),
+        "next": None if at is None else datetime.fromtimestamp(at, zone_of(zone)).isoformat(),
         "last": told(seen.last.get(entry.name)),
         "skipped": told(seen.skipped.get(entry.name)),
         "overdue_s": overdue(entry, seen, found),

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
-from zoneinfo import ZoneInfo
 
 from qd.bus.chain import Chain
 from qd.cli import common, output
 from qd.connectors.redis import keys
 from qd.schedule import CallTask, Entry, JobTask, ShellTask
+from qd.schedule.zones import zone_of
 from qd.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def where(found: Settings, sent: Sent | None) -> str:
 
 def moment(at: float, zone: str) -> str:
     """`2026-11-22 07:00`, with seconds where there are some."""
-    found = datetime.fromtimestamp(at, ZoneInfo(zone))
+    found = datetime.fromtimestamp(at, zone_of(zone))
     return (
         f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
         if not found.microsecond
