@@ -13,7 +13,7 @@ import click
 from qd import embedded
 from qd.bus.send import signing_of
 from qd.cli import common, output
-from qd.cli.checks import access, fleet, flow, host, project, server, supervisord, systemd, waiting
+from qd.cli.checks import access, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, warn
 from qd.errors import QdError
 from qd.process.exits import Exit
@@ -116,6 +116,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     yield from waiting.unworked(name, found, masters)
     if name == settings.control:
         yield from fleet.check(state or fleet.read(settings))
+        yield from scheduled.check(found.app, settings, state)
 
 
 def reported(settings: Settings) -> State | None:

@@ -1,0 +1,99 @@
+"""The schedule: is it declared well, does anybody run it, is something overdue or paused?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from qd.cli import common
+from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.notes import by_whom
+from qd.cli.output import duration
+from qd.cli.reasons import living
+from qd.cli.schedule.seen import Seen, next_of, overdue, read_ticks
+from qd.cli.schedule.which import off, sent, where
+from qd.errors import DeclarationError
+from qd.process.exits import Exit
+from qd.store import schedule
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.cli.state import State
+    from qd.config import Settings
+    from qd.schedule import Entry
+
+NAMED = 5  # entries that a line names
+
+
+def check(app: Qd | None, settings: Settings, state: State | None) -> Iterator[Finding]:
+    """By commands that a worker's user may call too. state: None where the reports cannot be read. Raises ConnectionLost,
+    ServerRefused."""
+    if app is None:
+        return
+    try:
+        entries = app.schedule.entries()
+    except DeclarationError as error:
+        yield fail("schedule", error, "mend the declaration; without it nothing is scheduled", Exit.CONFIG)
+        return
+    if entries:
+        yield from judged(app, settings, entries, state)
+
+
+def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
+    here = [entry for entry in entries if not off(entry, settings)]
+    seen = read(app, settings, here)
+    found = list(paused(seen))
+    late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
+    if state is not None and here and not run_by(state) and (late or not seen.ticks):
+        said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
+        way = "start `qd work` without --no-schedule, or `qd schedule work`; or let a crontab call `qd schedule run`"
+        found.append(warn("schedule", said, way))
+    elif late:
+        said = f"overdue: {named(late)}"
+        found.append(
+            warn("schedule", said, "look at the log of the schedulers (`qd status` names them) at `schedule.`")
+        )
+    yield from found or [ok("schedule", well(entries, here, seen))]
+
+
+def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
+    store = common.store(settings, settings.control)
+    seen = Seen(store.now())
+    seen.paused = schedule.paused(store, seen.now)
+    places = {entry.name: sent(app, entry) for entry in entries}
+    for name in dict.fromkeys(where(settings, place) for place in places.values()):
+        there = [entry for entry in entries if where(settings, places[entry.name]) == name]
+        read_ticks(seen, common.store(settings, name), there, places)
+    return seen
+
+
+def paused(seen: Seen) -> Iterator[Finding]:
+    for name, note in seen.paused.items():
+        every = name == schedule.ALL
+        what = "all entries" if every else f"the entry {name}"
+        way = "qd schedule resume" if every else f"qd schedule resume {name}"
+        yield warn("schedule", f"{what} paused{by_whom(note, seen.now)}", way)
+
+
+def run_by(state: State) -> bool:
+    """Whether a master that is about has a scheduler."""
+    return any(master.schedulers for master in living(state))
+
+
+def named(late: dict[str, float]) -> str:
+    """The most overdue first."""
+    first = sorted(late, key=lambda name: -late[name])[:NAMED]
+    more = f" and {len(late) - len(first)} more" if len(late) > len(first) else ""
+    return ", ".join(f"{name} for {duration(late[name])}" for name in first) + more
+
+
+def well(entries: Sequence[Entry], here: Sequence[Entry], seen: Seen) -> str:
+    said = entries_of(entries)
+    if len(here) < len(entries):
+        said += f", {len(entries) - len(here)} for other environments"
+    coming = [(at, entry.name) for entry in here if (at := next_of(entry, seen.now)) is not None]
+    return said + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - seen.now)}" if coming else "")
+
+
+def entries_of(entries: Sequence[Entry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"

@@ -1,0 +1,108 @@
+"""qd doctor about the schedule: nobody runs it, overdue, paused, declared wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import click
+import pytest
+
+from qd import Qd
+from qd.cli import common
+from qd.cli.checks import fleet, scheduled
+from qd.cli.checks.finding import Finding
+from qd.cli.main import command
+from qd.store import schedule
+from tests.cli.conftest import report
+from tests.support.doctor import doctor
+from tests.support.project import MakeProject
+from tests.support.resp import Client
+
+SCHEDULER = {"slot": 2, "pid": 5, "state": "waiting", "entries": 2}
+Look = Callable[[], list[Finding]]
+
+
+def tidy() -> None: ...
+
+
+@pytest.fixture
+def look(configured: object) -> Iterator[Look]:
+    """What the check finds of an app with two entries, and one for another environment."""
+    with click.Context(command):
+        app = Qd()
+        app.settings = settings = common.settings()
+        job = app.job("mail.report", queue="reports")(tidy)
+        app.schedule(job.bind()).every_minute().name("report")
+        app.schedule(tidy).hourly().name("tidy")
+        app.schedule(tidy).hourly().environments("moon").name("elsewhere")
+        yield lambda: list(scheduled.check(app, settings, fleet.read(settings)))
+
+
+def ticked(redis: Client, *, report: float, tidy: float) -> None:
+    """So long ago were the ticks that were taken last."""
+    now = int(redis.text("TIME")[0])
+    redis.call("HSET", "queues:reports:ticks", "report", f"{(now - int(report)) * 1000} t m")
+    redis.call("HSET", "qd:ticks", "tidy", f"{(now - int(tidy)) * 1000} t m")
+
+
+def test_entries_that_nobody_runs(look: Look) -> None:
+    (line,) = look()
+    assert (line.sign, line.value) == ("warn", "2 entries declared, and no scheduler runs anywhere")
+    assert "qd schedule run" in line.fix
+
+
+def test_a_schedule_that_is_run(look: Look, redis: Client) -> None:
+    ticked(redis, report=1, tidy=1)
+    report(redis, schedulers=[SCHEDULER])
+    (line,) = look()
+    assert (line.sign, line.value.partition(" in ")[0]) == ("ok", "3 entries, 1 for other environments; next report")
+
+
+def test_one_that_a_crontab_runs_has_no_scheduler_and_is_well(look: Look, redis: Client) -> None:
+    ticked(redis, report=1, tidy=1)
+    assert [line.sign for line in look()] == ["ok"]
+
+
+def test_entries_that_are_overdue(look: Look, redis: Client) -> None:
+    ticked(redis, report=600, tidy=9000)
+    report(redis, schedulers=[SCHEDULER])
+    (line,) = look()
+    assert line.sign == "warn"
+    assert line.value.startswith(("overdue: tidy for 1h ", "overdue: tidy for 2h "))
+    assert ", report for " in line.value
+
+
+def test_overdue_and_nobody_there(look: Look, redis: Client) -> None:
+    ticked(redis, report=600, tidy=9000)
+    report(redis, schedulers=[SCHEDULER], seen_at=float(redis.text("TIME")[0]) - 60)  # it was there a minute ago
+    (line,) = look()
+    assert line.value == "2 entries declared, and no scheduler runs anywhere"
+
+
+def test_paused_entries(look: Look, redis: Client) -> None:
+    ticked(redis, report=1, tidy=1)
+    store = common.store(common.settings(), "redis")
+    schedule.pause(store, ["tidy"], by="ana@app-1", reason="disk full")
+    schedule.pause(store, [schedule.ALL], by="ana@app-1")
+    found = {line.fix: line.value for line in look()}
+    assert found == {
+        "qd schedule resume": "all entries paused by ana@app-1 just now",
+        "qd schedule resume tidy": 'the entry tidy paused by ana@app-1 just now: "disk full"',
+    }
+
+
+# -- the command
+
+
+def test_the_command_tells_of_the_schedule(project: MakeProject) -> None:
+    shop = project(jobs='@app.job("a")\ndef a() -> None: ...\napp.schedule(a).daily()\n')
+    assert doctor(shop).line("schedule").value == "1 entry declared, and no scheduler runs anywhere"
+    shop.jobs('@app.job("a")\ndef a() -> None: ...\n')
+    assert [line for line in doctor(shop).lines if line.what == "schedule"] == []
+
+
+def test_a_declaration_that_is_refused(project: MakeProject) -> None:
+    found = doctor(project(jobs='def f() -> None: ...\napp.schedule(f).cron("0 0 31 2 *")\n'))
+    bad = [line for line in found.lines if line.sign == "fail"]
+    assert (found.code, len(bad)) == (78, 1)
+    assert "31 2 *" in bad[0].value
