@@ -10,13 +10,14 @@ An object stands for one taking at a time; another thread or task asks the app f
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.manager import Connections
-from qd.errors import ConnectionLost, LockError, LockLost, LockTaken, ServerRefused
+from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import Listeners
 from qd.events import LockLost as LostEvent
 from qd.jobs import Span
@@ -75,18 +76,20 @@ class Lock:
             )
         mutex = Mutex(self.name, new_owner())
         wait = Wait(self._place, mutex, self.ttl, seconds, cancel)
-        taken = wait.over()
-        if not isinstance(taken, Taken):
-            self._refused_by = taken.by
-            return False
         try:
-            with shield:
-                self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._tell))
-        except BaseException:  # an alarm: nobody will hear that it was taken
+            taken = wait.over()
+            if isinstance(taken, Taken):
+                with shield:
+                    self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._tell))
+                return True
+        except Unreachable:
+            raise  # nothing was sent, and nothing will be
+        except BaseException:  # an alarm, most often: nobody will hear that it was taken
             self._forget()
             wait.leave()
             raise
-        return True
+        self._refused_by = taken.by
+        return False
 
     def _keep(self, hold: Hold) -> None:
         self._hold = self._last = hold
@@ -101,7 +104,13 @@ class Lock:
     def release(self) -> None:
         """Give it back. Raises LockLost when it was not ours any more, also when that is known already; LockError when it
         was never held, or in a forked copy of the process that holds it; ConnectionLost: it may be called again."""
-        hold = self._mine("release")
+        self._mine("release")
+        surely(self._give)
+
+    def _give(self) -> None:
+        hold = self._hold
+        if hold is None:
+            return
         renewals().drop(hold)
         try:
             hold.give()
@@ -164,19 +173,26 @@ class Lock:
 
     def __enter__(self) -> Lock:
         """Raises LockTaken after `timeout`."""
-        if not self._acquire(self._timeout, None):
-            raise self._taken()
-        return self
+        try:
+            if not self._acquire(self._timeout, None):
+                raise self._taken()
+            return self
+        except (EndJob, KeyboardInterrupt):  # that came last of all
+            self.__exit__(*sys.exc_info())
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raises LockLost, but the block's own error goes first."""
+        surely(lambda: self._leave(error))
+
+    def _leave(self, error: BaseException | None) -> None:
         hold = self._hold
         if hold is None or not hold.ours:
             return  # released in the block; or a copy of the process, which has nothing to give back
         try:
-            self.release()
+            self._give()
         except LockLost:
             if error is None:
                 raise
@@ -263,3 +279,14 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<lock '{self.name}'{' held' if self.held else ''}>"
+
+
+def surely(act: Callable[[], None]) -> None:
+    """Run `act`, which may be run twice, to its end; an alarm that comes on the way is raised after it."""
+    try:
+        with shield:
+            act()
+    except (EndJob, KeyboardInterrupt):
+        with shield:
+            act()
+        raise

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from qd.errors import ConnectionLost, ServerRefused, Unreachable
+from qd.errors import ConnectionLost, ServerRefused
 from qd.locks.places import AWAY, PATIENCE, Place
 from qd.store.mutex import THERE, Answer, Mutex
 
@@ -85,21 +85,16 @@ class Wait:
         self._came = 0
 
     def over(self) -> Taken | Answer:
-        """The lock, or why not. Raises ConnectionLost, ServerRefused, and whatever ends the wait; then we are out of it."""
-        try:
-            while True:
-                try:
-                    if (answer := self._step()) is not None:
-                        return answer
-                except ConnectionLost as error:
-                    self._patience.bear(error)
-        except Unreachable:
-            raise  # nothing was sent, and nothing will be
-        except BaseException:
-            self.leave()
-            raise
+        """The lock, or why not. Raises ConnectionLost, ServerRefused, and whatever ends the wait; `leave` is next then."""
+        while True:
+            try:
+                if (answer := self._step()) is not None:
+                    return answer
+            except ConnectionLost as error:
+                self._patience.bear(error)
 
     def leave(self) -> None:
+        """Out of the line, and out of the lock where we have it."""
         with suppress(ConnectionLost, ServerRefused):
             self._place.ask(self._mutex.give, COURTESY)
 

@@ -1,0 +1,108 @@
+"""An alarm at every line of the code that takes, waits for and gives back a lock: nobody is left inside or in line, and the
+connection can be used. The alarm is made as the worker's: put off while a shield is up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import qd
+from qd import Qd
+from qd.errors import JobTimeout
+from qd.process.shield import shield
+from tests.support.resp import Client
+from tests.support.server import Server
+
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
+HOME = str(Path(qd.__file__).parent) + os.sep
+ROOMS = ("locks/", "store/mutex", "store/redis", "connectors/redis/wire", "connectors/redis/scripts", "process/shield")
+PLACES = tuple(HOME + room for room in ROOMS)
+# Before its first line is done nothing can be guarded: there the ttl is what frees the lock.
+BARE = ("__exit__", "surely")
+
+
+class Alarm:
+    """Rings once, at line number `at` of qd's own."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines, self.where, self.name = at, 0, "", ""
+
+    def run(self, body: Callable[[], object]) -> bool:
+        """Whether it rang. What it raises is swallowed."""
+        sys.settrace(self._call)
+        try:
+            body()
+        except JobTimeout:
+            pass
+        finally:
+            sys.settrace(None)
+            shield.overdue = None
+        return bool(self.where)
+
+    def _call(self, frame: FrameType, event: str, about: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PLACES) else None
+
+    def _line(self, frame: FrameType, event: str, about: Any) -> Any:
+        if event == "line" and not self.where:
+            self.lines += 1
+            if self.lines == self.at:
+                self._ring(frame)
+        return self._line
+
+    def _ring(self, frame: FrameType) -> None:
+        self.where = f"{frame.f_code.co_filename.removeprefix(HOME)}:{frame.f_lineno}"
+        self.name = frame.f_code.co_name
+        if shield.depth:
+            shield.overdue = self._raise
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        raise JobTimeout(self.where)
+
+
+@pytest.mark.parametrize("renew", [False, True])
+def test_an_alarm_at_any_line_leaves_nobody_inside(server: Server, redis: Client, renew: bool):
+    app = Qd(server.url)
+
+    def body() -> None:
+        with app.lock("report", ttl=30, renew=renew):
+            pass
+
+    at, left = 1, list[str]()
+    while (alarm := Alarm(at)).run(body):
+        assert shield.depth == 0, alarm.where
+        if redis.call("DEL", "qd:mutex:{report}") and alarm.name not in BARE:
+            left.append(alarm.where)
+        lock = app.lock("report", ttl=30)
+        assert lock.acquire(blocking=False), alarm.where
+        assert lock.owner().pid == os.getpid(), alarm.where  # type: ignore[union-attr]
+        lock.release()
+        at += 1
+    assert at > 200
+    assert left == []
+    app.connections.close_all()
+
+
+def test_an_alarm_at_any_line_of_a_wait_leaves_nobody_in_line(server: Server, redis: Client):
+    """Each eleventh line: a wait has its length."""
+    app = Qd(server.url)
+    holder = app.lock("report", ttl=600)
+    assert holder.acquire()
+    at, left = 1, list[str]()
+    while (alarm := Alarm(at)).run(lambda: app.lock("report", ttl=30).acquire(timeout=0.03)):
+        assert shield.depth == 0, alarm.where
+        if redis.call("ZCARD", "qd:mutex:{report}:line"):
+            left.append(alarm.where)
+        assert holder.owner().pid == os.getpid(), alarm.where  # type: ignore[union-attr]
+        at += 11
+    assert at > 200
+    assert left == []
+    holder.release()
+    app.connections.close_all()
