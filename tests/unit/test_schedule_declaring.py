@@ -348,3 +348,8 @@ def test_a_connection_that_is_not_configured_is_told_with_the_line(app, report):
     with pytest.raises(DeclarationError, match=r"unknown connection 'othr' \(did you mean 'other'\?\)") as error:
         app.schedule.entries()
     assert line in str(error.value)
+
+
+def test_a_cron_expression_takes_the_place_of_all_that_was_said_before(app):
+    app.schedule(tick).every_ten_seconds().mondays().cron("5 4 * * *")
+    assert only(app).timing.text == "5 4 * * *"
