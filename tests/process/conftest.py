@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.driven import Drive, Driven
 from tests.support.project import MakeProject, Project
 from tests.support.witness import JOBS, Witness
 
@@ -16,3 +17,9 @@ def shop(project: MakeProject) -> Project:
 @pytest.fixture
 def witness(shop: Project) -> Witness:
     return Witness(shop)
+
+
+@pytest.fixture
+def drive(project: MakeProject) -> Drive:
+    """drive(entries, config="") -> a project whose runs a small scheduler starts."""
+    return lambda source, config="": Driven(project(), source, config)

@@ -1,0 +1,113 @@
+"""Runs of functions and commands under the real `qd work`."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.driven import gone, lease, pids_in
+from tests.support.procs import Procs
+from tests.support.project import MakeProject, Project, ready
+from tests.support.resp import Client
+from tests.support.witness import JOBS, Witness
+
+pytestmark = [
+    pytest.mark.usefixtures("clean_redis"),
+    pytest.mark.leaves("qd:ticks", "qd:schedule:last", "qd:schedule:skipped"),
+]
+
+HARMFUL = """
+import signal
+from qd import events
+
+def killed(): os.kill(os.getpid(), signal.SIGKILL)
+def left(): os._exit(7)
+def raising(): raise BaseException("odd")
+def closing(): os.closerange(0, 65536)
+def deaf():
+    for number in range(1, 65):
+        if number not in (9, 19, 32, 33): signal.signal(number, signal.SIG_IGN)
+def copying():
+    if os.fork(): os._exit(8)
+def hang(): time.sleep(300)
+def sends(): quick.dispatch(7)
+
+for each in (killed, left, raising, closing, deaf, copying, sends):
+    app.schedule(each).every(seconds=1).name(each.__name__)
+app.schedule(hang).every(seconds=1).timeout(0.3).name("hang").in_background()
+app.schedule.shell("nosuchcommand").every(seconds=1).name("nosuch")
+quoted = app.schedule.shell("printf '%s|'", "a b", "$(id)", "it's", '"', ";", {"day": "x y"})
+quoted.every(seconds=1).output_to("quoted").name("quoted").without_overlapping()
+
+@app.on(events.ScheduledTaskFailed)
+def heard(event): note("failed", event.task, event.code)
+"""
+
+
+def scheduler(work: Procs) -> psutil.Process:
+    return work.child("qd: scheduler")
+
+
+def test_nothing_that_functions_and_commands_do_stops_the_scheduler(project: MakeProject):
+    shop = project(jobs=JOBS + HARMFUL)
+    witness = Witness(shop)
+    shop.allowed.add("quoted")
+    work = ready(shop)
+    first = scheduler(work).pid
+    codes = {"killed": -9, "left": 7, "raising": None, "copying": 8, "nosuch": 127, "hang": -9}
+    for name, code in codes.items():
+        witness.wait(f"failed {name} {code}", 2, seconds=20)
+    for name in ("closing", "deaf", "sends"):
+        work.wait_line(rf"schedule.done entry={name} ", 20, count=2)
+    witness.wait("quick 7")
+    assert scheduler(work).pid == first
+    assert not work.matches("scheduler.died|schedule.refused")
+    text = "a b|$(id)|it's|\"|;|--day=x y|"
+    eventually(lambda: (shop.root / "quoted").read_text() == text)  # not in the middle of a run
+    work.stop()
+
+
+LONG = """
+app.schedule.shell("echo $$ > pids.new; setsid sh -c 'echo $$ >> pids.new; mv pids.new pids; sleep 300; true'; true").every(
+    seconds=1
+).name("long").without_overlapping()
+"""
+
+
+@pytest.fixture
+def long(project: MakeProject) -> Project:
+    shop = project(jobs=JOBS + LONG, config="[schedule]\nlease = 1.5\n")
+    shop.allowed |= {"pids", "pids.new"}
+    return shop
+
+
+def test_a_scheduler_that_is_killed_takes_its_runs_along_and_the_next_one_runs_the_entry(long: Project, redis: Client):
+    work = ready(long)
+    pids = pids_in(long.root / "pids", 2)
+    held = eventually(lambda: lease(redis, "long"))
+    scheduler(work).kill()
+    eventually(lambda: all(gone(pid) for pid in pids), 5, what="an end of what the dead scheduler ran")
+    eventually(lambda: lease(redis, "long").get("owner") not in (None, held["owner"]), 10, what="a run of the next one")
+    eventually(lambda: pids_in(long.root / "pids", 2) != pids, 10)
+    finish(work, long)
+
+
+def finish(work: Procs, shop: Project) -> None:
+    """End the run by hand, so that the stop need not wait for it."""
+    work.signal(signal.SIGTERM)
+    for pid in pids_in(shop.root / "pids", 2):
+        os.kill(pid, signal.SIGKILL)
+    work.ends_clean()
+
+
+def test_what_still_runs_at_the_end_of_a_stop_is_ended_and_told_and_frees_its_lease(long: Project, redis: Client):
+    work = ready(long, "--stop-timeout", "1")
+    pids = pids_in(long.root / "pids", 2)
+    work.stop()
+    work.wait_line('schedule.failed entry=long .*code=-9 error="ended: its scheduler stops"')
+    assert all(gone(pid) for pid in pids)
+    assert not lease(redis, "long")

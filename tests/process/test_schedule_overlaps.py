@@ -1,0 +1,64 @@
+"""Entries without overlapping: a lease that lives as long as the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.driven import Drive, lease, told
+from tests.support.resp import Client
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+# -- without_overlapping
+
+LONG = "[schedule]\nlease = 1.2\n"
+ALONE = """
+add("long", lambda: time.sleep(300), alone=True)
+add("quick", lambda: None, alone=True)
+add("local", lambda: time.sleep(300), alone=True, every_host=True)
+"""
+
+
+def test_an_entry_without_overlapping_runs_once_and_again_as_soon_as_its_run_was_killed(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long")
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 10)
+    held = lease(redis, "long")
+    assert int(work.wait_line(r"started entry=long at=\S+ pid=(\d+)")[1]) == held["pid"]
+    assert redis.call("PTTL", "qd:overlap:long") <= 1200
+    second = driven.run("long")
+    assert told(second)["long"]["waits"].startswith(f"still running on {held['host']} (pid {held['pid']}) since ")
+    until = time.monotonic() + 1.5  # longer than the lease: it is renewed
+    while time.monotonic() < until:
+        assert lease(redis, "long") == held
+        time.sleep(0.05)
+    os.kill(held["pid"], signal.SIGKILL)
+    work.ends_clean()
+    assert not lease(redis, "long")
+    assert told(driven.run("quick"))["quick"]["error"] == ""
+    assert not lease(redis, "quick")
+
+
+def test_a_lease_ends_by_itself_when_its_scheduler_was_killed(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long", "local")
+    host = eventually(lambda: lease(redis, "long").get("host"), 10)
+    assert eventually(lambda: lease(redis, f"{host} local"), 10)
+    work.kill()
+    assert eventually(lambda: not redis.text("KEYS", "qd:overlap:*"), 5)
+
+
+def test_a_lease_that_was_cleared_is_told_and_the_run_goes_on(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long")
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 10)
+    redis.call("DEL", "qd:overlap:long")
+    work.wait_line('schedule.lease_lost entry=long reason="somebody cleared it"')
+    assert not lease(redis, "long")
+    assert work.process.poll() is None
+    work.stop()

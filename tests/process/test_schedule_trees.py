@@ -1,0 +1,85 @@
+"""Runs and what they have started: ended with all of it when they are killed, left alone when they have finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.driven import Drive, gone, pids_in, told
+
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+TREES = """
+def function():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    subprocess.Popen(["sh", "-c", "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & sleep 300"])
+    if os.fork() == 0:
+        note("pid", os.getpid())
+        time.sleep(300)
+    time.sleep(300)
+
+SHELL = "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & sleep 300; true"
+add("function", function, timeout=0.5)
+add("shell", SHELL, timeout=0.5)
+add("quick", lambda: note("quick body"), timeout=0.5)
+"""
+
+
+def test_a_run_over_its_timeout_is_killed_with_all_that_it_has_started(drive: Drive):
+    driven = drive(TREES)
+    driven.project.allowed.add("pids")
+    work = driven.start("function", "shell", "quick")
+    pids = pids_in(driven.root / "pids", 4)
+    work.ends_clean()
+    error = "ran longer than its timeout (0.5s)"
+    for name in ("function", "shell"):
+        assert {"code": -9, "error": error}.items() <= told(work)[name].items()
+        assert 0.5 <= told(work)[name]["runtime"] < 5
+        assert driven.lines(name)[2:] == ["after", "on_failure", f"Failed -9 {error}"]
+    assert told(work)["quick"]["error"] == ""
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+
+
+def test_what_a_killed_run_has_started_goes_with_it_and_what_a_finished_one_left_stays(drive: Drive):
+    driven = drive(
+        """
+        SHELL = "echo $$ > pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & echo $PPID > runner; sleep 300; true"
+        add("killed", SHELL)
+        add("finished", "(while ! test -f go; do sleep 0.01; done; echo late >&2; echo > late; sleep 300; true) & true")
+        """
+    )
+    driven.project.allowed |= {"pids", "runner", "late", "go"}
+    work = driven.start("killed", "finished")
+    pids = pids_in(driven.root / "pids", 2)
+    work.wait_line("schedule.done entry=finished")
+    (driven.root / "go").touch()
+    eventually((driven.root / "late").exists, 10)  # its stderr was no broken pipe
+    work.wait_line("^late$")
+    (runner,) = pids_in(driven.root / "runner", 1)
+    os.kill(runner, signal.SIGKILL)
+    assert work.process.wait(10) == 0
+    assert eventually(lambda: told(work)["killed"]["error"] == "signal 9 (SIGKILL)")
+    assert all(gone(pid) for pid in pids)
+    left = [process for process in work.session() if "sleep 300" in " ".join(process.cmdline())]
+    assert left
+    work.sweep()
+
+
+def test_runs_die_with_their_scheduler(drive: Drive):
+    driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'exec sleep 300')")
+    work = driven.start("function", "shell")
+    eventually(lambda: work.children("sleep 300") and driven.lines("function")[1:], 10)
+    work.kill()
+    eventually(lambda: not work.session(), 5, what="no run left")
+
+
+def test_a_scheduler_that_ends_its_runs_hears_of_each_and_calls_no_hooks(drive: Drive):
+    driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'sleep 300; true')")
+    work = driven.start("function", "shell")
+    eventually(lambda: len(work.children("sleep 300")) >= 1 and driven.lines("function")[1:], 10)
+    work.stop()
+    assert {each["error"] for each in told(work).values()} == {"ended: its scheduler stops"}
+    assert driven.lines("function") == ["Starting 1700000000.0", "before"]
