@@ -106,3 +106,17 @@ def test_a_declaration_that_is_refused(project: MakeProject) -> None:
     bad = [line for line in found.lines if line.sign == "fail"]
     assert (found.code, len(bad)) == (78, 1)
     assert "31 2 *" in bad[0].value
+
+
+def test_a_command_that_is_not_there(configured: object) -> None:
+    with click.Context(command):
+        app = Qd()
+        app.settings = settings = common.settings()
+        app.schedule.shell("pg_dmup shop").daily().name("backup")
+        app.schedule.qd("faled list").daily()
+        app.schedule.shell("pg_dmup elsewhere").daily().environments("moon")
+        backup, forget, *_ = scheduled.check(app, settings, fleet.read(settings))
+    assert (backup.sign, forget.sign) == ("fail", "fail")
+    assert backup.value.startswith(f"backup ({__file__}:")
+    assert backup.value.endswith(": its command 'pg_dmup' is not on the PATH (pg_dmup shop)")
+    assert "unknown command 'faled' (did you mean 'failed'?)" in forget.value

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qd.cli import common
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.commands_of import fault
 from qd.cli.notes import by_whom
 from qd.cli.output import duration
 from qd.cli.reasons import living
@@ -14,6 +15,7 @@ from qd.cli.schedule.seen import Seen, next_of, overdue, read_ticks
 from qd.cli.schedule.which import off, sent, where
 from qd.errors import DeclarationError
 from qd.process.exits import Exit
+from qd.schedule.fields import shown
 from qd.store import schedule
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def check(app: Qd | None, settings: Settings, state: State | None) -> Iterator[F
 def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
     here = [entry for entry in entries if not off(entry, settings)]
     seen = read(app, settings, here)
-    found = list(paused(seen))
+    found = [*faults(here, settings), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not run_by(state) and (late or not seen.ticks):
         said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
@@ -65,6 +67,13 @@ def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
         there = [entry for entry in entries if where(settings, places[entry.name]) == name]
         read_ticks(seen, common.store(settings, name), there, places)
     return seen
+
+
+def faults(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
+    """Commands that are not there, told as this user finds them."""
+    for entry in entries:
+        if why := fault(entry.task, settings.root):
+            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "install it, or mend the entry")
 
 
 def paused(seen: Seen) -> Iterator[Finding]:
