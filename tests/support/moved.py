@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
+from tests.support.peers import missing
 from tests.support.schedulers import FAKETIME
 from tests.support.server import Server
 
@@ -13,6 +14,8 @@ class MovedServer(Server):
     """Its clock shows `start` at the start, and goes on from there. Only the clock of the day: waiting is not faked."""
 
     def __init__(self, start: str) -> None:
+        if not FAKETIME.exists():
+            missing("faketime")
         # libc before jemalloc: that asks for the time before libfaketime is ready, for ever
         super().__init__(
             LD_PRELOAD=f"{FAKETIME} libc.so.6", FAKETIME_CACHE_DURATION="1", FAKETIME_DONT_FAKE_MONOTONIC="1"

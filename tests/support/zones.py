@@ -26,8 +26,12 @@ QUARTER = 900
 @cache
 def changes(zone: str) -> tuple[int, ...]:
     """The unix seconds at which the clock is changed in this zone's year."""
+    return changes_in(zone, YEARS[zone])
+
+
+def changes_in(zone: str, year: int) -> tuple[int, ...]:
     where = ZoneInfo(zone)
-    start = int(datetime(YEARS[zone], 1, 1, tzinfo=UTC).timestamp())
+    start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
     offsets = [
         (moment, datetime.fromtimestamp(moment, where).utcoffset())
         for moment in range(start, start + 366 * 86400, QUARTER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import pairwise
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from qd.schedule.timing import Cron, Every
 from tests.support import vixie
 from tests.support.clock_page import NIGHTS, table
 from tests.support.samples import ROOT
-from tests.support.zones import YEARS, changes, wall
+from tests.support.zones import YEARS, changes, changes_in, wall
 
 HOUR = 3600
 EXPRESSIONS = [
@@ -49,6 +49,19 @@ def test_each_change_is_taken_as_debians_cron_takes_it(zone: str) -> None:
         for expression in EXPRESSIONS:
             span = change - 3 * HOUR, change + 4 * HOUR
             assert ticks(expression, zone, *span) == list(vixie.runs(expression, zone, *span)), (expression, change)
+
+
+@pytest.mark.slow
+def test_each_change_in_each_zone_is_taken_as_debians_cron_takes_it() -> None:
+    asked = set()
+    for zone in sorted(available_timezones()):
+        for change in changes_in(zone, 2024) + changes_in(zone, 2026):
+            kind = change, wall(change - 1, zone), wall(change, zone)
+            span = change - 3 * HOUR, change + 4 * HOUR
+            for expression in () if kind in asked else EXPRESSIONS:
+                assert ticks(expression, zone, *span) == list(vixie.runs(expression, zone, *span)), (expression, zone)
+            asked.add(kind)
+    assert len(asked) > 100
 
 
 minutes = st.sampled_from(["*", "*/7", "*/20", "0", "30", "5,35", "0-59", "40-59/5"])
