@@ -514,6 +514,37 @@ def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd],
     assert "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def rights(redis: Client) -> Iterator[list[str]]:
+    """Those that SECURITY.md names for locks, given to the user `narrow`."""
+    page = " ".join((Path(__file__).resolve().parents[2] / "SECURITY.md").read_text().split())
+    words = page.split("(docs/locks.md) needs `")[1].split("`")[0].split()
+    redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "-@all", *words)
+    yield words
+    redis.call("ACL", "DELUSER", "narrow")
+
+
+@pytest.mark.leaves("qd:rate:*")
+def test_the_rights_that_the_page_names_are_enough(server: Server, redis: Client, rights: list[str]):
+    app = Qd(f"unix://narrow:pw@{server.socket}")
+    with app.lock("report", ttl=0.3, renew=True) as lock:
+        lock.extend()
+        assert not app.lock("report", ttl=1).acquire(timeout=0.2)
+        thread = in_thread(lambda: app.lock("report", ttl=0.01).acquire())
+        in_line(redis, 1)
+    thread.join(10)
+    limiter = app.limiter("stripe", 1, per=0.2)
+    assert [limiter.acquire(), limiter.acquire(5)] == [True, True]
+    assert limiter.left() == 0
+    worker = next(
+        line.split()
+        for line in (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text().splitlines()
+        if line.startswith("ACL SETUSER qd-worker")
+    )
+    assert {right for right in rights if right.startswith("+")} <= {*worker, "+set", "+mget"}
+    app.connections.close_all()
+
+
 def test_a_lock_of_another_connection(redis: Client, server: Server, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qd.toml").write_text(
