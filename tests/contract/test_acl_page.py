@@ -209,6 +209,12 @@ def test_a_looker_sees_and_an_operator_steers(
     assert shop.qd("failed", "retry", "T.0.1.1", **operator).returncode == 0
     assert shop.qd("failed", "forget", "T.0.2.1", **operator).returncode == 0
     assert not refused()
+    more = re.findall(r"`qd schedule pause` and `resume` add `(.*?)`", PAGE)
+    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    assert shop.qd("schedule", "pause", **operator).returncode == 0
+    assert shop.qd("schedule", "list", **looker).stdout.startswith("all entries are paused by ")
+    assert shop.qd("schedule", "resume", **operator).returncode == 0
+    assert not refused()
 
 
 @LEFT

@@ -66,7 +66,6 @@ def quiet_tries(prefix: str, queue: str) -> Tries:
         ("ZREMRANGEBYRANK", none, 0, 0),
         ("HINCRBY", none, "f", "one"),
         ("HSET", none, "f", "1", "g"),
-        ("SET", none, "v", "soon"),
         *((name, none, "m") for name in OF_A_MEMBER),
         *((name, none) for name in OF_A_KEY),
     ]
