@@ -13,7 +13,16 @@ NIGHTS = {
     "America/New_York": ("2026-03-08", "2026-11-01"),
     "Australia/Lord_Howe": ("2026-10-04", "2026-04-05"),
 }
-ENTRIES = ("30 1 * * *", "30 2 * * *", "15 2 * * *", "*/20 2 * * *", "0 * * * *", "*/15 * * * *", "every(minutes=10)")
+ENTRIES = (
+    "30 1 * * *",
+    "30 2 * * *",
+    "15 2 * * *",
+    "*/20 2 * * *",
+    "0 * * * *",
+    "0 */2 * * *",
+    "*/15 * * * *",
+    "every(minutes=10)",
+)
 HEAD = "| | the clock is put forward, {} | the clock is put back, {} |\n| --- | --- | --- |\n"
 
 
