@@ -44,7 +44,9 @@ def main() -> int:
     RAW.write_text(json.dumps({"facts": facts, "samples": samples}, indent=1))
     print(text)
     if asked.write or (whole(asked, list(everyone)) and len(peers) == len(everyone) and not broken):
-        (lineup.BENCH / "RESULTS.md").write_text(text)
+        page = lineup.BENCH / "RESULTS.md"
+        _, head, rest = page.read_text().partition("## The schedule\n")  # made by schedule.py
+        page.write_text(text + ("\n" if head else "") + head + rest)
     else:
         say("RESULTS.md is left as it was: this was not the whole run, or not all of it worked (--write writes it)")
     return 1 if broken else 0

@@ -13,6 +13,8 @@ from qd.scheduler.reach import Reach
 from qd.scheduler.runs import Ended, Runs
 from qd.scheduler.taking import Taker
 
+LATE = 1000  # ms
+
 
 @dataclass(slots=True, eq=False)
 class Lane:
@@ -37,8 +39,19 @@ class Lanes:
         return len(self._lanes)
 
     def add(self, reach: Reach, waiting: Sequence[tuple[Place, Due]]) -> None:
-        if waiting:
-            self._lanes.append(Lane(reach, deque(waiting)))
+        """A lane of their own; but what is late waits for the run before of the same entry: a thousand missed ticks are no
+        thousand processes."""
+        own = deque[tuple[Place, Due]]()
+        for place, due in waiting:
+            lane = self._of(place) if reach.now - due.at > LATE else None
+            (own if lane is None else lane.waiting).append((place, due))
+        if own:
+            self._lanes.append(Lane(reach, own))
+
+    def _of(self, place: Place) -> Lane | None:
+        """The one where a run of the same entry lives."""
+        name = place.entry.name
+        return next((lane for lane in self._lanes if lane.running and lane.running[0] == name), None)
 
     def run(self, reach: Reach, want: Want) -> None:
         """What is taken already."""

@@ -1,0 +1,121 @@
+"""What 10,000 entries of the schedule cost: `python bench/schedule.py [--entries 10000] [--seconds 60] [--write]`.
+
+One real `qd schedule work` a case, on a Redis of its own. CPU is the scheduler's process alone, by /proc; lateness is what
+its own lines say (schedule.sent late=), from the tick to the moment at which Redis had the job, both by Redis's clock.
+--write puts the table into RESULTS.md, as its last section.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from tree import cpu_seconds
+
+from server import Server
+
+PAGE = Path(__file__).parent / "RESULTS.md"
+HEAD = "## The schedule\n"
+CASES = {
+    "none of them due": '"0 3 * * *"',
+    "spread over the hour, by the second": 'f"{n % 60} {n // 60 % 60} * * * *"',
+    "spread over the minutes of the hour": 'f"{n % 60} * * * *"',
+    "all of them once a minute, at one second": '"* * * * *"',
+}
+JOBS = """
+from qd import Qd
+
+app = Qd()
+
+
+@app.job("report")
+def report(number: int) -> None: ...
+
+
+for n in range({entries}):
+    app.schedule(report.bind(n), cron={cron}, name=f"entry {{n}}")
+"""
+LATE = re.compile(rb"schedule\.sent .* late=([\d.]+)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entries", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long each case is watched")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    asked = parser.parse_args()
+    rows = [row(title, *watched(cron, asked.entries, asked.seconds)) for title, cron in CASES.items()]
+    text = section(rows, asked.entries, asked.seconds)
+    print(text)
+    if asked.write:
+        PAGE.write_text(PAGE.read_text().partition(HEAD)[0].rstrip() + "\n\n" + text)
+
+
+def watched(cron: str, entries: int, seconds: float) -> tuple[float, list[float]]:
+    """CPU of the scheduler in percent of one core, and how late its jobs were sent, in ms."""
+    with tempfile.TemporaryDirectory(prefix="qd-bench-") as name, Server(Path(name)) as server:
+        folder, log = Path(name), Path(name) / "log"
+        (folder / "jobs.py").write_text(JOBS.format(entries=entries, cron=cron))
+        (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
+        env = {**os.environ, "QD_REDIS_URL": server.url, "PYTHONPATH": str(PAGE.parents[1] / "daemon")}
+        with log.open("wb") as lines:
+            command = [sys.executable, "-m", "qd", "schedule", "work"]
+            work = subprocess.Popen(command, cwd=folder, env=env, stdout=lines, stderr=lines)
+        try:
+            scheduler = found(work.pid, log)
+            server_has(server, entries)
+            before, seen = cpu_seconds([scheduler]), len(log.read_bytes())
+            time.sleep(seconds)
+            share = 100 * (cpu_seconds([scheduler]) - before) / seconds
+        finally:
+            work.terminate()
+            work.wait(30)
+        return share, sorted(1000 * float(late) for late in LATE.findall(log.read_bytes()[seen:]))
+
+
+def found(master: int, log: Path) -> psutil.Process:
+    for _ in range(300):
+        for child in psutil.Process(master).children(recursive=True):
+            if " ".join(child.cmdline()).startswith("qd: scheduler"):
+                return child
+        time.sleep(0.1)
+    sys.exit(f"no scheduler came up within 30 s: {log.read_text()}")
+
+
+def server_has(server: Server, entries: int) -> None:
+    """Until the scheduler has seen all of them, and is past its first second."""
+    for _ in range(300):
+        if server.client.call("HLEN", "queues:default:ticks") == entries:
+            time.sleep(2.0)
+            return
+        time.sleep(0.1)
+    sys.exit("not all entries were seen within 30 s")
+
+
+def row(title: str, share: float, late: list[float]) -> list[str]:
+    if len(late) < 2:
+        return [title, f"{share:.2f}", "-", "-", "-", "-"]
+    cuts = statistics.quantiles(late, n=100)
+    return [title, f"{share:.2f}", f"{len(late):,}", f"{cuts[49]:.0f}", f"{cuts[98]:.0f}", f"{late[-1]:.0f}"]
+
+
+def section(rows: list[list[str]], entries: int, seconds: float) -> str:
+    head = ["", "CPU, % of a core", "jobs sent", "late p50, ms", "late p99, ms", "latest, ms"]
+    lines = [head, ["---", *["--:"] * 5], *rows]
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    told = f"Made by `python bench/schedule.py --write` on {when}, load {os.getloadavg()[0]:.2f}: one\n"
+    told += (
+        f"`qd schedule work`, {entries:,} entries, each of which sends a job; each case watched for {seconds:.0f} s.\n"
+    )
+    return f"{HEAD}\n{told}\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
