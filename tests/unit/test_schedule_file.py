@@ -167,3 +167,16 @@ def test_what_does_not_fit_the_app(shop, keys, says):
         shop.app.schedule.entries()
     assert "qd.toml:4" in str(error.value)
     assert says in str(error.value)
+
+
+def test_pyproject_has_them_below_tool_qd(shop):
+    (shop.folder / "pyproject.toml").write_text("""
+        [tool.qd.connections.redis]
+        url = "redis://h"
+        [tool.qd.schedule.entries.disk]
+        shell = "df"
+        every = 60
+    """)
+    shop.app.settings = config.load(shop.folder / "pyproject.toml", environ={})
+    (entry,) = shop.app.schedule.entries()
+    assert (entry.name, entry.origin) == ("disk", ("pyproject.toml", 4))
