@@ -62,13 +62,14 @@ def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder
 
 
 def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
-    shop.config('[pools.slow]\nstop_timeout = "5m"\n[pools.web]\nmin_uptime = 11\n')
+    shop.config(
+        '[pools.schedule]\nstop_timeout = "3m"\n[pools.slow]\nstop_timeout = "5m"\n[pools.web]\nmin_uptime = 11\n'
+    )
     shop.allowed.add("supervisor")
     (shop.root / "supervisor").mkdir()
-    text = (
-        "[program:%s]\ncommand=/x/qd work %s ; the pool\nautorestart=true\nkillasgroup=true\nuser=a\nstopwaitsecs=35\n"
-    )
-    programs = {"a": "--pool slow", "b": "--pool=web", "c": "--stop-timeout 2m", "d": "--config /another/qd.toml"}
+    text = "[program:%s]\ncommand=/x/qd %s ; the pool\nautorestart=true\nkillasgroup=true\nuser=a\nstopwaitsecs=35\n"
+    programs = {"a": "work --pool slow", "b": "work --pool=web", "c": "work --stop-timeout 2m", "e": "schedule work"}
+    programs |= {"d": "work --config /another/qd.toml", "f": "schedule work --pool slow", "g": "schedule list"}
     text = "".join(text % each for each in programs.items()) + "[program:nginx]\ncommand=nginx\n"
     (shop.root / "supervisor" / "all.conf").write_text(text.replace("user=a", "user=a\nstartsecs=10"))
     found = {
@@ -78,6 +79,8 @@ def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
         "a": "stopwaitsecs=310",
         "b": "",
         "c": "stopwaitsecs=130",
+        "e": "stopwaitsecs=190",
+        "f": "stopwaitsecs=310",
     }
     shutil.rmtree(shop.root / "supervisor")
 
@@ -111,9 +114,10 @@ def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path)
     assert judged(edited(good, key, None).replace(section, f"{section}\n{setting[0]}", 1)).sign == "ok"
 
 
-def test_a_unit_that_does_not_wait_long_enough(shop: Project) -> None:
+@pytest.mark.parametrize("command", ["/x/python -m qd work", "/x/qd schedule work"])
+def test_a_unit_that_does_not_wait_long_enough(shop: Project, command: str) -> None:
     shop.allowed.add("my.service")
-    unit = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/x/python -m qd work\nUser=a\nKillMode=mixed\n"
+    unit = f"[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart={command}\nUser=a\nKillMode=mixed\n"
     unit += "Restart=always\nTimeoutStopSec="
     (shop.root / "my.service").write_text(f"{unit}10s\n")
     found = [line for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]

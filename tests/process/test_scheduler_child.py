@@ -269,14 +269,21 @@ def test_stop_waits_for_what_runs(project: MakeProject) -> None:
     assert work.matches("schedule.done entry=backup")
 
 
-def test_what_runs_is_ended_at_the_stop_deadline_with_all_that_it_started(project: MakeProject) -> None:
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_what_runs_is_ended_at_the_stop_deadline_with_all_that_it_started(
+    project: MakeProject, stands_still: bool
+) -> None:
     shop = project(jobs=LONG)
     witness = Witness(shop)
     work = scheduled(shop, "--stop-timeout", "1")
     runner, sleeper = map(int, witness.wait("begin")[0].split()[1:])
+    if stands_still:
+        eventually(lambda: "backup since" in titled(scheduler(work)), what="a scheduler that knows of its run")
+        scheduler(work).suspend()
     work.signal(signal.SIGTERM)
     work.ends_clean()
-    assert work.matches('scheduler.ended .* reason="stop deadline" .*run=backup')
+    told = 'scheduler.ended .* reason="stop deadline" .*run=backup' if stands_still else "schedule.failed entry=backup"
+    assert work.matches(told)
     assert not [pid for pid in (runner, sleeper) if psutil.pid_exists(pid)]
     assert not witness.starting("end")
 
@@ -336,4 +343,29 @@ def test_the_scheduler_that_imports_by_itself_is_forked_from_the_master(project:
     old = scheduler(work)
     os.kill(old.pid, signal.SIGKILL)
     witness.wait(f"beat {scheduler(work, but=old.pid).pid}")
+    shop.jobs(TICKING.replace('note("beat"', 'note("new"'))
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    witness.wait("new")
     work.stop()
+
+
+def test_a_scheduler_that_has_grown_is_replaced_between_two_runs(project: MakeProject) -> None:
+    grows = """
+kept = []
+
+def grow():
+    kept.append(bytearray(b"x" * (4 << 20)))
+    return True
+
+app.schedule(beat, every=0.2, name="fat").when(grow)
+"""
+    shop = project(jobs=TICKING + grows, config='[worker]\nmemory = "10M"')
+    witness = Witness(shop)
+    work = scheduled(shop, "--log-level", "debug")
+    work.wait_line("scheduler.left .*exit 12 .memory.")
+    witness.wait("beat", 10)
+    assert not work.matches("scheduler.died")
+    work.stop()
+    started = [match[0] for match in work.matches(r"schedule.started entry=\S+ at=\S+")]
+    assert len(started) == len(set(started))

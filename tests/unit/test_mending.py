@@ -3,9 +3,11 @@
 from typing import cast
 
 from qd.log import Log
+from qd.master.children import Children
 from qd.master.deaths import Unsettled
 from qd.master.keeping import Keeping
-from qd.process.scoreboard import Scoreboard, State, W
+from qd.master.mending import Mending
+from qd.process.scoreboard import Role, Scoreboard, State, W
 from qd.process.talk import Orders
 
 DEAD = Unsettled(((W.PID, 7), (W.STATE, State.DEAD)))
@@ -41,3 +43,14 @@ def test_the_keeper_is_told_again_of_the_dead_that_were_put_right():
     keeping.tell_again([3, 9])
     keeping.watch(lambda *_: 0, {3, 4})
     assert said == [{"dead": 3}]
+
+
+def test_what_a_job_has_scribbled_over_the_role_of_a_scheduler_is_put_right():
+    board = Scoreboard()
+    children = Children(board)
+    scheduler = children.take(5, 1, 0.0, Role.SCHEDULER)
+    scheduler.slot[W.ROLE] = 0
+    assert Mending(board, children, Log("master", write=lambda line: None)).look(
+        paused=False, stopping=False, forked_at=None
+    ) == [5]
+    assert scheduler.slot[W.ROLE] == Role.SCHEDULER

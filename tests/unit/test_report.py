@@ -12,7 +12,7 @@ import pytest
 
 from qd.keeper import report as module
 from qd.keeper.report import Report
-from qd.process.scoreboard import WORD, H, Scoreboard, State, W
+from qd.process.scoreboard import WORD, H, Role, Scoreboard, State, W
 from tests.support.fakes import settings
 
 Silent = Callable[[int], float]
@@ -75,3 +75,23 @@ def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> N
     hands = SimpleNamespace(board=board, token="T", master=os.getpid())
     told = json.loads(Report(settings(), cast(Any, hands)).text(0.0))["workers"]
     assert [worker["pid"] for worker in told] == [415]
+
+
+def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Scoreboard) -> None:
+    report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
+    worker, scheduler = board.slot(0), board.slot(1)
+    worker[W.PID], worker[W.STATE] = 7, State.WAITING
+    board.set_header(H.SCHEDULER, 1)
+    told = []
+    for moment, state in ((100.0, State.FREE), (101.0, State.STARTING), (102.0, State.BUSY), (103.0, State.DEAD)):
+        scheduler[W.ROLE], scheduler[W.PID], scheduler[W.STATE] = Role.SCHEDULER, 8, state
+        scheduler[W.ENTRIES], scheduler[W.RUNS] = 3, 1
+        scheduler.say(b"backup", b"")
+        report.saw(moment, [])
+        found = json.loads(report.text(0.0))
+        told.append(found["unscheduled"])
+        assert [each["pid"] for each in found["workers"]] == [7]
+        assert [each["pid"] for each in found["schedulers"]] == [8] * (state in (State.STARTING, State.BUSY))
+        for each in found["schedulers"]:
+            assert (each["entries"], each["runs"], each["run"]) == (3, 1, "backup")
+    assert told == [100.0, None, None, 103.0]

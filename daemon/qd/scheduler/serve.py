@@ -20,7 +20,7 @@ from setproctitle import setproctitle
 
 from qd.app import Qd
 from qd.config import Settings
-from qd.process.exits import Exit
+from qd.process.exits import StopReason
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
@@ -28,6 +28,7 @@ from qd.schedule import Entry
 from qd.scheduler.guard import SECONDS, Guard
 from qd.scheduler.loop import Scheduler
 from qd.worker import boot
+from qd.worker.leaving import Leaving
 
 T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
@@ -90,6 +91,7 @@ class Child:
         )
         self.scheduler.paused, self.force = seat.paused, settings.work.force
         self.scheduler.beats(lambda seconds: self._about(min(seconds, SECONDS)))
+        self.leaving = Leaving(settings.work, self.slot)
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = ""
@@ -97,19 +99,24 @@ class Child:
     def run(self, ready: Callable[[], None]) -> int:
         """Until it is told to leave and nothing runs any more. `ready` is called once it hears signals."""
         self.mailbox.open(HEARD)
+        self.leaving.open()
         self.slot[W.ENTRIES] = len(self.entries)
         self._about()
         self._show()
         ready()
         try:
+            why = StopReason.SIGNAL
             while not self._over:
+                if not self.scheduler.runs.alive and (reason := self.leaving.reason(0)) is not None:
+                    why = reason  # another takes its place
+                    self.scheduler.drain()
                 wait = self._turn()
                 self._show()
                 if not self._over:
                     self.mailbox.peek(wait)
                 self._after_wait()
             self.slot[W.STATE] = State.IDLE  # it leaves by itself
-            return Exit.OK
+            return why.code
         finally:
             self.scheduler.close()
             self.mailbox.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from qd.cli.checks.finding import Finding, fail
 from qd.cli.checks.project import Project
 from qd.config import Settings
+from qd.config.load import SCHEDULE
 from qd.options import WorkOptions
 from qd.units import span
 
@@ -47,14 +48,18 @@ def read(path: Path) -> dict[str, dict[str, str]] | Finding:
 
 
 def words_of(command: str) -> list[str] | None:
-    """The words behind `work` when this command runs `qd work`, else None."""
+    """The words behind `work` when this command runs `qd work` or `qd schedule work`, else None."""
     try:
         words = shlex.split(command.lstrip("@-:+!"))
     except ValueError:
         return None
-    for at, word in enumerate(words[:-1]):
-        if Path(word).name == "qd" and words[at + 1] == "work":  # /srv/.venv/bin/qd work, python -m qd work
+    for at, word in enumerate(words):
+        if Path(word).name != "qd":  # /srv/.venv/bin/qd work, python -m qd work
+            continue
+        if words[at + 1 : at + 2] == ["work"]:
             return words[at + 2 :]
+        if words[at + 1 : at + 3] == ["schedule", "work"]:
+            return [*words[at + 3 :], "--pool", SCHEDULE]  # the first --pool counts
     return None
 
 
