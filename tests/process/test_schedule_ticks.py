@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qd import Qd
+from qd.config import load
 from qd.connectors.redis.ticks import RedisTicks
 from qd.errors import ConnectionLost
 from qd.events import JobQueued, JobQueueing, ScheduledTaskFinished, ScheduledTaskSkipped, ScheduledTaskStarting
@@ -28,8 +29,10 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def app() -> Qd:
-    return Qd()
+def app(server: Server) -> Qd:
+    made = Qd()
+    made.settings = load(code={"url": server.url}, environ={})
+    return made
 
 
 @pytest.fixture
