@@ -190,7 +190,7 @@ def test_entries_are_reckoned_in_the_zone_of_the_settings_unless_they_name_one(a
 
 
 def test_environments(app):
-    app.schedule(tick).daily().environments("production")
+    app.schedule(tick).daily().environments(["production"])
     app.schedule(atick).daily()
     assert [entry.runs_in("production") for entry in app.schedule.entries()] == [True, True]
     assert [entry.runs_in("") for entry in app.schedule.entries()] == [False, True]
@@ -227,7 +227,7 @@ BAD = {
     "both again": (lambda app: app.schedule(tick).daily().every(10), r"every\(...\) counts seconds"),
     "name": (lambda app: app.schedule(tick).name(" "), r"' ' is no name"),
     "star": (lambda app: app.schedule(tick).name("*"), r"'\*' is no name"),
-    "environments": (lambda app: app.schedule(tick).environments(), r"names none"),
+    "environments": (lambda app: app.schedule(tick).environments(), r"names no environments"),
     "no time": (lambda app: app.schedule(tick).between("8:00", "8:00"), r"no time at all"),
     "async filter": (lambda app: app.schedule(tick).when(atick), r"when\(atick\) is async"),
     "filter": (lambda app: app.schedule(tick).skip("yes"), r"skip\('yes'\) cannot be asked"),
@@ -324,6 +324,7 @@ def test_what_no_scheduler_can_send_is_refused(app: FakeQd, report):
             app.schedule(what)
 
     refuse(needs, "misses argument 'month'")
+    refuse(report.dispatch, "give the job itself, job.bind")
     refuse(report.using(delay=datetime.now(UTC)).bind(), "give its delay in seconds")
     refuse(app.batch(report.bind()), "a batch is several jobs")
     refuse(FakeQd().job("other")(tick), "none of this app")

@@ -55,7 +55,7 @@ class Fields:
 
     def _numbers(self, value: int | Sequence[int], low: int, high: int, what: str) -> str:
         """One of them, or several: "0,30"."""
-        several = [value] if isinstance(value, int | str) or not isinstance(value, Sequence) else value
+        several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         if not several:
             self._refuse(f"an empty list: give at least one {what} ({low} to {high})")
         return ",".join([str(self._number(each, low, high, what)) for each in several])

@@ -6,7 +6,7 @@ app.schedule(report.bind(7)).weekdays().at("7:00").timezone("Europe/Berlin").mis
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, get_args
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, get_args
 from qd.bus.chain import Chain
 from qd.options.kinds import KINDS
 from qd.schedule import filters
+from qd.schedule.days import flat
 from qd.schedule.entry import Act, CallTask, Entry, Filter, JobTask, Missed, Task
 from qd.schedule.fields import shown
 from qd.schedule.frequencies import Frequencies
@@ -91,11 +92,12 @@ class Scheduled(Frequencies):
 
     # --- whether a tick is taken
 
-    def environments(self, *environments: str) -> Self:
+    def environments(self, *environments: str | Sequence[str]) -> Self:
         """Only where QD_ENV is one of these."""
-        if not environments or not all(isinstance(each, str) and each.strip() for each in environments):
-            self._refuse(f"environments{environments!r} names none (written environments('production', 'staging'))")
-        return self._say(environments=tuple(dict.fromkeys(each.strip() for each in environments)))
+        names = flat(environments)
+        if not names or not all(isinstance(each, str) and each.strip() for each in names):
+            self._refuse(f"{names!r} names no environments (written environments('production', 'staging'))")
+        return self._say(environments=tuple(dict.fromkeys(each.strip() for each in names)))
 
     def when(self, answer: Callable[[], object] | bool) -> Self:
         """Only while this says yes. It is asked at each tick, in the scheduler, and may take 5 seconds."""
@@ -198,15 +200,18 @@ class Scheduled(Frequencies):
 
     def _take(self, words: Words) -> Self:
         for word, value in words.items():
-            if word == "overlap" and isinstance(value, bool):
-                self._say(alone=not value)
-            elif word in Words.__annotations__ and word != "overlap":
-                getattr(self, word)(value)
-            elif word == "overlap":
-                self._refuse(f"overlap={value!r} is neither True nor False")
-            else:
+            if word not in Words.__annotations__:
                 self._refuse(f"unknown word '{word}'{did_you_mean(word, Words.__annotations__)}")
+            if word == "overlap":
+                self._overlap(value)
+            else:
+                getattr(self, word)(value)
         return self
+
+    def _overlap(self, may: object) -> None:
+        if not isinstance(may, bool):
+            self._refuse(f"overlap={may!r} is neither True nor False")
+        self._say(alone=not may)
 
     def _timing(self, zone: str) -> Timing:
         """Raises DeclarationError: nothing says when, or it never comes."""

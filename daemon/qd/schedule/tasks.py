@@ -49,6 +49,8 @@ def function(given: Callable[[], object]) -> tuple[CallTask, str]:
         raise ValueError(f"{called(given)} is a class: give {way}")
     if not callable(given):
         raise ValueError(f"{given!r} cannot be run: give job.bind(...), an instance of a class job, or a function")
+    if isinstance(getattr(given, "__self__", None), Call | JobFunction):
+        raise ValueError(f"{called(given)} sends a job at some later moment: give the job itself, job.bind(...)")
     target = given.func if isinstance(given, partial) else given
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(f"{called(given)} is a generator, whose body would never run: return instead of yield")
