@@ -194,6 +194,8 @@ def test_a_lock_is_renewed_while_its_block_runs(app: Qd):
         assert lock.held
         assert not lock.lost
     assert not lock.locked()
+    with app.lock("report", ttl=600, renew=True):
+        assert "qd-locks" in [thread.name for thread in threading.enumerate()]
     eventually(lambda: "qd-locks" not in [thread.name for thread in threading.enumerate()])
 
 

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
 from qd.bus.asking import store_of
@@ -18,7 +18,8 @@ from qd.store.base import Store
 from qd.units import span_in_code
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds the server may take to answer
+PATIENCE = 5.0  # seconds the server may take to answer, as a connection has them anyway
+ALREADY = nullcontext()
 LONGEST = 200  # characters of a name
 AWAY = 60.0  # seconds for which a server may be away while one waits without a timeout
 
@@ -66,7 +67,7 @@ class Place:
         may be asked twice.
         """
         queue, began = self._connections.get(self._connection), time.monotonic()
-        with shield, queue.within(patience):
+        with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
             try:
                 return ask(store_of(queue))
             except (Unreachable, ServerBusy):

@@ -31,6 +31,8 @@ class Renewals:
     def drop(self, hold: Hold) -> None:
         with shield, self._changed:
             self._due.pop(hold, None)
+            if not self._due:
+                self._changed.notify()
 
     def _run(self) -> None:
         while (hold := self._next()) is not None:

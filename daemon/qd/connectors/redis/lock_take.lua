@@ -7,10 +7,11 @@
 -- The token is larger than every one before: the clock in microseconds, and one more than the last where that is not.
 local owner, now = ARGV[1], clock_us()
 local has, handed = redis.call('GET', KEYS[1]), ''
-for i = 3, 4 do redis.call('PEXPIRE', KEYS[i], ARGV[7]) end
+local first
+redis.call('PEXPIRE', KEYS[3], ARGV[7])
 
 if not has then
-  local first = first_in_line(KEYS[3], KEYS[4], now)
+  first = first_in_line(KEYS[3], KEYS[4], now)
   local came = tonumber(ARGV[4])
   if first and first ~= owner and came > 0 and came < tonumber(redis.call('ZSCORE', KEYS[3], first)) then
     first = owner -- it came before, and was away for a moment
@@ -24,8 +25,10 @@ if not has then
 end
 
 if has == owner then
-  redis.call('ZREM', KEYS[3], owner)
-  redis.call('ZREM', KEYS[4], owner)
+  if first then
+    redis.call('ZREM', KEYS[3], owner)
+    redis.call('ZREM', KEYS[4], owner)
+  end
   local token = math.max(now, tonumber(redis.call('GET', KEYS[2]) or '0') + 1)
   redis.call('SET', KEYS[2], text(token), 'PX', text(tonumber(ARGV[7]) + tonumber(ARGV[2])))
   redis.call('SET', KEYS[1], owner, 'PX', ARGV[2])
