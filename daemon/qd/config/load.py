@@ -12,6 +12,7 @@ from qd import units
 from qd.config import table
 from qd.config.entries import entries_of, origins_of
 from qd.config.file import ConfigFile, find
+from qd.config.secrets import secret_file, with_secret
 from qd.config.settings import (
     ConnectionSettings,
     FailedSettings,
@@ -26,9 +27,7 @@ from qd.errors import ConfigError
 from qd.options import WORK, Option, WorkOptions
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
-FROM_FILE = "file:"
 SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
-SHORTEST = 16  # characters of a signing key
 _OTHER_VARIABLES = {"QD_CONFIG", "QD_POOL", "QD_OWNER"}
 
 
@@ -190,14 +189,14 @@ class _Loading:
     def _signing(self) -> SigningSettings:
         held = self._all("signing", table.SIGNING)
         origin = self.origins["signing.keys"]
-        keys = tuple([_with_secret(key, self._root(), origin) for key in held["keys"]])
+        keys = tuple([with_secret(key, self._root(), origin) for key in held["keys"]])
         if len({key.partition(":")[0] for key in keys}) < len(keys):
             raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
         if not keys and held["require"] and self.origins["signing.require"] != "built in":
             raise ConfigError(
                 f'{self.origins["signing.require"]}: require = true needs signing keys (keys = ["ID:SECRET"])'
             )
-        files = [path for key in held["keys"] if (path := _secret_file(key, self._root())) is not None]
+        files = [path for key in held["keys"] if (path := secret_file(key, self._root())) is not None]
         return SigningSettings(keys, held["require"], tuple(map(str, files)))
 
     def _schedule(self) -> ScheduleSettings:
@@ -248,29 +247,6 @@ class _Loading:
         if not isinstance(value, str):
             return value
         return LINGER if _supervised(self.environ) else 0.0
-
-
-def _with_secret(key: str, root: Path, origin: str) -> str:
-    """ID:SECRET, also where the secret is in a file. Raises ConfigError, which never shows it."""
-    id, _, secret = key.partition(":")
-    path = _secret_file(key, root)
-    if path is not None:
-        try:
-            secret = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no UTF-8 text"
-            raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
-    if len(secret) < SHORTEST or not secret.isprintable():
-        raise ConfigError(
-            f"{origin}: the signing key {id} is too short to be one (at least {SHORTEST} characters; "
-            "`openssl rand -hex 32` makes one)"
-        )
-    return f"{id}:{secret}"
-
-
-def _secret_file(key: str, root: Path) -> Path | None:
-    secret = key.partition(":")[2]
-    return root / secret.removeprefix(FROM_FILE) if secret.startswith(FROM_FILE) else None
 
 
 _RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else
