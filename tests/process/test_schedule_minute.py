@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from qd.cli.schedule.minute import minute_of
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject, Project
@@ -47,6 +48,16 @@ app.schedule(lambda: print("printed")).every_minute().name("call")
 app.schedule.shell("echo told").every_minute().name("shell")
 """
 
+LOGS = """
+import logging
+
+def logs():
+    logging.getLogger("shop").info("all is well")
+    logging.getLogger("shop").warning("all but one")
+
+app.schedule(logs).every_minute().name("logs")
+"""
+
 NOT_NOW = """
 app.schedule(lambda: note("no")).cron("0 0 29 2 *").name("leap")
 app.schedule(lambda: note("no")).every_minute().when(lambda: False).name("filtered")
@@ -76,6 +87,11 @@ def run(shop: Project, *words: str) -> Procs:
 def said(shop: Project) -> Any:
     done = shop.qd("schedule", "run", "--json")
     return json.loads(done.stdout)
+
+
+def test_the_minute_that_is_meant() -> None:
+    found = {now: minute_of(now) for now in (600.0, 600.3, 630.0, 654.9, 655.0, 659.7, 660.0)}
+    assert found == {600.0: 600, 600.3: 600, 630.0: 600, 654.9: 600, 655.0: 660, 659.7: 660, 660.0: 660}
 
 
 # -- once
@@ -135,6 +151,15 @@ def test_with_json_stdout_is_one_document(project: MakeProject) -> None:
         ("shell", "done"),
     ]
     assert done.stderr == "printed\ntold\n"
+
+
+@pytest.mark.usefixtures("early")
+def test_what_the_app_logs_is_on_stderr_from_a_warning_on(project: MakeProject) -> None:
+    shop, _ = shop_of(project, LOGS)
+    said = shop.qd("schedule", "run").stderr
+    assert ("all but one" in said, "all is well" in said) == (True, False)
+    tried = shop.qd("schedule", "test", "logs").stderr
+    assert ("all but one" in tried, "all is well" in tried) == (True, True)
 
 
 # -- what did not run

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from qd.log import LEVELS, Log, Write
 
 Hear = Callable[[str, Mapping[str, object]], bool]
-LEAST = "warning"  # what is not heard is a line from here on
 
 
 class Heard(Log):
-    """Lines about the schedule go to `hear` first; what it answers with False, and all else, is a line on stderr from
-    a warning on."""
+    """Lines about the schedule go to `hear` first; what it answers with False, and all else, is a line on stderr.
 
-    def __init__(self, hear: Hear) -> None:
+    level: the least of those. Runs in processes of their own, which nobody here hears, have it too: for what the app logs.
+    """
+
+    def __init__(self, hear: Hear, level: str) -> None:
         super().__init__("scheduler")
-        self._hear = hear
+        self._hear, self._level = hear, level
 
     def of(self, role: str, write: Write | None = None) -> Log:
-        """That of a run in a process of its own, which nobody here hears."""
-        return Log(role, level=LEAST, write=write or self.write)
+        return Log(role, level=self._level, write=write or self.write)
 
     def line(self, level: str, event: str, fields: Mapping[str, object]) -> None:
         heard = event.startswith("schedule.") and self._hear(event, fields)
-        if not heard and LEVELS[level] >= LEVELS[LEAST]:
+        if not heard and LEVELS[level] >= LEVELS[self._level]:
             super().line(level, event, fields)

@@ -52,13 +52,13 @@ def run(reason: bool) -> int:
     found, entries = own.settings, own.schedule.entries()
     store = common.store(found, found.control)
     now = store.now()
-    start = (now + EARLY) // MINUTE * MINUTE
+    start = minute_of(now)
     became = Became(found, entries, start, speaks=not common.given().json, reasons=reason)
     here = tuple(entry for entry in entries if not off(entry, found))
     if here:
         from qd.scheduler.loop import Scheduler  # the command line starts without it
 
-        log, host, owner = Heard(became.hear), socket.gethostname(), f"run-{uuid.uuid4().hex}"
+        log, host, owner = Heard(became.hear, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
         span = (start, became.end - 0.001)
         turns = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
         turns.down = bool(laravels(found))  # of `qd down` it knows itself
@@ -69,6 +69,11 @@ def run(reason: bool) -> int:
     if common.given().json:
         output.document(became.document())
     return 1 if became.failed else 0
+
+
+def minute_of(now: float) -> float:
+    """The beginning of the minute that is meant at this moment, unix seconds."""
+    return (now + EARLY) // MINUTE * MINUTE
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def ran(own: Qd, entry: Entry) -> Ended:
 
     found = own.settings
     aside = printing_aside if common.given().json else bool
-    runs = Runs(own, found, Heard(told), common.store(found, found.control), forked=aside)
+    runs = Runs(own, found, Heard(told, "info"), common.store(found, found.control), forked=aside)
     return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 
 
