@@ -24,7 +24,10 @@ from qd import (
     JobFailed,
     JobFunction,
     JobProcessing,
+    Limiter,
+    Lock,
     Looping,
+    Owner,
     Qd,
     Queue,
     RunningJob,
@@ -431,3 +434,21 @@ app.schedule(tidy).every_ten_seconds().in_background().output_to(Path("/tmp/out"
 app.schedule.shell("pg_dump", "shop", 7, {"file": Path("/backup"), "verbose": True, "table": ["a", "b"]}).daily()
 app.schedule.shell("true", every=10).append_output_to("true.log")
 app.schedule.qd("failed forget --older-than 30d", {"queue": "mail"}, cron="@weekly")
+
+
+# locks and limits
+async def locked() -> None:
+    async with app.lock("report", ttl=timedelta(seconds=30), timeout=10) as lock:
+        assert_type(lock, Lock)
+        await lock.aextend(60)
+    assert_type(await lock.aacquire(timeout=1), bool)
+    assert_type(await app.limiter("stripe").aacquire(5), bool)
+
+
+with app.lock("report", 30, renew=True, connection="far") as held:
+    assert_type(held.token, int)
+    assert_type(held.owner(), Owner | None)
+assert_type(app.lock("report", ttl=30).acquire(blocking=False), bool)
+with app.limiter("stripe", 100, per=timedelta(minutes=1)) as stripe:
+    assert_type(stripe, Limiter)
+    assert_type(stripe.left(), int)
