@@ -445,10 +445,11 @@ async def locked() -> None:
     assert_type(await app.limiter("stripe").aacquire(5), bool)
 
 
-with app.lock("report", 30, renew=True, connection="far") as held:
-    assert_type(held.token, int)
-    assert_type(held.owner(), Owner | None)
-assert_type(app.lock("report", ttl=30).acquire(blocking=False), bool)
-with app.limiter("stripe", 100, per=timedelta(minutes=1)) as stripe:
-    assert_type(stripe, Limiter)
-    assert_type(stripe.left(), int)
+def guarded() -> None:
+    with app.lock("report", 30, renew=True, connection="far") as lock:
+        assert_type(lock.token, int)
+        assert_type(lock.owner(), Owner | None)
+    assert_type(app.lock("report", ttl=30).acquire(blocking=False), bool)
+    with app.limiter("stripe", 100, per=timedelta(minutes=1)) as stripe:
+        assert_type(stripe, Limiter)
+        assert_type(stripe.left(), int)
