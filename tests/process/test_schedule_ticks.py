@@ -476,6 +476,17 @@ def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
 # -- since and until: `qd schedule run`
 
 
+def test_what_was_taken_is_not_taken_again_when_the_store_has_lost_it(app: Qd, redis: Client, open_host: Open) -> None:
+    app.schedule(lambda: None).every(1).name("each")
+    host = open_host(since=int(redis.text("TIME")[0]) - 3)
+    host.turns(lambda: len(host.said("schedule.done")) >= 4)
+    redis.call("FLUSHALL")
+    ran = len(host.said("schedule.started"))
+    host.turns(lambda: len(host.said("schedule.started")) >= ran + 2)
+    ticks = [line.partition(" at=")[2].partition(" ")[0] for line in host.said("schedule.started")]
+    assert len(ticks) == len(set(ticks))
+
+
 def test_since_and_until_bound_what_is_taken(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=1)
     now = int(time.time())

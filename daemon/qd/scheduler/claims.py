@@ -80,11 +80,13 @@ class Place:
     key: tuple[str, str]  # of its timing
     raw: bytes = b""
     last: int = 0
+    lost: bool = False  # the store had its field once, and has lost it
     unsure: dict[bytes, Want] = made(default_factory=dict)
 
     def saw(self, raw: bytes, now: int, late: int) -> str:
         """The field is this. Returns what is strange about it, in words."""
         found = read(raw)
+        self.lost = self.lost or bool(self.raw and not raw)
         self.raw = raw
         if found is None or found.at > now + AHEAD:
             self.last = now

@@ -185,7 +185,8 @@ class Scheduler:
 
     def _decided(self, reach: Reach, place: Place, now: int) -> Due | None:
         if not place.raw:  # the first sight: nothing before this moment is due
-            return Due(now if self._since is None else min(now, self._since - 1), runs=False)
+            since = None if place.lost else self._since
+            return Due(now if since is None else min(now, since - 1), runs=False)
         due = decided(lambda at: reach.next_after(place, at), place.last, now, reach.late, place.entry.missed)
         if due is None:
             reach.plan(place)
