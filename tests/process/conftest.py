@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
+from qd import Qd
 from tests.support.driven import Drive, Driven
-from tests.support.project import MakeProject, Project
+from tests.support.procs import Procs
+from tests.support.project import SOURCE, MakeProject, Project
+from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
+
+PROGRAM = "import os, sys, time\nfrom qd import Qd\napp = Qd()\n"
 
 
 @pytest.fixture
@@ -23,3 +33,26 @@ def witness(shop: Project) -> Witness:
 def drive(project: MakeProject) -> Drive:
     """drive(entries, config="") -> a project whose runs a small scheduler starts."""
     return lambda source, config="": Driven(project(), source, config)
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Qd]:
+    """An app of this process on the test's server."""
+    made = Qd(server.url)
+    yield made
+    made.connections.close_all()
+
+
+@pytest.fixture
+def program(server: Server, tmp_path: Path) -> Iterator[Callable[..., Procs]]:
+    """program(code): started in a process of its own, with an `app`; ended with the test."""
+    started: list[Procs] = []
+    env = {"PYTHONPATH": str(SOURCE), "QD_REDIS_URL": server.url, "PATH": os.environ["PATH"]}
+
+    def start(code: str) -> Procs:
+        started.append(Procs([sys.executable, "-c", PROGRAM + code], cwd=tmp_path, env=env))
+        return started[-1]
+
+    yield start
+    for procs in started:
+        procs.sweep()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:rate:*")]
 TURNS, STARTS = "qd:rate:stripe:turns", "qd:rate:stripe:starts"
-
-
-@pytest.fixture
-def app(server: Server) -> Iterator[Qd]:
-    made = Qd(server.url)
-    yield made
-    made.connections.close_all()
 
 
 def test_no_window_has_more_starts_than_the_limit_whoever_asks(server: Server, redis: Client, tmp_path: Path):

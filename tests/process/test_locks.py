@@ -1,71 +1,27 @@
-"""app.lock on a real server: never two inside, in order, through kills, forks, alarms and outages."""
+"""app.lock on a real server: never two inside, in order, through kills and alarms."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from qd import Lock, LockError, LockTaken, Qd, events
-from qd.errors import ConnectionLost, LockLost
+from qd import Lock, LockError, LockTaken, Qd
 from tests.support.clock import eventually
-from tests.support.procs import Procs
-from tests.support.project import SOURCE, MakeProject
+from tests.support.project import MakeProject
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.server import Server
+from tests.support.waiters import LINE, in_line, in_thread
 from tests.support.witness import JOBS, Witness
 
 # What stays for a while: the last token; what one was handed, or woken by, that had just left.
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
-LINE = "qd:mutex:{report}:line"
-PRELUDE = "import os, sys, time\nfrom qd import Qd\napp = Qd()\n"
-
-
-@pytest.fixture
-def app(server: Server) -> Iterator[Qd]:
-    made = Qd(server.url)
-    yield made
-    made.connections.close_all()
-
-
-@pytest.fixture
-def program(server: Server, tmp_path: Path) -> Iterator[Callable[..., Procs]]:
-    """program(code): started in a process of its own, with an `app`; ended with the test."""
-    started: list[Procs] = []
-    env = {"PYTHONPATH": str(SOURCE), "QD_REDIS_URL": server.url, "PATH": os.environ["PATH"]}
-
-    def start(code: str) -> Procs:
-        started.append(Procs([sys.executable, "-c", PRELUDE + code], cwd=tmp_path, env=env))
-        return started[-1]
-
-    yield start
-    for procs in started:
-        procs.sweep()
-
-
-def in_line(redis: Client, count: int) -> None:
-    eventually(lambda: redis.call("ZCARD", LINE) == count, 10, what=f"{count} waiters in line")
-
-
-def waiting_on(server: Server) -> None:
-    redis = server.client()
-    try:
-        in_line(redis, 1)
-    finally:
-        redis.close()
-
-
-def in_thread(body: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=body)
-    thread.start()
-    return thread
 
 
 # -- one at a time
@@ -207,189 +163,6 @@ def test_extend_holds_it_longer_and_renewal_makes_it_no_shorter(app: Qd, redis: 
     with app.lock("report", ttl=20) as lock:
         lock.extend()
         assert lock.held
-
-
-# -- lost
-
-
-@pytest.fixture
-def lost(app: Qd) -> list[events.LockLost]:
-    told: list[events.LockLost] = []
-    app.on(events.LockLost)(told.append)
-    return told
-
-
-def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[events.LockLost], caplog):
-    lock = app.lock("report", ttl=0.6, renew=True)
-
-    def block() -> None:
-        with lock:
-            redis.call("FLUSHALL")
-            eventually(lambda: lost)
-            assert lock.lost
-            assert not lock.held
-            assert lost == [events.LockLost("report", lock.token)]
-
-    with pytest.raises(LockLost, match="'report' was lost while it was held: somebody deleted it"):
-        block()
-    assert lost == [events.LockLost("report", lock.token)]
-    assert [record.name for record in caplog.records] == ["qd.locks"]
-    assert "the lock 'report' was lost (token " in caplog.text
-
-
-def test_a_lost_lock_without_renewal_is_told_by_what_comes_next(app: Qd, redis: Client, lost: list[events.LockLost]):
-    late = app.lock("report", ttl=0.05)
-    assert late.acquire()
-    eventually(lambda: redis.call("EXISTS", "qd:mutex:{report}") == 0)
-    with app.lock("report", ttl=30) as other:
-        with pytest.raises(LockLost, match=r"its ttl of 0.05 s was over"):
-            late.extend()
-        with pytest.raises(LockLost):
-            late.release()
-        assert other.held
-        assert other.locked()
-        assert late.lost
-    assert [event.token for event in lost] == [late.token]
-    assert late.token < other.token
-
-
-def test_an_error_of_the_block_goes_before_a_lost_lock(app: Qd, redis: Client, lost: list[events.LockLost]):
-    def block() -> None:
-        with app.lock("report", ttl=30):
-            redis.call("DEL", "qd:mutex:{report}")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        block()
-    assert len(lost) == 1
-
-
-def test_a_lock_whose_server_stays_away_is_lost_when_its_ttl_is_over(lost_with: Callable[[Qd], list]):
-    with Server() as own:
-        app = Qd(own.url)
-        told = lost_with(app)
-        lock = app.lock("report", ttl=0.5, renew=True)
-        assert lock.acquire()
-        own.kill()
-        eventually(lambda: told)
-        assert lock.lost
-        with pytest.raises(ConnectionLost):
-            lock.release()
-
-
-@pytest.fixture
-def lost_with() -> Callable[[Qd], list]:
-    def listening(app: Qd) -> list:
-        told: list[events.LockLost] = []
-        app.on(events.LockLost)(told.append)
-        return told
-
-    return listening
-
-
-def test_a_block_that_is_done_does_not_fail_because_the_server_is_away(caplog):
-    with Server() as own:
-        app = Qd(own.url)
-        with app.lock("report", ttl=30):
-            own.kill()
-        assert "could not be given back and stays until its ttl is over" in caplog.text
-
-
-# -- copies
-
-
-def test_a_forked_copy_neither_renews_nor_releases(app: Qd):
-    with app.lock("report", ttl=0.6, renew=True) as lock:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                with pytest.raises(LockError, match=rf"held by process {os.getppid()}, of which this one"):
-                    lock.release()
-                held = lock.held
-                lock.__exit__(None, None, None)
-                names = [thread.name for thread in threading.enumerate()]
-                code = 0 if not held and not lock.lost and "qd-locks" not in names else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert lock.held
-        assert not app.lock("report", ttl=1).acquire(timeout=0.8)
-
-
-def test_a_copy_that_outlives_its_owner_does_not_keep_the_lock(app: Qd, program):
-    owner = program("""
-lock = app.lock("report", ttl=0.6, renew=True)
-lock.acquire()
-if os.fork() == 0:
-    print("copy", flush=True)
-    time.sleep(60)
-time.sleep(60)
-""")
-    eventually(lambda: owner.output == ["copy"], 20)
-    os.kill(owner.pid, signal.SIGKILL)
-    lock = app.lock("report", ttl=1)
-    assert lock.acquire(timeout=10)
-    lock.release()
-
-
-# -- outages
-
-
-def test_a_waiter_outlives_a_restart_of_the_server(tmp_path: Path):
-    with Server("--appendonly", "yes", "--appendfsync", "always") as own:
-        app = Qd(own.url)
-        lock = app.lock("report", ttl=60)
-        assert lock.acquire()
-        got: list[bool] = []
-        thread = in_thread(lambda: got.append(app.lock("report", ttl=60).acquire(timeout=30)))
-        waiting_on(own)
-        own.kill()
-        own.start()
-        waiting_on(own)
-        lock.release()
-        thread.join(20)
-        assert got == [True]
-
-
-def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
-    with Server() as own:
-        app = Qd(own.url)
-        lock = app.lock("report", ttl=60)
-        assert lock.acquire()
-        other = app.lock("report", ttl=60)
-        thread = in_thread(lambda: other.acquire(timeout=30))
-        waiting_on(own)
-        own.kill()
-        own.start()
-        thread.join(20)
-        assert other.held
-        assert other.token > lock.token
-        with pytest.raises(LockLost):
-            lock.release()
-        assert other.locked()
-
-
-def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout():
-    with Server() as own:
-        app = Qd(own.url)
-        lock, other = app.lock("report", ttl=60), app.lock("report", ttl=60)
-        assert lock.acquire()
-        told: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                other.acquire(timeout=1.5)
-            except ConnectionLost as error:
-                told.append(error)
-
-        thread = in_thread(wait)
-        waiting_on(own)
-        own.kill()
-        thread.join(20)
-        assert len(told) == 1
-        with pytest.raises(ConnectionLost):
-            app.lock("report", ttl=60).acquire()  # would wait without end
 
 
 # -- in a worker
