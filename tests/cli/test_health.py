@@ -288,6 +288,19 @@ def test_older_than_allowed(qd: Run, redis: Client) -> None:
     assert "queue 'mail': its oldest job waits for 3m 1" in text
 
 
+def test_a_scheduler_that_does_not_answer_or_is_missing(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING], schedulers=[{"slot": 7, "pid": 416, "state": "waiting"}], silent=[7])
+    kind, text = reason(qd)
+    assert (kind, "scheduler 7 (pid 416) stopped answering" in text) == ("silent-worker", True)
+    now = server_time(redis)
+    report(redis, workers=[WAITING], unscheduled=now - 2)  # one is on its way
+    assert reasons(qd) == []
+    report(redis, workers=[WAITING], unscheduled=now - 60)
+    kind, text = reason(qd)
+    assert kind == "scheduler"
+    assert "mail@app-1 (pid 411): no scheduler for 1m" in text
+
+
 def test_several_reasons_are_a_line_each(qd: Run, redis: Client) -> None:
     push(redis, age=192, count=4)
     report(redis, workers=[WAITING], silent=[0], stuck={"mail": server_time(redis) - 60})

@@ -68,6 +68,20 @@ def test_masters_and_what_each_worker_does(qd: Run, redis: Client) -> None:
     assert not [line for line in said if line[:1] == ["warn:"]]
 
 
+def test_what_each_scheduler_runs(qd: Run, redis: Client) -> None:
+    now = fill(redis)
+    facts = {"pid": 416, "state": "busy", "entries": 12, "runs": 3, "run": "backup", "since": now - 70}
+    idle = {"slot": 3, "pid": 417, "state": "waiting", "entries": 12, "runs": 0, "run": None, "since": None}
+    report(redis, schedulers=[{"slot": 2, "start": 7, **facts}])
+    report(redis, "T2", pool="schedule", pid=500, schedulers=[{"start": 8, **idle}], silent=[3], queues=[])
+    said = rows(done(qd("status")))
+    assert ["mail", "app-1", "416", "busy", "12", "backup", "and", "2", "more", "1m", "10s"] in said
+    assert ["schedule", "app-1", "417", "silent", "12", "-", "-"] in said
+    assert ["mail", "app-1", "411", "1h", "0", "0", "running", "1"] in said
+    found = document(qd("status", "--json"))["masters"]
+    assert [master["schedulers"] for master in found] == [[{"slot": 2, **facts}], [idle]]
+
+
 def test_the_document_for_programs(qd: Run, redis: Client) -> None:
     now = fill(redis)
     facts = report(redis, workers=[{"slot": 1, "pid": 415, "state": "busy", "job": "j", "queue": "mail", "since": now}])
