@@ -23,6 +23,7 @@ from qd.log import Log, Unblocked
 from qd.masks import mask_url
 from qd.master.loop import MOST, Master
 from qd.master.plan import Plan
+from qd.options import WorkOptions
 from qd.process import systemd
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
@@ -69,8 +70,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
-    ends_by_itself = work.once or work.stop_when_empty or work.stop_when_empty_for > 0
-    scheduled = work.only_schedule or not (work.no_schedule or ends_by_itself)
+    scheduled = runs_schedule(work)
 
     def ours(hands: Hands) -> Hands:
         return replace(hands, log=hands.log.tuned(work.log_format, work.log_level))
@@ -115,6 +115,12 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     )
 
 
+def runs_schedule(work: WorkOptions) -> bool:
+    """Whether a scheduler runs here when there are entries. (Not where the program ends by itself, nor at a breakpoint.)"""
+    ends_by_itself = work.once or work.stop_when_empty or work.stop_when_empty_for > 0
+    return work.only_schedule or not (work.no_schedule or ends_by_itself or not work.workers)
+
+
 def bodies(scheduled: bool) -> Serve:
     """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of it
     is of one release: behind a `current` link another one may stand by then."""
@@ -141,7 +147,7 @@ def announce(log: Log, settings: Settings, jobs: int, entries: int) -> None:
         queues=None if only else ",".join(work.queues),
         workers=work.workers,
         jobs=jobs,
-        schedule=entries or None,
+        schedule=(entries or None) if runs_schedule(work) else None,
     )
     if "ssl_cert_reqs=none" in (connection.url or ""):
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"

@@ -39,6 +39,9 @@ def welcome(to: str) -> str:
 @app.job("after")
 def after() -> None:
     Path("sent.txt").open("a").write("after\\n")
+
+
+app.schedule(after.bind(), every=0.1)
 """
 BY_PYTEST = '[tool.pytest.ini_options]\nqd_app = "shop.queue:app"\n'
 BY_QD = '[tool.qd]\napp = "shop.queue:app"\n'
@@ -217,6 +220,7 @@ def test_a_worker_beside_the_test(qd_worker):
         pass
     qd_worker.stop()
     assert "master.stopped" in qd_worker.log
+    assert "schedule=" not in qd_worker.log  # nothing runs because its time has come
 
 def test_one_that_is_not_stopped_is_stopped_by_the_fixture(qd_worker):
     qd_worker.start()

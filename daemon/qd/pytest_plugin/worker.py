@@ -104,7 +104,8 @@ class Worker:
         self._running.clear()
 
     def _work(self, *arguments: str) -> Held:
-        command = [sys.executable, "-m", "qd", "work", "--app", self._name, "-w", "1", *arguments]
+        alone = ["-w", "1", "--no-schedule"]  # what the clock says is no part of a test
+        command = [sys.executable, "-m", "qd", "work", "--app", self._name, *alone, *arguments]
         if self._settings.file is not None:
             command += ["--config", str(self._settings.file)]
         env = {**clean(os.environ), **environ_of(self._settings), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
