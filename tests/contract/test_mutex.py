@@ -116,7 +116,7 @@ def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: RedisStor
     answer = second.take(store, 30, stay=True)
     assert answer.by == "b"
     assert answer.left is not None
-    assert answer.left <= 1.5
+    assert answer.left <= 0.5
     eventually(lambda: second.take(store, 30, stay=True).token)
     assert second.give(store)
 

@@ -14,7 +14,7 @@ from qd.connectors.redis import keys
 from qd.store.base import Store
 
 THERE = 1.5  # seconds for which a waiter counts as there after it has asked; it asks three times as often
-GRANT = 1.5  # seconds that a waiter which was handed the lock has to come and get it
+GRANT = 0.5  # seconds that a waiter which was handed the lock has to come and get it; one that is late keeps its place
 KEPT = 3600.0  # seconds that the last token is remembered after its ttl: how far the server's clock may go back
 WOKEN = 3.0  # seconds that the token of a waiter waits for it
 
