@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from qd.cli.schedule.minute import minute_of
+from qd.cli.schedule.minute import AWAY, MINUTE, minute_of
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject, Project
@@ -263,6 +265,19 @@ app.schedule(lambda: note("after")).every_minute().name("after")
     second.signal(signal.SIGINT)
     assert second.wait(15) == 1
     assert "failed slow2: ended: its scheduler stops" in second.lines
+
+
+@pytest.mark.usefixtures("early")
+def test_a_server_that_is_away_to_the_end_of_the_minute_is_69(project: MakeProject) -> None:
+    """With a minute that is over."""
+    shop, _ = shop_of(project, 'app.schedule(report.using(connection="other").bind(7)).every_minute().name("job")\n')
+    shop.config(f'[connections.other]\nurl = "unix://{shop.root}/nobody.sock"\n')
+    over = f"from qd.cli.schedule import minute; minute.GRACE = -{MINUTE}; from qd.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", over, "schedule", "run", "--reason"], cwd=shop.root, env=shop.env(), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (69, f"skipped job: {AWAY}\n")
 
 
 def test_with_the_server_away_it_is_one_line(project: MakeProject) -> None:

@@ -25,6 +25,7 @@ from qd.cli.schedule.became import Became
 from qd.cli.schedule.heard import Heard
 from qd.cli.schedule.which import off
 from qd.errors import QdError
+from qd.process.exits import Exit
 from qd.process.signals import Mailbox
 from qd.store import schedule
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MINUTE = 60
 EARLY = 5.0  # seconds by which the server's clock may be behind that of cron: then its next minute is meant
 GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
+AWAY = "a server was away until the minute was over"
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -68,7 +70,7 @@ def run(reason: bool) -> int:
         became.close(taken_by(store, start))
     if common.given().json:
         output.document(became.document())
-    return 1 if became.failed else 0
+    return 1 if became.failed else Exit.UNAVAILABLE if became.stopped == AWAY else 0
 
 
 def minute_of(now: float) -> float:
@@ -123,7 +125,7 @@ class Minute:
 
     def _over(self) -> bool:
         if time.monotonic() > self._until and not self.turns.drained:
-            self._stop("the server was away")
+            self._stop(AWAY)
         # Of what was taken and could not be begun nothing is left to wait for then.
         return self.turns.idle or (self.turns.drained and not self.turns.runs.alive)
 
