@@ -62,9 +62,10 @@ class Lanes:
         for lane in self._lanes:
             lane.waiting.clear()
 
-    def step(self, reach: Reach) -> None:
+    def step(self, reach: Reach, claims: bool) -> None:
+        """Go on with what runs on this connection; without `claims` only what is taken is started."""
         for lane in [lane for lane in self._lanes if lane.reach is reach]:
-            while not lane.running and (lane.taken or lane.waiting) and reach.up:
+            while not lane.running and (lane.taken or (claims and lane.waiting)) and reach.up:
                 self._next(lane, reach)
         self._lanes = [lane for lane in self._lanes if not lane.empty]
 

@@ -154,7 +154,7 @@ class Scheduler:
 
     def _take(self, reach: Reach) -> None:
         for _ in range(ROUNDS):
-            self._lanes.step(reach)
+            self._lanes.step(reach, not self.paused)
             if self.paused or self.drained or not reach.up:
                 return
             found = reach.moments.pop(reach.now)
