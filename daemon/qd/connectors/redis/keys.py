@@ -39,7 +39,8 @@
 | qd:schedule:last        | hash   | entry -> JSON, how it last ran; a field an entry, schedulers take those of no entry   |
 | qd:schedule:skipped     | hash   | entry -> JSON, which tick was last passed over and why; as above                      |
 | qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at, until}; until `qd schedule resume`       |
-| qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed    |
+| qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed;   |
+|                         |        | `HOST ENTRY` for on_every_host                                                        |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
 """
 
