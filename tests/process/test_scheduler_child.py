@@ -252,6 +252,27 @@ def test_rolling_restart_takes_the_entries_of_the_new_code(project: MakeProject)
     work.stop()
 
 
+def test_after_a_rolling_restart_the_old_scheduler_stays_for_what_it_runs(project: MakeProject) -> None:
+    shop = project(jobs=LONG)
+    witness = Witness(shop)
+    shop.allowed.add("go")
+    work = scheduled(shop)
+    (begun,) = witness.wait("begin")
+    old = scheduler(work)
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded")
+    new = eventually(lambda: [s for s in work.children("qd: scheduler") if s.pid != old.pid], what="a new scheduler")
+    work.wait_line(rf"scheduler.{new[0].pid}. schedule.skipped entry=backup .*still running on")
+    assert old.is_running()
+    assert len(witness.starting("begin")) == 1
+    (shop.root / "go").touch()
+    eventually(lambda: not old.is_running(), what="an end of the old scheduler")
+    assert witness.starting("end")[0] == f"end {begun.split()[1]}"
+    witness.wait("begin", 2)
+    assert scheduler(work).pid == new[0].pid
+    work.stop()
+
+
 def test_stop_waits_for_what_runs(project: MakeProject) -> None:
     shop = project(jobs=LONG)
     witness = Witness(shop)
