@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,6 @@ JOBS = """
 @pytest.fixture
 def scheduled(qd: Run, configured: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`qd schedule WORDS` of an app with three entries."""
-    import textwrap
-
     (folder / "entries.py").write_text(textwrap.dedent(JOBS))
     configured('[qd]\napp = "entries:app"\n')
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -132,6 +132,61 @@ def test_the_list_tells_how_it_went_and_who_has_it(scheduled: Run, clean_redis: 
         ("outside of 8-17", rows[1]), ("overdue for ", rows[2])]:  # fmt: skip
         assert told in row
     assert "old" not in rows[0]  # it ran since
+
+
+OTHERS = """
+    from qd import Qd
+    app = Qd()
+
+    def tidy() -> None: ...
+
+    app.schedule(tidy).every_minute().on_every_host().without_overlapping().name("each")
+    app.schedule(tidy).every_minute().environments("moon", "mars").name("far")
+    app.schedule(tidy).hourly().mondays().between("8:00", "9:30").when(lambda: False).name("office")
+    app.schedule.shell("tar -cf", "a b").daily().name("shell")
+    app.schedule.qd("failed forget --older-than 30d").daily().name("qd")
+"""
+
+
+@pytest.fixture
+def others(scheduled: Run, folder: Path) -> Run:
+    """The same with other entries."""
+    (folder / "entries.py").write_text(textwrap.dedent(OTHERS))
+    return scheduled
+
+
+def test_the_list_tells_what_is_off_here(others: Run, clean_redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = [line for line in done(others("list")).splitlines() if line.startswith("far ")]
+    assert row.endswith("off here: only moon, mars, QD_ENV is not set")
+    monkeypatch.setenv("QD_ENV", "mars")
+    said = document(others("list", "--json"))
+    assert (said["environment"], entry(said, "far")["off"]) == ("mars", False)
+    monkeypatch.setenv("QD_ENV", "venus")
+    assert "off here: only moon, mars, QD_ENV is venus" in done(others("list"))
+    assert entry(document(others("list", "--json")), "far")["off"] is True
+
+
+def test_the_next_run_is_one_that_hours_and_days_let_through(others: Run, clean_redis: Client) -> None:
+    office = entry(document(others("list", "--json")), "office")
+    moment = datetime.fromisoformat(office["next"])
+    assert (moment.weekday(), moment.hour in (8, 9), moment.minute) == (0, True, 0)
+    assert len(office["filters"]) == 2
+
+
+def test_what_commands_do_is_told_as_they_are_typed(others: Run, clean_redis: Client) -> None:
+    said = document(others("list", "--json"))
+    assert entry(said, "shell")["what"] == "tar -cf 'a b'"
+    assert entry(said, "qd")["what"] == "qd failed forget --older-than 30d"
+
+
+def test_locks_of_an_entry_on_every_host_are_told_and_freed(others: Run, clean_redis: Client) -> None:
+    for host in ("app-1", "app-2"):
+        clean_redis.call("SET", f"qd:overlap:{host} each", json.dumps({"host": host, "pid": 7, "at": 1}))
+    clean_redis.call("SET", "qd:overlap:app-1 beach", "{}")  # another entry's
+    locks = entry(document(others("list", "--json")), "each")["locks"]
+    assert [lock["host"] for lock in locks] == ["app-1", "app-2"]
+    assert {one["host"] for one in document(others("clear-locks", "--json"))["freed"]} == {"app-1", "app-2"}
+    assert clean_redis.call("DEL", "qd:overlap:app-1 beach") == 1
 
 
 def test_with_the_server_away_it_shows_what_is_declared(scheduled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
