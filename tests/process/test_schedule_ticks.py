@@ -481,6 +481,27 @@ def test_a_server_that_is_away_is_said_once_and_all_goes_on_when_it_is_back(
         host.close()
 
 
+def test_a_server_that_is_full_is_said_once_for_all_entries(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    for n in range(3):
+        app.schedule(report.bind(n), every=0.2)
+    host = open_host()
+    host.turns(lambda: len(host.said("schedule.sent")) >= 3)
+    redis.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        host.turns(lambda: host.said("redis.away"))
+        until = time.monotonic() + 0.5
+        host.turns(lambda: time.monotonic() > until)
+    finally:
+        redis.call("CONFIG", "SET", "maxmemory", 0)
+    count = len(waiting(redis))
+    host.turns(lambda: len(waiting(redis)) > count + 3 and host.said("redis.back"))
+    assert [len(host.said(word)) for word in ("redis.away", "redis.back", "schedule.refused")] == [1, 1, 0]
+    told = [line.split(" late=")[0] for line in host.said("schedule.sent")]
+    assert len({line.split("at=")[1] + line.split("entry=")[1] for line in told}) == len(told) == len(waiting(redis))
+
+
 def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:

@@ -50,6 +50,7 @@ class Reach:
         self.begun = False
         self._look_at = self.rests_until = 0.0
         self._away_since: float | None = None
+        self._busy = False  # it answers, and takes nothing
         self._delay = 0.0
 
     # -- the clock
@@ -138,8 +139,11 @@ class Reach:
         except (ConnectionLost, ServerRefused) as error:
             self.lost(error)
             return None
-        if any(isinstance(answer.refused, ServerBusy) for answer in answers):
+        busy = next((answer.refused for answer in answers if isinstance(answer.refused, ServerBusy)), None)
+        self._busy = busy is not None
+        if busy is not None:
             self.queue.close()  # a replica by now: the name may lead elsewhere
+            self.lost(busy)
         if now := max([answer.now for answer in answers], default=0.0):
             self.heard(now)
         return answers
@@ -176,7 +180,7 @@ class Reach:
         self._look_at = 0.0
 
     def _back(self) -> None:
-        if self._away_since is not None:
+        if self._away_since is not None and not self._busy:
             after = time.monotonic() - self._away_since
             self._log.info("redis.back", connection=self.queue.settings.name, after=after)
             self._away_since = None

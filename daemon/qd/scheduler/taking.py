@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qd.connectors.base import Claimed
+from qd.errors import ServerBusy
 from qd.schedule import Entry
 from qd.scheduler.claims import Place, Tokens, Want, written
 from qd.scheduler.guard import Broke, Guard
@@ -110,6 +111,8 @@ class Taker:
             reach.saw(place, answer.found)
             self._forget_unsure(place, reach.now / 1000)
             return mine
+        elif isinstance(answer.refused, ServerBusy):
+            reach.moments.add(want.due.at, place)
         else:
             self._refuse(place, answer.refused)
             reach.moments.add(reach.now + AGAIN, place)
