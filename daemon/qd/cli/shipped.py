@@ -56,6 +56,8 @@ def patience(stop_timeout: float) -> int:
 
 SUPERVISORD_HEAD = """\
 ; qd under supervisord. Copy to /etc/supervisor/conf.d/{name}.conf, then: supervisorctl reread && supervisorctl update
+;
+; It runs the schedule too, each tick once over all programs and hosts; `qd schedule work` for `qd work` runs only that.
 """
 
 SUPERVISORD = """
@@ -110,6 +112,8 @@ SYSTEMD = """\
 # qd under systemd. Copy to /etc/systemd/system/{unit}, then: systemctl daemon-reload && systemctl enable --now {first}
 #
 #   systemctl reload {first}      new code, worker by worker, nothing stops
+#
+# It runs the schedule too, each tick once over all units and hosts. `qd schedule work` in place of `qd work` runs only that.
 
 [Unit]
 Description=qd workers of {name}{of_pool}
