@@ -243,6 +243,9 @@ class Master:
         self.notifier.stopping()
         if self.codes.coming is not None and not self.codes.coming.imported:
             self.codes.give_up()
+        self.board.set_header(
+            H.STOP_AT, self.stopping.deadline_ns
+        )  # first: whoever is told to leave reads how long it has
         for worker in self.children.workers.values():
             worker.drain()
 
