@@ -177,7 +177,7 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
     hanging = int(witness.wait("hangs")[0].split()[1])
     assert hanging == scheduler(stuck).pid
     for work, pid in ((stopped, first.pid), (stuck, hanging)):
-        work.wait_line(f"scheduler.silent .*pid={pid} ", 25)
+        work.wait_line(f"scheduler.silent .*pid={pid} ", 40)
         line = work.wait_line(f'scheduler.died .*pid={pid} how="signal 9 .SIGKILL." reason="stopped answering"')
         witness.wait(f"beat {scheduler(work, but=pid).pid}")
         assert work is stopped or "jobs.py" in "\n".join(work.lines[work.lines.index(line.string) :][:20])
@@ -213,12 +213,11 @@ def test_pause_and_resume(project: MakeProject) -> None:
     work.signal(signal.SIGUSR2)
     work.wait_line("master.paused")
     eventually(lambda: "paused" in titled(scheduler(work)), what="a paused scheduler")
-    there, told = len(witness.lines), len(work.matches("schedule.started"))
+    there = len(witness.lines)  # the title says so only when nothing runs
     old = scheduler(work)
     old.kill()  # the next one starts paused
     new = scheduler(work, but=old.pid)
     eventually(lambda: "paused" in titled(new), what="a paused scheduler")
-    assert len(work.matches("schedule.started")) == told
     assert len(witness.lines) == there
     work.signal(signal.SIGCONT)
     witness.wait("beat", there + 2)
