@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -468,6 +470,7 @@ def test_a_server_that_is_away_is_said_once_and_all_goes_on_when_it_is_back(
 ) -> None:
     app.schedule(report.bind(7), every=0.2)
     with Server() as own:
+        app.settings = load(code={"url": own.url}, environ={})
         host = Host(app, own)
         host.turns(lambda: host.said("schedule.sent"))
         own.kill()
@@ -514,6 +517,33 @@ def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
     assert "entry=bad" in line
     redis.call("DEL", "queues:broken")
     host.turns(lambda: waiting(redis, "broken"))
+
+
+def test_the_entries_of_one_server_go_on_while_another_hangs(
+    app: Qd, report: Any, redis: Client, server: Server, open_host: Open, tmp_path: Path
+) -> None:
+    with Server() as other:
+        text = f'[qd]\ndefault = "near"\n[connections.near]\nurl = "{server.url}"\n[connections.far]\nurl = "{other.url}"\n'
+        (tmp_path / "qd.toml").write_text(text)
+        app.settings = load(tmp_path / "qd.toml", environ={})
+        app.schedule(report.bind(1), every=0.2, name="near")
+        app.schedule(report.bind(2).using(connection="far"), every=0.2, name="far")
+        host = open_host()
+
+        def sent(name: str) -> int:
+            return sum(f"entry={name} " in line for line in host.said("schedule.sent"))
+
+        host.turns(lambda: sent("near") and sent("far"))
+        assert other.process is not None
+        os.kill(other.process.pid, signal.SIGSTOP)
+        host.turns(lambda: host.said("redis.away"))
+        near = sent("near")
+        host.turns(lambda: sent("near") > near + 15, 20)
+        assert all("connection=far" in line for line in host.said("redis.away"))
+        os.kill(other.process.pid, signal.SIGCONT)
+        far = sent("far")
+        host.turns(lambda: sent("far") > far, 15)
+        host.close()
 
 
 # -- since and until: `qd schedule run`

@@ -19,7 +19,8 @@ class Host:
 
     def __init__(self, app: Qd, server: Server, name: str = "web1", **more: Any) -> None:
         self.app, self.lines = app, list[str]()
-        app.settings = load(code={"url": server.url}, environ={})
+        if app._settings is None:
+            app.settings = load(code={"url": server.url}, environ={})
         log = Log("scheduler", write=lambda line: self.lines.append(line.decode().partition("] ")[2].strip()))
         entries = more.pop("entries", None) or app.schedule.entries()
         self.scheduler = Scheduler(app, app.settings, log, entries=entries, host=name, **more)

@@ -76,6 +76,8 @@ class Scheduler:
         self._swept, self._kept_at = False, 0.0
         for order, entry in enumerate(self._entries):
             self._place(order, entry)
+        for reach in self._reaches.values():
+            reach.shares = len(self._reaches) > 1
 
     def _reach(self, name: str) -> Reach:
         if name not in self._reaches:

@@ -24,6 +24,7 @@ from qd.store.schedule import FORGOTTEN, read_paused
 from qd.store.stamps import Pause, read_down
 
 PERIOD = 1.0  # seconds from look to look
+REST = 3.0  # times as long as a hanging server was waited for it is left alone, where there are others
 PATIENCE = 2.0  # seconds to connect, and for a reply
 
 
@@ -50,6 +51,8 @@ class Reach:
         self.begun = False
         self._look_at = self.rests_until = 0.0
         self._away_since: float | None = None
+        self._asked_at = 0.0
+        self.shares = False  # the loop has other servers to serve, which wait while this one is waited for
         self._busy = False  # it answers, and takes nothing
         self._delay = 0.0
 
@@ -67,7 +70,7 @@ class Reach:
 
     def look(self) -> bool:
         """Whether this server's ticks may be taken now: it answers, and its fields are known."""
-        at = time.monotonic()
+        at = self._asked_at = time.monotonic()
         if at < self.rests_until:
             return False
         if at >= self._look_at or not self.begun:
@@ -134,6 +137,7 @@ class Reach:
 
     def take(self, wants: Sequence[Want]) -> list[Claimed] | None:
         """None: the reply was lost, or the server is away; it is known later."""
+        self._asked_at = time.monotonic()
         try:
             answers = self.queue.ticks.take([want.claim for want in wants])
         except (ConnectionLost, ServerRefused) as error:
@@ -176,7 +180,8 @@ class Reach:
             self._away_since, self._delay = at, 0.05
             self._log.warning("redis.away", connection=self.queue.settings.name, error=str(error))
         self._delay = min(1.0, self._delay * 2)
-        self.rests_until = at + self._delay * random.uniform(0.5, 1.0)
+        rest = max(self._delay, REST * (at - self._asked_at)) if self.shares else self._delay
+        self.rests_until = at + rest * random.uniform(0.5, 1.0)
         self._look_at = 0.0
 
     def _back(self) -> None:
