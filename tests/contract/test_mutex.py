@@ -11,7 +11,7 @@ from qd.store.mutex import Lease, Mutex
 from qd.store.redis import RedisStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import Server, free_port
 
 # What stays for a while: the last token, and what a waiter that is gone was handed or woken by.
 pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake:*", "app_qd:mutex:{x}")
@@ -180,7 +180,8 @@ def test_all_keys_of_a_lock_go_by_themselves(store: RedisStore):
 
 
 def test_on_a_cluster_all_keys_of_a_lock_are_in_one_slot():
-    with Server("--cluster-enabled", "yes", "--appendonly", "no") as cluster:
+    bus = str(free_port())  # by itself it is 10,000 above the other, which may be none
+    with Server("--cluster-enabled", "yes", "--cluster-port", bus, "--appendonly", "no") as cluster:
         client = cluster.client()
         client.call("CLUSTER", "ADDSLOTS", *range(16384))
         eventually(lambda: b"cluster_state:ok" in client.call("CLUSTER", "INFO"), 20)
