@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from qd import Qd
 from tests.support.driven import Drive, Driven
 from tests.support.procs import Procs
 from tests.support.project import SOURCE, MakeProject, Project
+from tests.support.resp import Client
+from tests.support.scheduling import Host, Open
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
@@ -41,6 +44,30 @@ def app(server: Server) -> Iterator[Qd]:
     made = Qd(server.url)
     yield made
     made.connections.close_all()
+
+
+@pytest.fixture
+def open_host(app: Qd, server: Server, clean_redis: Client) -> Iterator[Open]:
+    """open_host(name=...): a scheduler of the app's entries on that host; ended at the end."""
+    opened: list[Host] = []
+
+    def make(name: str = "web1", **more: Any) -> Host:
+        opened.append(Host(more.pop("app", app), server, name, **more))
+        return opened[-1]
+
+    yield make
+    for host in opened:
+        host.close()
+
+
+@pytest.fixture
+def report(app: Qd) -> Any:
+    """A job of that app."""
+
+    @app.job("report")
+    def report(day: int) -> None: ...
+
+    return report
 
 
 @pytest.fixture

@@ -1,17 +1,24 @@
-"""A scheduler of a test's own, in its process: the test makes its turns, and its log lines are kept."""
+"""A scheduler of a test's own, in its process: the test makes its turns, and its log lines are kept. And how the store
+stands: what was sent, where the app's one entry is."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from qd import Qd
 from qd.config import load
 from qd.log import Log
+from qd.payload import Payload, read
+from qd.schedule import Entry
 from qd.scheduler.loop import Scheduler
 from tests.support.clock import eventually
+from tests.support.resp import Client
 from tests.support.server import Server
+
+HOUR = 3600.0
 
 
 class Host:
@@ -46,3 +53,52 @@ class Host:
         self.scheduler.end()
         self.scheduler.close()
         self.app.connections.close()
+
+
+Open = Callable[..., Host]
+
+
+def waiting(redis: Client, queue: str = "default") -> list[Payload]:
+    return [read(raw) for raw in redis.call("LRANGE", f"queues:{queue}", 0, -1)]
+
+
+def last_tick(redis: Client, app: Qd, ago: float, mark: str = "") -> None:
+    """The app's one entry had its last tick so many seconds ago."""
+    (entry,) = app.schedule.entries()
+    redis.call(
+        "HSET", place_of(entry), entry.name, f"{round((time.time() - ago) * 1000)} x {mark or entry.timing.mark}"
+    )
+
+
+def field(redis: Client, app: Qd) -> str:
+    """Where the app's one entry stands; "" if nobody has seen it."""
+    (entry,) = app.schedule.entries()
+    return str(redis.text("HGET", place_of(entry), entry.name) or "")
+
+
+def place_of(entry: Entry) -> str:
+    return "queues:default:ticks" if entry.kind == "job" else "qd:ticks"
+
+
+def moment_of(redis: Client, app: Qd) -> float:
+    """The last tick of the app's one entry, unix seconds."""
+    return int(field(redis, app).split()[0] or 0) / 1000
+
+
+class HalfAnHourAgo:
+    """Each hour; the last tick was half an hour ago."""
+
+    text = mark = "hourly"
+    zone = "UTC"
+
+    def __init__(self) -> None:
+        self.base = round(time.time() - HOUR / 2)
+
+    def next_after(self, at: float) -> float:
+        return self.base + ((at - self.base) // HOUR + 1) * HOUR
+
+
+def hourly(app: Qd) -> list[Entry]:
+    """The app's entries, so timed: a test that begins on the hour is no other."""
+    timing = HalfAnHourAgo()
+    return [replace(entry, timing=timing) for entry in app.schedule.entries()]
