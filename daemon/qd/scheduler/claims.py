@@ -11,32 +11,15 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from dataclasses import field as made
-from typing import NamedTuple
 
 from qd.bus.parcel import Parcel
 from qd.connectors.base import Claim, Outgoing
 from qd.schedule import Entry
 from qd.scheduler.moments import Due
+from qd.store.schedule import read_field
 
 AHEAD = 3_600_000  # ms: a field so far ahead was written by a wrong clock, and would hold its entry for ever
 LETTERS = 6
-
-
-class Field(NamedTuple):
-    at: int
-    token: str
-    mark: str
-
-
-def written(at: int, token: str, mark: str) -> bytes:
-    return f"{at} {token} {mark}".encode("utf-8", "surrogatepass")
-
-
-def read(raw: bytes) -> Field | None:
-    """None: nothing of ours."""
-    at, _, rest = raw.decode("utf-8", "replace").partition(" ")
-    token, _, mark = rest.partition(" ")
-    return Field(int(at), token, mark) if at.isdecimal() and len(at) < 16 else None
 
 
 class Tokens:
@@ -85,7 +68,7 @@ class Place:
 
     def saw(self, raw: bytes, now: int, late: int) -> str:
         """The field is this. Returns what is strange about it, in words."""
-        found = read(raw)
+        found = read_field(raw)
         self.lost = self.lost or bool(self.raw and not raw)
         self.raw = raw
         if found is None or found.at > now + AHEAD:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from qd.app import Qd
 from qd.config import Settings
 from qd.connectors.manager import open_queue
+from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.log import Log
@@ -91,7 +92,7 @@ class Scheduler:
 
     def _place(self, order: int, entry: Entry) -> None:
         connection, queue = self._jobs.home(entry) if entry.kind == "job" else (self._settings.control, "")
-        name = f"{self._host} {entry.name}" if entry.every_host else entry.name
+        name = keys.of_host(self._host, entry.name) if entry.every_host else entry.name
         timing = entry.timing
         self._reach(connection).places.append(Place(entry, queue, name, order, (type(timing).__name__, timing.mark)))
 

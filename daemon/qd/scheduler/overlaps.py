@@ -112,7 +112,7 @@ class Overlaps:
 
 def key_of(entry: Entry, host: str) -> str:
     """One for all hosts; of an entry on_every_host one for each."""
-    return keys.overlap(f"{host} {entry.name}" if entry.every_host else entry.name)
+    return keys.overlap(keys.of_host(host, entry.name) if entry.every_host else entry.name)
 
 
 def told(note: str) -> str:

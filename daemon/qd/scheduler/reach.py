@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from qd.connectors.base import Claimed
 from qd.connectors.redis import keys
@@ -17,11 +16,11 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Arg
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
-from qd.scheduler.claims import Place, Want, read
+from qd.scheduler.claims import Place, Want
 from qd.scheduler.moments import Moments, Reckoner
 from qd.store.redis import RedisStore
-from qd.store.schedule import FORGOTTEN, read_paused
-from qd.store.stamps import Pause, read_down
+from qd.store.schedule import FORGOTTEN, read_field, read_paused
+from qd.store.stamps import Pause, by_and_why, read_down
 
 PERIOD = 1.0  # seconds from look to look
 REST = 3.0  # times as long as a hanging server was waited for it is left alone, where there are others
@@ -101,7 +100,7 @@ class Reach:
     def _read(self, standing: Standing, flat: Sequence[bytes], down: bytes | None) -> None:
         fields = {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
         standing.pauses = read_paused(fields, self.now / 1000)
-        standing.down = "" if down is None or standing.force else said_of_down(read_down(down))
+        standing.down = "" if down is None or standing.force else f"maintenance mode{by_and_why(read_down(down))}"
 
     def _begin(self) -> None:
         """Read where each entry stands, and forget those that nobody declares any more."""
@@ -195,10 +194,5 @@ class Reach:
 
 
 def is_old(raw: bytes, oldest: float) -> bool:
-    found = read(raw)
+    found = read_field(raw)
     return found is not None and found.at < oldest
-
-
-def said_of_down(note: Any) -> str:
-    by = f" by {note.by}" if note.by else ""
-    return f"maintenance mode{by}{f': {note.reason}' if note.reason else ''}"

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from qd.connectors.base import Claimed
 from qd.errors import ServerBusy
 from qd.schedule import Entry
-from qd.scheduler.claims import Place, Tokens, Want, written
+from qd.scheduler.claims import Place, Tokens, Want
 from qd.scheduler.guard import Broke, Guard
 from qd.scheduler.jobs import Jobs
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.telling import Teller
-from qd.store.schedule import pause_of
+from qd.store.schedule import Field, pause_of, written_field
+from qd.store.stamps import by_and_why
 
 HOLDS = 30.0  # seconds that user code may hold up one tick: filters, hooks of the payload, listeners
 AGAIN = 1000  # ms until a claim that was refused is tried again
@@ -68,7 +69,7 @@ class Taker:
 
     def _make_ready(self, want: Want) -> None:
         place, due = want.place, want.due
-        want.after = written(due.at, self._tokens.next(), place.key[1])
+        want.after = written_field(Field(due.at, self._tokens.next(), place.key[1]))
         if not due.runs or not place.raw:
             return
         want.skip = self._why_not(place.entry, due.at / 1000)
@@ -83,7 +84,7 @@ class Taker:
     def _why_not(self, entry: Entry, tick: float) -> str:
         """Why this tick does not run, "" when it does."""
         if note := pause_of(self.standing.pauses, entry.name):
-            return f"paused{f' by {note.by}' if note.by else ''}{f': {note.reason}' if note.reason else ''}"
+            return f"paused{by_and_why(note)}"
         if not entry.in_maintenance and (self.standing.down or self.down):
             return self.standing.down or "maintenance mode"
         for each in entry.filters:

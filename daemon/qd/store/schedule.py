@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -131,14 +131,28 @@ def _read(raw: bytes) -> Last | None:
 
 def ticked(store: Store, key: str = keys.TICKS) -> dict[str, float]:
     """Field of a hash of claims -> unix seconds of the last tick that was decided."""
-    found = {name: _moment(raw) for name, raw in store.fields(key).items()}
-    return {name: at for name, at in found.items() if at is not None}
+    found = {name: read_field(raw) for name, raw in store.fields(key).items()}
+    return {name: field.at / 1000 for name, field in found.items() if field is not None}
 
 
-def _moment(raw: bytes) -> float | None:
-    """`<ms> <mark>`."""
-    first = raw.partition(b" ")[0]
-    return int(first) / 1000 if first.isdigit() else None
+class Field(NamedTuple):
+    """at: the last tick that was decided, unix ms; token: of the claim that did it; mark: of its entry's timing then."""
+
+    at: int
+    token: str
+    mark: str
+
+
+def written_field(field: Field) -> bytes:
+    """`<ms> <token> <mark>`."""
+    return f"{field.at} {field.token} {field.mark}".encode("utf-8", "surrogatepass")
+
+
+def read_field(raw: bytes) -> Field | None:
+    """None: nothing of ours."""
+    at, _, rest = raw.decode("utf-8", "replace").partition(" ")
+    token, _, mark = rest.partition(" ")
+    return Field(int(at), token, mark) if at.isdecimal() and len(at) < 16 else None
 
 
 # -- what nobody declares any more

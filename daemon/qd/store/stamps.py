@@ -48,6 +48,11 @@ class Down:
     allow: tuple[str, ...] = ()
 
 
+def by_and_why(note: Pause | Down) -> str:
+    """` by ana@app-1: db upgrade`, as far as it says so."""
+    return (f" by {note.by}" if note.by else "") + (f": {note.reason}" if note.reason else "")
+
+
 # -- restart
 
 

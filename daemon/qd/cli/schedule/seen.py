@@ -91,7 +91,7 @@ def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
     """Of fields `HOST ENTRY`: the newest tick that any host has decided."""
     found: dict[str, float] = {}
     for name, at in ticks.items():
-        _, _, entry = name.partition(" ")
+        entry = keys.entry_of_host(name)
         found[entry] = max(at, found.get(entry, 0.0))
     return found
 

@@ -91,7 +91,9 @@ def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
         return [keys.unique(sent.lock)] if sent.lock else []
     if not entry.alone or not entry.every_host:
         return [keys.overlap(entry.name)] if entry.alone else []
-    return [key for key in store.names(keys.overlap(""), LOOK) if key.endswith(f" {entry.name}")]
+    start = keys.overlap("")
+    found = store.names(start, LOOK)
+    return [key for key in found if keys.entry_of_host(key.removeprefix(start)) == entry.name]
 
 
 def where(found: Settings, sent: Sent | None) -> str:

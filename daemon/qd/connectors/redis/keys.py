@@ -107,6 +107,16 @@ def ticks(queue: str) -> str:
     return f"queues:{queue}:ticks"
 
 
+def of_host(host: str, entry: str) -> str:
+    """The name that an entry on_every_host has for one of them: a field of its ticks, the end of its overlap."""
+    return f"{host} {entry}"
+
+
+def entry_of_host(name: str) -> str:
+    """The entry that `of_host` was given. A host has no space in its name."""
+    return name.partition(" ")[2]
+
+
 def overlap(entry: str) -> str:
     return f"qd:overlap:{entry}"
 
