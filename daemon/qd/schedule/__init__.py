@@ -8,4 +8,5 @@ from qd.schedule.entry import Missed as Missed
 from qd.schedule.entry import QdTask as QdTask
 from qd.schedule.entry import ShellTask as ShellTask
 from qd.schedule.entry import Task as Task
+from qd.schedule.entry import meant_for as meant_for
 from qd.schedule.scheduled import Scheduled as Scheduled

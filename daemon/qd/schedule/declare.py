@@ -15,7 +15,7 @@ from qd.errors import ConfigError
 from qd.jobs import Call, JobFunction, Registry
 from qd.jobs.calls import caller
 from qd.schedule import tasks
-from qd.schedule.entry import Entry, JobTask, Task
+from qd.schedule.entry import Entry, JobTask, Task, meant_for
 from qd.schedule.fields import shown, wrong
 from qd.schedule.scheduled import Names, Scheduled, Words
 from qd.schedule.tasks import Parameter
@@ -78,6 +78,10 @@ class Schedule:
                     "with .name('nightly')",
                 )
         return tuple(found.values())
+
+    def here(self, environment: str) -> tuple[Entry, ...]:
+        """Those that run in this environment: Settings.env. Raises as entries."""
+        return meant_for(environment, self.entries())
 
     def __len__(self) -> int:
         """Those of the code."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -104,6 +104,11 @@ class Entry:
     def runs_in(self, environment: str) -> bool:
         """environment: Settings.env, what QD_ENV says. Without one, only the entries that name none run."""
         return not self.environments or environment in self.environments
+
+
+def meant_for(environment: str, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Those that run there, in their order."""
+    return tuple(entry for entry in entries if entry.runs_in(environment))
 
 
 KINDS: dict[type[object], str] = {JobTask: "job", CallTask: "call", ShellTask: "shell", QdTask: "qd"}

@@ -43,15 +43,10 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     between: called between two turns.
     """
     hands, stack_fd = boot.settled(hands, seat)
-    child = Child(app, settings, entries_of(app, settings), hands, seat, between)
+    child = Child(app, settings, app.schedule.here(settings.env), hands, seat, between)
     os.register_at_fork(after_in_child=child.slot.part)
     ready = partial(hands.voice.tell, "ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
     return child.run(ready)
-
-
-def entries_of(app: Qd, settings: Settings) -> list[Entry]:
-    """Those that run here."""
-    return [entry for entry in app.schedule.entries() if entry.runs_in(settings.env)]
 
 
 class Watched(Guard):

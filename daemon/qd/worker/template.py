@@ -31,7 +31,6 @@ from qd.process.exits import Exit
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
 from qd.process.talk import Inbox
-from qd.schedule import Entry
 from qd.units import did_you_mean
 from qd.worker import boot
 from qd.worker.settle import full, short
@@ -70,7 +69,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.settings = complete(app)
         app.load()
         app.settings = complete(app)
-        scheduled(app)  # what is wrong with one of them is told here
+        app.schedule.entries()  # what is wrong with one of them is told here
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
         return app
@@ -115,16 +114,11 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
         "imported",
         code=code,
         jobs=len(app.registry.names()),
-        entries=len(scheduled(app)),
+        entries=len(app.schedule.here(app.settings.env)),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,
         warnings=warnings,
     )
-
-
-def scheduled(app: Qd) -> list[Entry]:
-    """The entries of the schedule that run here. Raises DeclarationError."""
-    return [entry for entry in app.schedule.entries() if entry.runs_in(app.settings.env)]
 
 
 def watch_of(app: Qd, began: int) -> Watch | None:

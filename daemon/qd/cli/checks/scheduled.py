@@ -11,10 +11,11 @@ from qd.cli.commands_of import fault
 from qd.cli.notes import by_whom
 from qd.cli.output import duration
 from qd.cli.reasons import living
-from qd.cli.schedule.seen import Seen, next_of, overdue, read_ticks
-from qd.cli.schedule.which import off, sent, where
+from qd.cli.schedule.seen import Seen, by_connection, next_of, overdue, read_ticks
+from qd.cli.schedule.which import sent
 from qd.errors import DeclarationError
 from qd.process.exits import Exit
+from qd.schedule import meant_for
 from qd.schedule.fields import shown
 from qd.store import schedule
 
@@ -42,7 +43,7 @@ def check(app: Qd | None, settings: Settings, state: State | None) -> Iterator[F
 
 
 def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
-    here = [entry for entry in entries if not off(entry, settings)]
+    here = meant_for(settings.env, entries)
     seen = read(app, settings, here)
     found = [*faults(here, settings), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
@@ -63,8 +64,7 @@ def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
     seen = Seen(store.now())
     seen.paused = schedule.paused(store, seen.now)
     places = {entry.name: sent(app, entry) for entry in entries}
-    for name in dict.fromkeys(where(settings, place) for place in places.values()):
-        there = [entry for entry in entries if where(settings, places[entry.name]) == name]
+    for name, there in by_connection(settings, entries, places).items():
         read_ticks(seen, common.store(settings, name), there, places)
     return seen
 

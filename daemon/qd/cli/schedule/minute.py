@@ -23,10 +23,10 @@ from qd.cli.apps import app
 from qd.cli.maintenance import laravels
 from qd.cli.schedule.became import Became
 from qd.cli.schedule.heard import Heard
-from qd.cli.schedule.which import off
 from qd.errors import QdError
 from qd.process.exits import Exit
 from qd.process.signals import Mailbox
+from qd.schedule import meant_for
 from qd.store import schedule
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(reason: bool) -> int:
     now = store.now()
     start = minute_of(now)
     became = Became(found, entries, start, speaks=not common.given().json, reasons=reason)
-    here = tuple(entry for entry in entries if not off(entry, found))
+    here = meant_for(found.env, entries)
     if here:
         from qd.scheduler.loop import Scheduler  # the command line starts without it
 

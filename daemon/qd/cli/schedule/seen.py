@@ -52,9 +52,7 @@ def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> Seen:
     """Never raises for a server that is away."""
     seen = Seen(time.time())
     places = {entry.name: sent(app, entry) for entry in entries}
-    names = dict.fromkeys([found.control, *(where(found, place) for place in places.values())])
-    for name in names:
-        there = [entry for entry in entries if where(found, places[entry.name]) == name]
+    for name, there in by_connection(found, entries, places).items():
         try:
             store = common.store(found, name)
             if name == found.control:
@@ -64,6 +62,14 @@ def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> Seen:
         except ConnectionLost as error:
             seen.away[name] = str(error)
     return seen
+
+
+def by_connection(found: Settings, entries: Sequence[Entry], places: dict[str, Sent | None]) -> dict[str, list[Entry]]:
+    """Where what is known of them stands; the control connection first, also when there is none of them."""
+    there: dict[str, list[Entry]] = {found.control: []}
+    for entry in entries:
+        there.setdefault(where(found, places[entry.name]), []).append(entry)
+    return there
 
 
 def read_notes(seen: Seen, store: Store) -> None:

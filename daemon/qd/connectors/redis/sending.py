@@ -109,19 +109,28 @@ def later(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[in
 def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
     locks, args = [], list[Arg]()
     for place in places:
-        job = jobs[place]
-        locks.append(keys.unique(job.lock))
-        args += (job.owner, max(1, round(1000 * (job.delay + job.hold))), job.delay, job.payload)
+        locks.append(keys.unique(jobs[place].lock))
+        args += single_words(jobs[place])
     return call("unique", named(keys.ready(queue), keys.delayed(queue), keys.notify(queue), *locks), args, places)
 
 
 def keyed(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
     args = list[Arg]()
     for place in places:
-        issue, _, name = jobs[place].key.partition(" ")
-        args += (name, issue, jobs[place].delay, jobs[place].payload)
+        args += keyed_words(jobs[place])
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
     return call("keyed_send", named(*[kind(queue) for kind in kinds]), args, places)
+
+
+def single_words(job: Outgoing) -> tuple[Arg, ...]:
+    """As put_single (single.lua) reads them: owner, ms it holds the lock, delay in s, payload."""
+    return job.owner, max(1, round(1000 * (job.delay + job.hold))), job.delay, job.payload
+
+
+def keyed_words(job: Outgoing) -> tuple[Arg, ...]:
+    """As add (keyed.lua) reads them: name, issue, delay in s, payload."""
+    issue, _, name = job.key.partition(" ")
+    return name, issue, job.delay, job.payload
 
 
 KINDS = {"push": push, "later": later, "unique": unique, "keyed": keyed}

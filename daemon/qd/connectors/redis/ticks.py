@@ -15,7 +15,7 @@ import hiredis
 from qd.connectors.base import Claim, Claimed, Outgoing
 from qd.connectors.redis import keys
 from qd.connectors.redis.scripts import script
-from qd.connectors.redis.sending import Call, each_reply
+from qd.connectors.redis.sending import Call, each_reply, keyed_words, single_words
 from qd.connectors.redis.wire import Arg, Wire, classified, packed
 from qd.errors import ConnectionLost
 
@@ -100,8 +100,7 @@ def words_of(job: Outgoing | None) -> tuple[Arg, ...]:
     if job is None:
         return ("none",)
     if job.key:
-        issue, _, name = job.key.partition(" ")
-        return ("keyed", name, issue, job.delay, job.payload)
+        return ("keyed", *keyed_words(job))
     if job.lock:
-        return ("single", job.owner, max(1, round(1000 * (job.delay + job.hold))), job.delay, job.payload)
+        return ("single", *single_words(job))
     return ("push", job.delay or 0, job.payload)
