@@ -5,7 +5,6 @@ Laravel's own maintenance mode is never written here: it takes a web site away, 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import asdict
@@ -119,7 +118,7 @@ def up() -> None:
 def laravels(found: Settings) -> str:
     """The file or key of Laravel that holds this host, where [laravel] says that it counts. "": none; or nobody knows."""
     held = found.laravel
-    if held is not None and held.down_file and os.path.exists(held.down_file):
+    if held is not None and held.down_file and of_file(held.down_file):
         return held.down_file
     if held is None or not held.down:
         return ""
@@ -128,6 +127,14 @@ def laravels(found: Settings) -> str:
     except (ConnectionLost, ServerRefused) as error:
         output.note(f"Laravel's cache is away, and nobody knows whether it is down: {error}")
         return ""
+
+
+def of_file(path: str) -> bool:
+    """Not obeyed where it cannot be looked for, as by `qd work`, and that is said."""
+    there, why = laravel.down_file(path)
+    if why:
+        output.note(output.clean(f"Laravel's down_file {path} is not obeyed until it can be looked for: {why}"))
+    return there
 
 
 def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:

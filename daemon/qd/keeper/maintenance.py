@@ -6,12 +6,12 @@ Laravel's holds every queue: it knows no --allow.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from qd.log import Log
 from qd.process import allowed
 from qd.process.scoreboard import Scoreboard
+from qd.store.laravel import down_file
 from qd.store.stamps import Down, read_down
 
 if TYPE_CHECKING:
@@ -27,23 +27,13 @@ class DownFile:
         self._told = ""
 
     def exists(self) -> bool:
-        found, why = self._look()
+        found, why = down_file(self.path)
         if why and why != self._told:
             self.log.warning(
                 "laravel.down_file", path=self.path, error=why, way="not obeyed until it can be looked for"
             )
         self._told = why
         return found
-
-    def _look(self) -> tuple[bool, str]:
-        try:
-            os.stat(self.path)
-        except FileNotFoundError:
-            there = os.path.isdir(os.path.dirname(self.path))
-            return False, "" if there else "its folder does not exist"
-        except (OSError, ValueError) as error:
-            return False, str(getattr(error, "strerror", None) or error)
-        return True, ""
 
 
 class Maintenance:

@@ -1,24 +1,33 @@
-"""Calls that block, for coroutines: in a thread, and never left behind half-way by a task that is cancelled."""
+"""Calls that block, for coroutines: in a thread, and never left behind half-way by a task that is cancelled.
+
+Who awaits has loaded asyncio; who does not need not.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
 
 def shared(body: Callable[[], T]) -> asyncio.Future[T]:
     """A short call, in one of the threads that all share."""
+    import asyncio
+
     return asyncio.get_running_loop().run_in_executor(None, body)
 
 
-def alone(body: Callable[[], T]) -> asyncio.Future[T]:
+def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
     """A call that may last long, in a thread of its own: those that all share stay free for who gives a lock back."""
+    import asyncio
+    from concurrent.futures import Future
+
     future: Future[T] = Future()
 
     def run() -> None:
@@ -34,6 +43,8 @@ def alone(body: Callable[[], T]) -> asyncio.Future[T]:
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lambda: None) -> T:
     """Its result. Cancelled meanwhile: `cancel` is called, and the end of the call waited for still, before that is
     raised."""
+    import asyncio
+
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -43,3 +54,8 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lamb
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         raise
+
+
+async def aside(body: Callable[[], T]) -> T:
+    """What a short call returns, whose end is waited for in any case."""
+    return await settled(shared(body))

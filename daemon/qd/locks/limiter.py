@@ -11,6 +11,7 @@ from qd.bus.common import Limit
 from qd.connectors.manager import Connections
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs import Span
+from qd.locks.aside import aside
 from qd.locks.places import Place, checked_name, checked_timeout, new_owner
 from qd.locks.waiting import COURTESY, Patience
 from qd.store.rates import Answer, Rate
@@ -32,11 +33,11 @@ class Limiter:
 
         Raises ConnectionLost when no server is reached, and when it stays away.
         """
-        turn = Turn(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
-        while (pause := turn.ask()) is not None:
+        start = Start(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
+        while (pause := start.ask()) is not None:
             if not pause:
                 return True
-            turn.sleep(pause)
+            start.sleep(pause)
         return False
 
     def try_acquire(self) -> bool:
@@ -60,16 +61,14 @@ class Limiter:
         """As acquire; the event loop goes on meanwhile."""
         import asyncio  # who awaits has loaded it; who does not need not
 
-        from qd.locks.aside import settled, shared
-
-        turn = Turn(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
+        start = Start(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
         try:
-            while (pause := await settled(shared(turn.ask))) is not None:
+            while (pause := await aside(start.ask)) is not None:
                 if not pause:
                     return True
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
-            await settled(shared(turn.leave))
+            await aside(start.leave)
             raise
         return False
 
@@ -88,7 +87,7 @@ class Limiter:
         return f"<limiter '{self.name}' {self.limit.most} per {self.limit.per:g} s>"
 
 
-class Turn:
+class Start:
     """One who waits for its start."""
 
     def __init__(self, place: Place, rate: Rate, timeout: float | None) -> None:
@@ -119,7 +118,7 @@ class Turn:
             raise
 
     def sleep(self, seconds: float) -> None:
-        """Whatever ends it gives the turn away."""
+        """Whatever ends it gives its place away."""
         try:
             time.sleep(seconds)
         except BaseException:

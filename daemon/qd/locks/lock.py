@@ -21,6 +21,7 @@ from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, Se
 from qd.events import Listeners
 from qd.events import LockLost as LostEvent
 from qd.jobs import Span
+from qd.locks.aside import aside, own_thread, settled, shared
 from qd.locks.hold import Hold, log
 from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner
 from qd.locks.renewal import renewals
@@ -219,27 +220,23 @@ class Lock:
         return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
 
     async def _aacquire(self, seconds: float | None) -> bool:
-        from qd.locks.aside import alone, shared  # who awaits has loaded asyncio; who does not need not
-
         if await self._awaited(shared(lambda: self._acquire(0.0, None)), lambda: None):
             return True
         if seconds is not None and seconds <= 0:
             return False
         cancel = Cancel()
         try:
-            return await self._awaited(alone(lambda: self._acquire(seconds, cancel)), cancel.tell)
+            return await self._awaited(own_thread(lambda: self._acquire(seconds, cancel)), cancel.tell)
         finally:
             cancel.close()
 
     async def _awaited(self, future: asyncio.Future[bool], cancel: Callable[[], object]) -> bool:
         """Whether it was taken. Cancelled: not, whatever the thread has done until then."""
-        from qd.locks.aside import settled, shared
-
         try:
             return await settled(future, cancel)
         except BaseException:
             if future.exception() is None and future.result():
-                await settled(shared(self._undo))
+                await aside(self._undo)
             raise
 
     def _undo(self) -> None:
@@ -251,21 +248,15 @@ class Lock:
 
     async def arelease(self) -> None:
         """As release."""
-        from qd.locks.aside import settled, shared
-
-        await settled(shared(self.release))
+        await aside(self.release)
 
     async def aextend(self, seconds: Span | None = None) -> None:
         """As extend."""
-        from qd.locks.aside import settled, shared
-
-        await settled(shared(lambda: self.extend(seconds)))
+        await aside(lambda: self.extend(seconds))
 
     async def aowner(self) -> Owner | None:
         """As owner."""
-        from qd.locks.aside import settled, shared
-
-        return await settled(shared(self.owner))
+        return await aside(self.owner)
 
     async def __aenter__(self) -> Lock:
         if not await self._aacquire(self._timeout):
@@ -273,9 +264,7 @@ class Lock:
         return self
 
     async def __aexit__(self, *about: Any) -> None:
-        from qd.locks.aside import settled, shared
-
-        await settled(shared(lambda: self.__exit__(*about)))
+        await aside(lambda: self.__exit__(*about))
 
     def __repr__(self) -> str:
         return f"<lock '{self.name}'{' held' if self.held else ''}>"

@@ -6,6 +6,8 @@ The store is the cache's Redis, its prefix the cache's (`cache_prefix`). Names a
 
 from __future__ import annotations
 
+import os
+
 from qd.store.base import Store
 
 RESTART = "illuminate:queue:restart"
@@ -50,6 +52,17 @@ def resume_all(store: Store) -> bool:
 def down(store: Store) -> bool:
     """Whether `php artisan down` is on, where it is kept in the cache."""
     return truthy(store.get(DOWN)[0])
+
+
+def down_file(path: str) -> tuple[bool, str]:
+    """Whether the file that `php artisan down` makes exists, and why nobody knows, "" when that is known."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False, "" if os.path.isdir(os.path.dirname(path)) else "its folder does not exist"
+    except (OSError, ValueError) as error:
+        return False, str(getattr(error, "strerror", None) or error)
+    return True, ""
 
 
 def truthy(value: bytes | None) -> bool:
