@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
 import time
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +15,8 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.deployed import push
 from tests.support.keepers import seconds_later
-from tests.support.procs import Procs, titled
+from tests.support.peers import program
+from tests.support.procs import QD, Procs, titled
 from tests.support.project import MakeProject, Project, idle
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -20,14 +24,14 @@ from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "maintenance.md"
 HELD = (
     JOBS
     + """
 @app.job("held")
-def held() -> None:
+def held_job() -> None:
     note("start")
-    while not Path("go").exists():
-        time.sleep(0.01)
+    held()
     note("end")
 """
 )
@@ -37,10 +41,10 @@ def is_down(work: Procs) -> bool:
     return titled(psutil.Process(work.pid)).endswith(", down")
 
 
-def all_down(*programs: Procs) -> None:
+def all_down(*works: Procs) -> None:
     """Until each of them knows. The promise is 2 s; a loaded machine may take longer to show it."""
-    for program in programs:
-        eventually(partial(is_down, program), 10, what="a master that shows down")
+    for work in works:
+        eventually(partial(is_down, work), 10, what="a master that shows down")
 
 
 def done(shop: Project, *words: str) -> str:
@@ -385,3 +389,44 @@ def test_the_file_is_looked_for_below_the_folder_of_the_configuration(project: M
     (shop.root / "down").unlink()
     shop.work("-w", "1", "--once").ends_clean()
     assert len(witness.lines) == 1
+
+
+# -- waiting for the end of what runs
+
+
+BACKUP = """
+def backup() -> None:
+    note("begin")
+    held()
+
+app.schedule(backup, every=0.2).without_overlapping()
+"""
+
+
+@pytest.mark.leaves("qd:ticks", "qd:schedule:*", "qd:overlap:*")
+def test_the_line_that_waits_until_nothing_runs_waits_for_a_run_of_the_schedule(
+    project: MakeProject, redis: Client
+) -> None:
+    """As it stands in the docs, one look of it."""
+    program("jq")
+    (line,) = re.findall(r"until (qd status --json \| jq -e '.*' > /dev/null); do", PAGE.read_text())
+
+    def nothing_runs(shop: Project) -> bool:
+        command = ["sh", "-c", line.replace("qd ", " ".join(QD) + " ", 1)]
+        ran = subprocess.run(command, cwd=shop.root, env=shop.env(), check=False)
+        return {0: True, 1: False}[ran.returncode]
+
+    shop = project(HELD + BACKUP)
+    shop.allowed |= {"go", "witness"}
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    witness.wait("begin")
+    assert not nothing_runs(shop)  # no maintenance yet
+    done(shop, "down")
+    all_down(work)
+    seconds_later(redis, 1.5)
+    assert not nothing_runs(shop)
+    (shop.root / "go").touch()
+    eventually(lambda: nothing_runs(shop), 10, every=0.2)
+    done(shop, "up")
+    work.stop()

@@ -16,6 +16,7 @@ from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject, Project
 from tests.support.resp import Client
+from tests.support.witness import JOBS as NOTING
 from tests.support.witness import Witness
 
 pytestmark = [
@@ -23,20 +24,13 @@ pytestmark = [
     pytest.mark.leaves("qd:ticks", "qd:schedule:*", "queues:*", "qd:unique:*"),
 ]
 
-JOBS = """
-import os, sys, time
-from pathlib import Path
-from qd import Qd
-
-app = Qd()
-
-def note(*words):
-    with open("witness", "a") as file:
-        file.write(" ".join(map(str, words)) + "\\n")
-
+JOBS = (
+    NOTING
+    + """
 @app.job("report", queue="reports")
 def report(month: int) -> None: ...
 """
+)
 
 EACH_KIND = """
 app.schedule(report.bind(7)).every_minute().name("job")
@@ -242,9 +236,7 @@ def test_term_lets_it_finish_and_a_second_one_ends_it(project: MakeProject) -> N
     entries = """
 def slow():
     note("begun")
-    until = time.monotonic() + 60
-    while not Path("go").exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    held()
     note("ended")
 
 app.schedule(slow).every_minute().name("slow")

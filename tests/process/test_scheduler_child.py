@@ -38,8 +38,7 @@ import subprocess, sys
 
 def backup():
     note("begin", os.getpid(), subprocess.Popen(["sleep", "1000"]).pid)
-    while not Path("go").exists():
-        time.sleep(0.01)
+    held()
     note("end", os.getpid())
 
 app.schedule(backup, every=1, name="backup").without_overlapping()
@@ -183,6 +182,16 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
         assert work is stopped or "jobs.py" in "\n".join(work.lines[work.lines.index(line.string) :][:20])
     for work in (stopped, stuck):
         work.stop()
+
+
+def test_with_no_respawn_its_death_is_the_end_and_told_as_its_own(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    witness = Witness(shop)
+    work = scheduled(shop, "--no-respawn")
+    witness.wait("beat")
+    scheduler(work).kill()
+    work.ends_clean(code=1)
+    assert work.matches('master.stopping reason="no respawn: a scheduler left with signal 9')
 
 
 @pytest.mark.leaves("qd:masters")

@@ -1,4 +1,5 @@
-"""Jobs that write down what they do into a file outside Redis, and reading it back."""
+"""Jobs that write down what they do into a file outside Redis, and reading it back. `held()` is for jobs and runs that last
+until the test makes the file `go`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,11 @@ def note(*words):
     fd = os.open("witness", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
     os.close(fd)
+
+def held():
+    end = time.monotonic() + 60
+    while not Path("go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 @app.job("quick")
 def quick(n: int = 0) -> None:

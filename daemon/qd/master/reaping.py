@@ -89,7 +89,7 @@ class Reaping:
             master.stop("once", Exit.OK)
         elif not master.plan.respawn:
             leaves_with = Exit.MEMORY if death.exit_code == Exit.MEMORY else Exit.BUG if death.verdict else Exit.OK
-            master.stop(f"no respawn: a worker left with {told(death.status)}", leaves_with)
+            master.stop(f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)
         if death.jobs:
             boots.worked(death.worker)  # between two looks, it may be
         if master.stopping is None and death.fell_idle:
