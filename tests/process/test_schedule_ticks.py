@@ -13,6 +13,8 @@ from qd import Qd
 from qd.events import JobQueued, JobQueueing, ScheduledTaskFinished, ScheduledTaskSkipped, ScheduledTaskStarting
 from qd.schedule import Entry
 from qd.scheduler.guard import Guard
+from qd.scheduler.lanes import ABREAST
+from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Open, field, hourly, last_tick, moment_of, waiting
 
@@ -95,6 +97,70 @@ def test_functions_of_one_moment_run_one_after_the_other_and_background_ones_bes
     host.turns(lambda: len(host.said("schedule.done")) == 4)
     order = (tmp_path / "order").read_text().replace("+z", "").replace("-z", "")
     assert order == "+a-a+b-b+c-c"
+
+
+def test_nobody_stands_in_line_for_longer_than_until_its_own_next_tick(
+    app: Qd, redis: Client, open_host: Open, tmp_path: Path
+) -> None:
+    def backup() -> None:
+        eventually((tmp_path / "go").exists, 30)
+
+    app.schedule(backup, every=1, name="backup").without_overlapping()
+    app.schedule(lambda: None, every=0.5, name="beat")
+    host = open_host()
+
+    def told(word: str, entry: str) -> list[str]:
+        return [line for line in host.said(word) if f"entry={entry} " in line]
+
+    host.turns(lambda: told("schedule.started", "backup"))
+    host.turns(lambda: len(told("schedule.done", "beat")) >= 4)
+    assert not told("schedule.done", "backup")
+    (tmp_path / "go").touch()
+    host.turns(lambda: told("schedule.done", "backup"))
+    ticks = [line.split("at=")[1].split("Z")[0] for line in told("schedule.started", "beat")]
+    assert ticks == sorted(set(ticks))
+
+
+def test_a_pause_changes_nothing_for_an_entry_whose_runs_overlap(app: Qd, open_host: Open, tmp_path: Path) -> None:
+    """What is late starts although runs before it live: else it would stay late for ever."""
+    app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=0.5, name="long")
+    host = open_host()
+    host.turns(lambda: len(host.said("schedule.started")) == 2)
+    host.scheduler.paused = True
+    until = time.time() + 1.5
+    host.turns(lambda: time.time() > until)
+    assert len(host.said("schedule.started")) == 2
+    host.scheduler.paused = False
+    host.turns(lambda: len(host.said("schedule.started")) >= 7)
+    assert not host.said("schedule.done")
+    (tmp_path / "go").touch()
+    host.turns(lambda: len(host.said("schedule.done")) >= 7)
+
+
+def test_runs_of_one_entry_catch_up_some_at_a_time(app: Qd, redis: Client, open_host: Open, tmp_path: Path) -> None:
+    app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=1, name="f")
+    redis.call("HSET", "qd:ticks", "f", f"{round((time.time() - 30) * 1000)} x e1")
+    host = open_host()
+    host.turns(lambda: len(host.said("schedule.started")) >= ABREAST)
+    until = time.time() + 0.5
+    host.turns(lambda: time.time() > until)
+    assert host.scheduler.runs.alive == ABREAST
+    (tmp_path / "go").touch()
+    host.turns(lambda: len(host.said("schedule.done")) >= 30)
+
+
+def test_missed_runs_of_one_entry_catch_up_one_after_the_other(app: Qd, redis: Client, open_host: Open) -> None:
+    app.schedule(lambda: None, every=HOUR, name="f", missed="all")
+    redis.call("HSET", "qd:ticks", "f", f"{round((time.time() - 5 * HOUR) * 1000)} x hourly")
+    host, most = open_host(entries=hourly(app)), 0
+
+    def over() -> bool:
+        nonlocal most
+        most = max(most, host.scheduler.runs.alive)
+        return len(host.said("schedule.done")) == 5
+
+    host.turns(over)
+    assert most == 1
 
 
 # -- missed

@@ -1,7 +1,14 @@
-"""Runs of one moment, one after the other. Each is claimed when its turn comes, and started at once."""
+"""Which runs wait for which. Each is claimed when its turn comes, and started at once.
+
+line      the runs of one moment, one after the other, in the order of their declaration. Nobody stands in it for longer
+          than until the next tick of its own entry: then it starts beside the others
+behind    whose next tick has come, too, waits while many such runs of its entry are alive: after an outage an entry of
+          every second is no thousand processes
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +20,19 @@ from qd.scheduler.reach import Reach
 from qd.scheduler.runs import Ended, Runs
 from qd.scheduler.taking import Taker
 
-LATE = 1000  # ms
+ABREAST = 8  # such runs of one entry at a time; of ticks that were missed there is one
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """taken: claimed, and not started yet."""
+    """taken: claimed, and not started yet. running: name of the entry, tick in seconds. late: the entry whose run this is,
+    which had stood behind; "" for others."""
 
     reach: Reach
     waiting: deque[tuple[Place, Due]] = field(default_factory=deque)
     taken: Want | None = None
     running: tuple[str, float] | None = None
+    late: str = ""
 
     @property
     def empty(self) -> bool:
@@ -34,24 +43,39 @@ class Lanes:
     def __init__(self, runs: Runs, taker: Taker, owner: str) -> None:
         self._runs, self._taker, self._owner = runs, taker, owner
         self._lanes: list[Lane] = []
+        self._behind: list[tuple[Reach, Place, Due]] = []  # one of an entry: it is planned anew once this is taken
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        """How many have something to run, or something that runs."""
+        return sum(not lane.empty for lane in self._lanes) + len(self._behind)
 
     def add(self, reach: Reach, waiting: Sequence[tuple[Place, Due]]) -> None:
-        """A lane of their own; but what is late waits for the run before of the same entry: a thousand missed ticks are no
-        thousand processes."""
-        own = deque[tuple[Place, Due]]()
-        for place, due in waiting:
-            lane = self._of(place) if reach.now - due.at > LATE else None
-            (own if lane is None else lane.waiting).append((place, due))
-        if own:
-            self._lanes.append(Lane(reach, own))
+        """Runs of one moment. Where an entry still catches up, the one in time is behind, too."""
+        late = {lane.late for lane in self._lanes}
+        line = deque([waits for waits in waiting if waits[0].entry.name not in late])
+        self._behind += [(reach, *waits) for waits in waiting if waits[0].entry.name in late]
+        if line:
+            self._lanes.append(Lane(reach, line))
 
-    def _of(self, place: Place) -> Lane | None:
-        """The one where a run of the same entry lives."""
-        name = place.entry.name
-        return next((lane for lane in self._lanes if lane.running and lane.running[0] == name), None)
+    def wants(self, reach: Reach) -> float:
+        """Seconds until somebody leaves a line of this connection's."""
+        lines = [lane.waiting for lane in self._lanes if lane.reach is reach]
+        leave = min([leaves(reach, *waits) for line in lines for waits in line], default=math.inf)
+        return max(0.0, (leave - reach.now) / 1000)
+
+    def _out_of_line(self, reach: Reach) -> None:
+        for lane in [lane for lane in self._lanes if lane.reach is reach and lane.waiting]:
+            for waits in [waits for waits in lane.waiting if leaves(reach, *waits) <= reach.now]:
+                lane.waiting.remove(waits)
+                self._behind.append((reach, *waits))
+
+    def _catch_up(self, reach: Reach) -> None:
+        for late in [late for late in self._behind if late[0] is reach]:
+            _, place, due = late
+            most = 1 if reach.now - due.at > reach.late else ABREAST
+            if sum(lane.late == place.entry.name for lane in self._lanes) < most:
+                self._behind.remove(late)
+                self._lanes.append(Lane(reach, deque([(place, due)]), late=place.entry.name))
 
     def run(self, reach: Reach, want: Want) -> None:
         """What is taken already."""
@@ -59,11 +83,15 @@ class Lanes:
 
     def drain(self) -> None:
         """What was not claimed yet is left to others."""
+        self._behind.clear()
         for lane in self._lanes:
             lane.waiting.clear()
 
     def step(self, reach: Reach, claims: bool) -> None:
         """Go on with what runs on this connection; without `claims` only what is taken is started."""
+        if claims:
+            self._out_of_line(reach)
+            self._catch_up(reach)
         for lane in [lane for lane in self._lanes if lane.reach is reach]:
             while not lane.running and (lane.taken or (claims and lane.waiting)) and reach.up:
                 self._next(lane, reach)
@@ -93,3 +121,9 @@ class Lanes:
         for lane in self._lanes:
             if lane.running == (ended.entry.name, ended.tick):
                 lane.running = None
+
+
+def leaves(reach: Reach, place: Place, due: Due) -> float:
+    """The ms at which it stands in line no more; infinite where its entry never comes again."""
+    found = reach.next_after(place, due.at)
+    return math.inf if found is None else found

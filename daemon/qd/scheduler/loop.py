@@ -109,7 +109,9 @@ class Scheduler:
         return min(1.0, self.runs.wants, *[self._wants(reach) for reach in self._reaches.values()])
 
     def _wants(self, reach: Reach) -> float:
-        return 1.0 if self.paused or self.drained else reach.wants
+        if self.paused or self.drained:
+            return 1.0
+        return min(reach.wants, self._lanes.wants(reach)) if reach.up else reach.wants
 
     def drain(self) -> None:
         """Take no more ticks; what runs goes on."""
