@@ -83,10 +83,10 @@ def plan_of(settings: Settings, load: Load) -> Plan:
 
         return template.run(ours(hands), line, settings, complete, bodies(scheduled))
 
-    def alone(hands: Hands, seat: Seat) -> int:
+    def fresh(hands: Hands, seat: Seat) -> int:
         from qd.worker import template
 
-        return template.run_alone(ours(hands), seat, settings, complete, bodies(scheduled))
+        return template.run_fresh(ours(hands), seat, settings, complete, bodies(scheduled))
 
     def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
@@ -110,7 +110,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         log_format=work.log_format,
         log_level=work.log_level,
         template=template,
-        alone=alone,
+        fresh=fresh,
         keeper=keeper,
     )
 

@@ -71,8 +71,8 @@ def test_what_others_wrote_holds_with_nobodys_name(store: RedisStore) -> None:
 
 
 def test_a_skipped_tick_does_not_hide_the_last_run(store: RedisStore) -> None:
-    schedule.note_last(store, "a", ran(1000))
-    schedule.note_last(store, "a", ran(1060, "skipped"))
+    schedule.note_each(store, {"a": ran(1000)})
+    schedule.note_each(store, {"a": ran(1060, "skipped")})
     assert schedule.last(store) == {"a": ran(1000)}
     assert schedule.skipped(store) == {"a": ran(1060, "skipped")}
     assert schedule.last(store)["a"].late == 0.25
@@ -83,7 +83,7 @@ def test_a_skipped_tick_does_not_hide_the_last_run(store: RedisStore) -> None:
 def test_what_is_no_note_is_left_out(store: RedisStore) -> None:
     for field, raw in {"a": "1", "b": "{", "c": '{"tick":1}', "d": "[" * 9999}.items():
         store.wire.call("HSET", f"app_{keys.SCHEDULE_LAST}", field, raw)
-    schedule.note_last(store, "e", ran(1))
+    schedule.note_each(store, {"e": ran(1)})
     assert schedule.last(store) == {"e": ran(1)}
 
 

@@ -233,6 +233,21 @@ def test_pause_and_resume(project: MakeProject) -> None:
     work.stop()
 
 
+def test_in_maintenance_mode_it_waits_and_paused_it_is_idle(project: MakeProject) -> None:
+    shop = project(jobs=TICKING)
+    work = scheduled(shop)
+    shop.qd("down")
+    eventually(lambda: "down" in titled(scheduler(work)), what="a scheduler that waits for the end of maintenance mode")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("scheduler.state .*state=waiting")
+    work.signal(signal.SIGUSR2)
+    eventually(lambda: "paused" in titled(scheduler(work)), what="a paused scheduler")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("scheduler.state .*state=idle")
+    shop.qd("up")
+    work.stop()
+
+
 def test_rolling_restart_takes_the_entries_of_the_new_code(project: MakeProject) -> None:
     shop = project(jobs=TICKING)
     witness = Witness(shop)

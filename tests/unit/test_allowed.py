@@ -6,11 +6,11 @@ from typing import Any
 
 from qd.process import allowed
 from qd.process.scoreboard import H, Scoreboard
-from qd.worker.maintenance import Maintenance
+from qd.worker.maintenance import ShutQueues
 
 
-def looking(board: Scoreboard, *queues: str, force: bool = False) -> Maintenance:
-    found = Maintenance(board, queues, force)
+def looking(board: Scoreboard, *queues: str, force: bool = False) -> ShutQueues:
+    found = ShutQueues(board, queues, force)
     found.look()
     return found
 

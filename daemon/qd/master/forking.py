@@ -46,9 +46,9 @@ class Forking:
         finally:
             orders.child_end.close()
 
-    def alone(self, code: Code, seat: Seat) -> int:
+    def fresh(self, code: Code, seat: Seat) -> int:
         """Fork a worker or scheduler that imports the app by itself. Returns its pid. Raises OSError."""
-        return child.fork(self._forgetting(lambda: code.plan.alone(self._hands(seat.role.word, code.number), seat)))
+        return child.fork(self._forgetting(lambda: code.plan.fresh(self._hands(seat.role.word, code.number), seat)))
 
     def keeper(self, plan: Plan, orders: Orders, settings: str, also: tuple[str, ...]) -> int:
         """`also`: queues of earlier settings. Returns its pid. Raises OSError."""

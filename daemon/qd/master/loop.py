@@ -257,7 +257,7 @@ class Master:
         state = (
             "stopping" if self.stopping else "paused" if self.paused else "down" if self.board.header(H.DOWN) else ""
         )
-        self._face.show(counted(self.children, alone=not self.plan.workers), state)
+        self._face.show(counted(self.children, only_schedule=not self.plan.workers), state)
         workers, leads = len(self.children.of(Role.WORKER)), self.plan.leads
         if self._face.ready(self.children.serving(role=leads), max(1, self.wants()[leads])):
             self.log.info("master.ready", workers=workers)

@@ -30,7 +30,7 @@ class Plan:
     log_format: str
     log_level: str
     template: Callable[[Hands, Any], int]  # hands, the stream its orders come on
-    alone: Callable[[Hands, Seat], int]  # a worker or scheduler without preload
+    fresh: Callable[[Hands, Seat], int]  # a worker or scheduler that imports the app by itself
     # hands, stream, what the app's import has resolved, queues of earlier settings
     keeper: Callable[[Hands, Any, str, tuple[str, ...]], int]
 

@@ -80,7 +80,7 @@ class Spawning:
                 master.children.forget(worker)
             return
         try:
-            pid = master.forking.alone(code, seat)
+            pid = master.forking.fresh(code, seat)
         except OSError as error:
             master.children.forget(worker)
             self.refused(role, str(error))

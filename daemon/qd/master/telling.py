@@ -69,10 +69,10 @@ def state_of(worker: Worker) -> str:
     return State(state).name.lower() if state in list(State) else "?"
 
 
-def counted(children: Children, alone: bool) -> str:
-    """`4 workers, 2 busy, scheduler`. alone: no worker is to be here."""
+def counted(children: Children, only_schedule: bool) -> str:
+    """`4 workers, 2 busy, scheduler`. only_schedule: no worker is to be here."""
     workers, schedulers = children.of(Role.WORKER), children.of(Role.SCHEDULER)
-    said = [] if alone else [f"{len(workers)} workers, {sum(worker.busy for worker in workers)} busy"]
+    said = [] if only_schedule else [f"{len(workers)} workers, {sum(worker.busy for worker in workers)} busy"]
     if runs := sum(child.slot[W.RUNS] for child in schedulers):
         said.append(f"scheduler with {runs} {'run' if runs == 1 else 'runs'}")
     elif schedulers:

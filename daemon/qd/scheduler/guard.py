@@ -13,7 +13,7 @@ from qd.errors import EndJob
 from qd.process.shield import in_main_thread, shield
 
 T = TypeVar("T")
-SECONDS = 5.0
+SECONDS = 5.0  # that a filter, a listener or a payload may take
 
 
 class TooLong(EndJob):

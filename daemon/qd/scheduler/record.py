@@ -41,9 +41,11 @@ class Record:
         self.enter(Stage.BEFORE)
 
     def enter(self, stage: Stage, length: int = 0) -> None:
+        """The run is in this stage from now on. length: of the outcome that has been written, 0: as before."""
         HEAD.pack_into(self._page, 0, stage, time.monotonic_ns(), length or self._head()[2])
 
     def settle(self, outcome: Outcome) -> None:
+        """The function or command has ended like this; `AFTER` begins. An outcome too long for the page loses its trace."""
         text = encoded(outcome)
         if len(text) > SIZE - HEAD.size:
             text = encoded(msgspec.structs.replace(outcome, trace=None))

@@ -29,7 +29,7 @@ from qd.scheduler.tree import end_all_marked, end_marked, end_trees
 from qd.store.base import Store
 
 HOOK_SECONDS = 60.0  # what hooks and listeners before the function, and those after it, may take together
-ENDING = 2.0  # seconds that killed runs have to be gone
+GONE_WITHIN = 2.0  # seconds that killed runs have to be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Runs:
             run.ended_for = run.ended_for or "ended: its scheduler stops"
         if self._runs:
             end_trees(self._runs)
-        ended, until = list[Ended](), time.monotonic() + ENDING
+        ended, until = list[Ended](), time.monotonic() + GONE_WITHIN
         while self._runs and time.monotonic() < until:
             ended += self.reap()
             time.sleep(0.002)

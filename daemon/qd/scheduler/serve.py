@@ -32,9 +32,9 @@ from qd.worker.leaving import Leaving
 
 T = TypeVar("T")
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
-ENDING = 0.6  # seconds before the end of a stop
-BOOTING = 0.02  # seconds between two looks for the keeper's first word
-PATIENCE = int(5e9)  # nanoseconds for which that is waited for; it may have no server
+BEFORE_KILL = 0.6  # seconds before the end of a stop at which the runs that are left are ended
+LOOK = 0.02  # seconds between two looks for the keeper's first word, and at the end of a stop
+FIRST_WORD = 5.0  # seconds for which the keeper's first word is waited for; it may have no server
 
 
 def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:
@@ -62,6 +62,11 @@ class Watched(Guard):
 
 
 class Child:
+    """The scheduler in its seat: what it hears goes to Scheduler, and what that does onto the board.
+
+    entries: those that run here. between: called between two turns.
+    """
+
     def __init__(
         self,
         app: Qd,
@@ -125,7 +130,7 @@ class Child:
         self._hear()
         self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
         if self._knows_nothing() and not self.scheduler.drained:
-            return BOOTING
+            return LOOK
         wait = self.scheduler.turn()
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
@@ -137,14 +142,14 @@ class Child:
         at = self.board.header(H.STOP_AT)
         if not at or not self.scheduler.drained:
             return math.inf
-        left = (at - now()) / 1e9 - ENDING
+        left = (at - now()) / 1e9 - BEFORE_KILL
         if left <= 0:
             self.scheduler.end()
-        return max(BOOTING, left)
+        return max(LOOK, left)
 
     def _knows_nothing(self) -> bool:
         """The keeper has not said yet whether this is maintenance."""
-        return not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < PATIENCE
+        return not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_WORD
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
@@ -173,7 +178,7 @@ class Child:
         if len(running) != self.slot[W.RUNS] or (running and self.slot[W.JOB_AT] != running[0][1]):
             self._show_runs(running)
         state = "paused" if self.scheduler.paused else "down" if self.scheduler.down else ""
-        self.slot[W.STATE] = State.BUSY if running else State.IDLE if state else State.WAITING
+        self.slot[W.STATE] = State.BUSY if running else State.IDLE if self.scheduler.paused else State.WAITING
         if not running:
             self._say(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")
 

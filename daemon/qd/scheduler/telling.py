@@ -31,6 +31,8 @@ moment = lru_cache(maxsize=16)(written)  # many entries are due at one
 
 
 class Teller:
+    """now, everywhere: unix seconds by the server's clock; took: seconds. Ticks stand in their places in ms."""
+
     def __init__(self, listeners: Listeners, log: Log, host: str, guard: Guard) -> None:
         self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
         self._lasts: dict[str, Last] = {}

@@ -25,15 +25,14 @@ def end_trees(pids: Collection[int]) -> None:
         send(each, signal.SIGKILL)
 
 
-def end_marked(owner: str, began: int) -> int:
-    """SIGKILL what carries this QD_OWNER and started at the monotonic ns `began` or later, whoever its parent is by now.
-    Returns how many."""
-    return leftover.end_of_job(owner, began, lambda: None)
+def end_marked(owner: str, began: int) -> None:
+    """SIGKILL what carries this QD_OWNER and started at the monotonic ns `began` or later, whoever its parent is by now."""
+    leftover.end_of_job(owner, began, lambda: None)
 
 
-def end_all_marked(token: str) -> int:
+def end_all_marked(token: str) -> None:
     """The same of every run of this process."""
-    return leftover.end_of_runs(token, os.getpid(), lambda: None)
+    leftover.end_of_runs(token, os.getpid(), lambda: None)
 
 
 def descendants(pids: Collection[int]) -> set[int]:

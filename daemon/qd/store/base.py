@@ -1,5 +1,5 @@
-"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, locks.py, mutex.py
-and rates.py know only this."""
+"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, schedule.py, locks.py,
+mutex.py and rates.py know only this."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class MemoryLocks:
-    """The part of the Store contract that a Mutex and a Lease ask. May be used from any thread."""
+    """The part of the Store contract that a Mutex asks, with the extending of its Lease. May be used from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -91,10 +91,6 @@ def pause_of(notes: Mapping[str, Pause], name: str) -> Pause | None:
 # -- how each last went
 
 
-def note_last(store: Store, entry: str, last: Last) -> None:
-    note_each(store, {entry: last})
-
-
 def note_each(store: Store, lasts: Mapping[str, Last]) -> None:
     """How several went, in one call or two. A tick that was skipped does not take the place of the last one that ran."""
     ran, skips = dict[str, str](), dict[str, str]()

@@ -32,7 +32,7 @@ from qd.worker.copying import Copier
 from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
-from qd.worker.maintenance import Maintenance
+from qd.worker.maintenance import ShutQueues
 from qd.worker.saving import AWAY, Saver
 from qd.worker.settle import Settler, short
 from qd.worker.telling import Telling
@@ -74,7 +74,7 @@ class Worker:
         self.ending = Ending(settler, self.answering, self.attempts, self.slot)
         self.telling = Telling(app.listeners, self.work, self._about)
         self.titles = Titles(seat.slot, self.work.pool)
-        self.maintenance = Maintenance(self.board, self.work.queues, self.work.force)
+        self.maintenance = ShutQueues(self.board, self.work.queues, self.work.force)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
         self.paused = seat.paused

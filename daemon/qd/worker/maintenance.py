@@ -6,7 +6,7 @@ from qd.process import allowed
 from qd.process.scoreboard import H, Scoreboard
 
 
-class Maintenance:
+class ShutQueues:
     """shut: the queues that nothing is taken from; () when there is no maintenance, or `force` goes on in it."""
 
     def __init__(self, board: Scoreboard, queues: tuple[str, ...], force: bool) -> None:

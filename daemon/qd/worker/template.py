@@ -169,7 +169,7 @@ def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat, word
         hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, word=word, error=str(error))
 
 
-def run_alone(hands: Hands, seat: Seat, settings: Settings, complete: Complete, serve: Serve) -> int:
+def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, serve: Serve) -> int:
     """A worker or scheduler without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()

@@ -12,7 +12,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.notes import by_whom
-from qd.cli.schedule.seen import Lock, Seen, looked, next_of, overdue
+from qd.cli.schedule.seen import Overlap, Seen, looked, next_of, overdue
 from qd.cli.schedule.which import moment, off, what, why_off
 from qd.options.kinds import KINDS
 from qd.process.exits import Exit
@@ -47,9 +47,9 @@ def list_(timezone: str | None) -> int:
     With the server away it shows what the app declares, and is exit 69.
     """
     common.given().only_looks = True
-    held = app()
-    entries, found = held.schedule.entries(), held.settings
-    seen = looked(held, found, entries)
+    own = app()
+    entries, found = own.schedule.entries(), own.settings
+    seen = looked(own, found, entries)
     if common.given().json:
         output.document(document(entries, seen, found, timezone))
     else:
@@ -125,7 +125,7 @@ def newest(skip: schedule.Last, last: schedule.Last | None) -> bool:
     return last is None or skip.tick > last.tick
 
 
-def held(lock: Lock, now: float) -> str:
+def held(lock: Overlap, now: float) -> str:
     if lock.job:
         return f"job {lock.job} waits or runs"
     who = f" on {lock.host}" if lock.host else ""

@@ -37,7 +37,7 @@ MINUTE = 60
 EARLY = 5.0  # seconds by which the server's clock may be behind that of cron: then its next minute is meant
 GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
 AWAY = "a server was away until the minute was over"
-ENDING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @click.command("run")
@@ -62,10 +62,10 @@ def run(reason: bool) -> int:
 
         log, host, owner = Heard(became.hear, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
         span = (start, became.end - 0.001)
-        turns = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
-        turns.down = bool(laravels(found))  # of `qd down` it knows itself
+        scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
+        scheduler.down = bool(laravels(found))  # of `qd down` it knows itself
         with aside() if common.given().json else contextlib.nullcontext():
-            Minute(turns, became, became.end - now).work()
+            Minute(scheduler, became, became.end - now).work()
     if reason or common.given().json:
         became.close(taken_by(store, start))
     if common.given().json:
@@ -104,40 +104,40 @@ def taken_by(store: Store, start: float) -> dict[str, str]:
 class Minute:
     """seconds: until the minute is over, by the server's clock."""
 
-    def __init__(self, turns: Scheduler, became: Became, seconds: float) -> None:
-        self.turns, self.became = turns, became
+    def __init__(self, scheduler: Scheduler, became: Became, seconds: float) -> None:
+        self.scheduler, self.became = scheduler, became
         self._mailbox = Mailbox()
         self._until = time.monotonic() + seconds + GRACE
         self._asked = False
 
     def work(self) -> None:
         """Until all is decided and has ended, or it was told to stop."""
-        self._mailbox.open((*ENDING, signal.SIGCHLD))
+        self._mailbox.open((*STOPPING, signal.SIGCHLD))
         try:
             while not self._over():
-                self._mailbox.peek(self.turns.turn())
+                self._mailbox.peek(self.scheduler.turn())
                 self._mailbox.mend()
                 self._hear()
         finally:
-            self.turns.end()
-            self.turns.close()
+            self.scheduler.end()
+            self.scheduler.close()
             self._mailbox.close()
 
     def _over(self) -> bool:
-        if time.monotonic() > self._until and not self.turns.drained:
+        if time.monotonic() > self._until and not self.scheduler.drained:
             self._stop(AWAY)
         # Of what was taken and could not be begun nothing is left to wait for then.
-        return self.turns.idle or (self.turns.drained and not self.turns.runs.alive)
+        return self.scheduler.idle or (self.scheduler.drained and not self.scheduler.runs.alive)
 
     def _hear(self) -> None:
         for number in self._mailbox.read():
-            if number not in ENDING:
+            if number not in STOPPING:
                 continue
             if self._asked:
-                self.turns.end()
+                self.scheduler.end()
             self._asked = True
             self._stop(f"this command was told to stop ({signal.Signals(number).name})")
 
     def _stop(self, why: str) -> None:
         self.became.stopped = self.became.stopped or why
-        self.turns.drain()
+        self.scheduler.drain()

@@ -24,7 +24,7 @@ TRIED = 500  # ticks that are looked through for one that qd's own filters let t
 
 
 @dataclass(frozen=True)
-class Lock:
+class Overlap:
     """Who has the overlap of an entry: a process on a host, or a job that waits or runs."""
 
     host: str = ""
@@ -44,7 +44,7 @@ class Seen:
     last: dict[str, schedule.Last] = field(default_factory=dict)
     skipped: dict[str, schedule.Last] = field(default_factory=dict)
     ticks: dict[str, float] = field(default_factory=dict)
-    locks: dict[str, list[Lock]] = field(default_factory=dict)
+    locks: dict[str, list[Overlap]] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
 
 
@@ -106,21 +106,21 @@ def read_locks(seen: Seen, store: Store, entries: Sequence[Entry], places: dict[
     held = [(entry.name, key) for entry in entries for key in lock_keys(store, entry, places[entry.name])]
     for (name, _), raw in zip(held, store.get(*[key for _, key in held]), strict=True):
         if raw is not None:
-            seen.locks.setdefault(name, []).append(read_lock(raw, job=places[name] is not None))
+            seen.locks.setdefault(name, []).append(read_overlap(raw, job=places[name] is not None))
 
 
-def read_lock(raw: bytes, *, job: bool) -> Lock:
+def read_overlap(raw: bytes, *, job: bool) -> Overlap:
     """Bytes that are not ours are a lock too, nobody's."""
     if job:
-        return Lock(job=raw.decode("utf-8", "replace"))
+        return Overlap(job=raw.decode("utf-8", "replace"))
     try:
         said: Any = json.loads(raw)
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        return Lock()
+        return Overlap()
     host, pid, at = said.get("host"), said.get("pid"), said.get("at")
-    return Lock(
+    return Overlap(
         host if isinstance(host, str) else "",
         pid if isinstance(pid, int) else None,
         float(at) if isinstance(at, int | float) else None,

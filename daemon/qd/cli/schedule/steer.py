@@ -11,7 +11,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app, app_if_named
 from qd.cli.schedule.look import held
-from qd.cli.schedule.seen import Lock, read_lock
+from qd.cli.schedule.seen import Overlap, read_overlap
 from qd.cli.schedule.which import lock_keys, named, sent, where
 from qd.store import schedule
 
@@ -50,12 +50,12 @@ def checked(names: tuple[str, ...]) -> Settings:
     found = common.loaded()
     if not names:
         return common.settings()
-    held = app_if_named(found)
-    if held is None:
+    own = app_if_named(found)
+    if own is None:
         output.note("qd: no app is named, so nobody knows whether it declares such entries")
         return found
-    named(held.schedule.entries(), names)
-    return held.settings
+    named(own.schedule.entries(), names)
+    return own.settings
 
 
 @click.command()
@@ -96,7 +96,7 @@ def clear_locks(names: tuple[str, ...]) -> None:
     own = app()
     entries = named(own.schedule.entries(), names)
     found = own.settings
-    freed = [(entry.name, lock) for entry in entries for lock in taken(own, found, entry)]
+    freed = [(entry.name, lock) for entry in entries for lock in free(own, found, entry)]
     if common.given().json:
         return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
     now = common.store(found, found.control).now()
@@ -106,10 +106,10 @@ def clear_locks(names: tuple[str, ...]) -> None:
         output.say("no lock was taken")
 
 
-def taken(own: Qd, found: Settings, entry: Entry) -> Iterator[Lock]:
+def free(own: Qd, found: Settings, entry: Entry) -> Iterator[Overlap]:
     """Free its locks. Yields who had them."""
     place = sent(own, entry)
     store = common.store(found, where(found, place))
     for key in lock_keys(store, entry, place):
         if (raw := store.take(key)) is not None:
-            yield read_lock(raw, job=place is not None)
+            yield read_overlap(raw, job=place is not None)

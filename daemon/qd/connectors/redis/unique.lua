@@ -1,4 +1,4 @@
--- Send jobs of which only one at a time may be there: each takes its lock, or is not sent (see single.lua).
+-- Send jobs of which only one at a time may be there: each takes its lock, or is not sent. In front: due, single.
 -- KEYS ready, delayed, notify, and a lock each
 -- ARGV owner, milliseconds it holds the lock at most, delay in seconds, payload; four a job
 -- Returns for each job who holds its lock: itself when it was sent, else another.
