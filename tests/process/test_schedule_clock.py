@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from qd import Qd
 from tests.support.clock import eventually
 from tests.support.moved import MovedServer
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
+from tests.support.scheduling import Host
 
 JOBS = """
 @app.job("night")
@@ -83,3 +85,32 @@ def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: MovedServe
     found = [one for one in taken(work) if one[1] in (first, again)]
     assert found == sorted([("time", first), ("time of a function", first), *twice])
     work.stop()
+
+
+def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_it_is_right(moved: MovedServer) -> None:
+    moved.set("2026-11-21T12:00:00Z")
+    moved.start()
+    app = Qd(moved.url)
+
+    @app.job("report")
+    def report() -> None: ...
+
+    app.schedule(report.bind(), every=0.2, name="job", missed="once")
+    app.schedule(lambda: None, every=0.2, name="function", missed="once")
+    hosts = [Host(app, moved, "web1"), Host(app, moved, "web2")]
+
+    def both_take(day: str) -> bool:
+        hosts[1].scheduler.turn()
+        lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]
+        return all(
+            any(f"entry={name} " in line and f"at={day}" in line for line in lines) for name in ("job", "function")
+        )
+
+    hosts[0].turns(lambda: both_take("2026-11-21T12"))
+    moved.set("2026-11-20T10:00:00Z")
+    hosts[0].turns(lambda: both_take("2026-11-20T10"))
+    moved.set("2026-11-22T14:00:00Z")
+    hosts[0].turns(lambda: both_take("2026-11-22"))
+    for host in hosts:
+        assert sorted(line.split()[1] for line in host.said("schedule.ahead")) == ["entry=function", "entry=job"]
+        host.close()

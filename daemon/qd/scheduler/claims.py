@@ -79,8 +79,7 @@ class Place:
         at = found.at
         if found.mark != self.key[1]:  # a deploy changed its timing: what is old was not due by this one
             at = max(at, now - late)
-        job = self.entry.kind == "job"
-        self.last = (
-            at if job else max(at, self.last)
-        )  # what a server has lost with its jobs is sent again, else run once
+        if self.entry.kind != "job" and self.last <= now + AHEAD:
+            at = max(at, self.last)  # what a server has lost is sent again with its job, but not run again
+        self.last = at
         return ""

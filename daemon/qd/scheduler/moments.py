@@ -8,6 +8,7 @@ Reckoner        the tick after a moment; entries of equal timing share one recko
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -105,7 +106,7 @@ class Moments(Generic[T]):
         else:
             found.append(what)
 
-    def pop(self, now: int) -> list[tuple[int, list[T]]]:
+    def pop(self, now: float = math.inf) -> list[tuple[int, list[T]]]:
         """All that is due, the earliest first, in the order of add()."""
         found = []
         while self._heap and self._heap[0] <= now:

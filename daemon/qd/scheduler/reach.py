@@ -25,6 +25,7 @@ from qd.store.stamps import Pause, by_and_why, read_down
 PERIOD = 1.0  # seconds from look to look
 REST = 3.0  # times as long as a hanging server was waited for it is left alone, where there are others
 PATIENCE = 2.0  # seconds to connect, and for a reply
+JUMP = 1.0  # seconds by which a server's clock has to be off before it counts as set, not as a reply that was slow
 
 
 class Standing:
@@ -47,7 +48,7 @@ class Reach:
         self._log = log
         self._reckoner = Reckoner()
         self._offset = 0.0  # the server's unix seconds at monotonic 0, never more
-        self.begun = False
+        self.begun = self._clock_set = False
         self._look_at = self.rests_until = 0.0
         self._away_since: float | None = None
         self._asked_at = 0.0
@@ -63,7 +64,9 @@ class Reach:
         return int((time.monotonic() + self._offset) * 1000)
 
     def heard(self, now: float) -> None:
-        self._offset = now - time.monotonic()
+        offset = now - time.monotonic()
+        self._clock_set = self._clock_set or abs(offset - self._offset) > JUMP
+        self._offset = offset
 
     # -- looking
 
@@ -82,6 +85,8 @@ class Reach:
                 return False
             self._look_at = at + PERIOD
             self._back()
+        if self._clock_set:
+            self._plan_anew()
         return True
 
     def _ask(self) -> None:
@@ -109,6 +114,7 @@ class Reach:
         known = {(place.queue, place.field) for place in self.places}
         for place in self.places:
             self.saw(place, found[place.queue].get(place.field, b""))
+        self._clock_set = False
         oldest = self.now - FORGOTTEN * 1000
         for queue, fields in found.items():
             old = [n for n, raw in fields.items() if (queue, n) not in known and is_old(raw, oldest)]
@@ -130,6 +136,15 @@ class Reach:
             self.moments.add(self.now, place)
         elif (at := self.next_after(place, place.last)) is not None:
             self.moments.add(at, place)
+
+    def _plan_anew(self) -> None:
+        """The server's clock was set: what is planned by the old one would come too late, or never."""
+        self._clock_set = False
+        for place in [place for _, places in self.moments.pop() for place in places]:
+            if place.raw:
+                self.saw(place, place.raw)
+            else:
+                self.plan(place)
 
     def next_after(self, place: Place, at: int) -> int | None:
         return self._reckoner.next_after(place.entry.timing, place.key, at)
