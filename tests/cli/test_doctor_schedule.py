@@ -113,10 +113,10 @@ def test_a_command_that_is_not_there(configured: object) -> None:
         app = Qd()
         app.settings = settings = common.settings()
         app.schedule.shell("pg_dmup shop").daily().name("backup")
-        app.schedule.qd("faled list").daily()
+        app.schedule.qd("failed list --nosuch").daily()
         app.schedule.shell("pg_dmup elsewhere").daily().environments("moon")
         backup, forget, *_ = scheduled.check(app, settings, fleet.read(settings))
     assert (backup.sign, forget.sign) == ("fail", "fail")
     assert backup.value.startswith(f"backup ({__file__}:")
     assert backup.value.endswith(": its command 'pg_dmup' is not on the PATH (pg_dmup shop)")
-    assert "unknown command 'faled' (did you mean 'failed'?)" in forget.value
+    assert "qd failed list --nosuch: No such option" in forget.value

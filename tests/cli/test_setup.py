@@ -107,7 +107,7 @@ def test_check_says_ok(folder):
 
 def test_check_says_whether_the_app_was_imported(folder):
     (folder / "jobs.py").write_text("app = 1 / 0")
-    said = f"{folder}/qd.toml: ok; the app jobs:app was not imported, `qd doctor` does that\n"
+    said = f"{folder}/qd.toml: ok; the app jobs:app was not imported, `qd doctor` does that, and looks at the entries of its schedule\n"
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
     assert said.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
@@ -177,10 +177,10 @@ def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
         ("cron = '0 0 31 2 *'\nshell = 'ls'", "never comes"),
         ("every = 60\nshell = 'pg_dmup shop'", "its command 'pg_dmup' is not on the PATH (pg_dmup shop)"),
         ("every = 60\nshell = 'bin/dump'", "its command 'bin/dump' is not there"),
-        ("every = 60\nqd = 'faled forget'", "qd faled forget: unknown command 'faled' (did you mean 'failed'?)"),
-        ("every = 60\nqd = 'failed froget'", "unknown command 'froget' (did you mean 'forget'?)"),
+        ("every = 60\nqd = 'faled forget'", "unknown command 'faled' of qd (did you mean 'failed'?)"),
+        ("every = 60\nqd = 'failed froget'", "unknown command 'froget' of qd (did you mean 'forget'?)"),
         ("every = 60\nqd = 'failed forget --older 30d'", "no such option"),
-        ("every = 60\nqd = 'failed'", "it names no command"),
+        ("every = 60\nqd = 'failed'", "qd failed names no command"),
         ("every = 60", "nothing says what it runs"),
     ],
 )

@@ -7,10 +7,12 @@ import re
 import sys
 from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
 
 from qd import DeclarationError, Job
-from qd.schedule import CallTask, JobTask, QdTask, ShellTask
+from qd.cli.main import command
+from qd.schedule import CallTask, JobTask, QdTask, ShellTask, commands
 from tests.support.fakes import FakeQd
 
 
@@ -240,6 +242,17 @@ BAD = {
     "line": (lambda app: app.schedule.shell(" "), r"no command line"),
     "parameter": (lambda app: app.schedule.shell("ls", True), r"True is no parameter"),
     "qd": (lambda app: app.schedule.qd(""), r"no command of qd"),
+    "no command of qd's": (
+        lambda app: app.schedule.qd("nosuch"),
+        r"wrong: unknown command 'nosuch' of qd \(known: work",
+    ),
+    "a typing error": (
+        lambda app: app.schedule.qd("failed froget"),
+        r"unknown command 'froget' of qd \(did you mean 'forget'",
+    ),
+    "half a command": (lambda app: app.schedule.qd("schedule"), r"qd schedule names no command \(known: clear-locks"),
+    "no end": (lambda app: app.schedule.qd("work", {"workers": 2}), r"`qd work` does not end"),
+    "no end either": (lambda app: app.schedule.qd("qd schedule work"), r"`qd schedule work` does not end"),
     "quotes": (lambda app: app.schedule.qd("failed 'x"), r"cannot be read"),
 }
 
@@ -287,6 +300,14 @@ def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
         app.schedule(atick).name("nightly")
     assert first in str(error.value)
     assert re.search(rf"{re.escape(__file__)}:{int(second.rpartition(':')[2]) + 1}", str(error.value))
+
+
+def test_the_names_of_qds_commands_are_those_of_the_command_line():
+    context = click.Context(command)
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    assert set(commands.COMMANDS) == set(found)
+    groups = {name: set(one.list_commands(context)) for name, one in found.items() if isinstance(one, click.Group)}
+    assert {name: set(inner) for name, inner in commands.GROUPS.items()} == groups
 
 
 def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, report):

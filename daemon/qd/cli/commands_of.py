@@ -24,7 +24,8 @@ def fault(task: Task, root: Path) -> str:
 
 
 def strange(words: Sequence[str]) -> str:
-    """Why qd would refuse these words, "" where it would not. Nothing is run."""
+    """Why qd would refuse these words, "" where it would not. Nothing is run. Its commands have been looked at before
+    (schedule/commands.py), but behind an option."""
     from qd.cli.main import command
 
     found: click.Command = command

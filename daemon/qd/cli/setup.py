@@ -144,7 +144,8 @@ def _of_app(found: Settings) -> str:
     if not found.app:
         return "; no app is named"
     imports = f"and the app {found.app} imports"
-    return f", {imports}" if _said(found) else f"; the app {found.app} was not imported, `qd doctor` does that"
+    not_ = f"the app {found.app} was not imported, `qd doctor` does that, and looks at the entries of its schedule"
+    return f", {imports}" if _said(found) else f"; {not_}"
 
 
 def _said(found: Settings) -> dict[str, object]:

@@ -14,6 +14,7 @@ from qd.bus.batch import BatchCall
 from qd.bus.chain import Chain
 from qd.errors import QdError
 from qd.jobs import Call, Job, JobFunction, Registry
+from qd.schedule import commands
 from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask
 from qd.schedule.names import called, of_call, of_command
 from qd.schedule.scheduled import takes_arguments
@@ -79,6 +80,7 @@ def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
     if not found:
         raise ValueError(f"{line!r} is no command of qd (written 'failed forget --older-than 30d')")
     whole = (*found, *words(parameters))
+    commands.check(whole)
     return QdTask(whole), of_command(shlex.join(["qd", *whole]))
 
 
