@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from qd import Qd
 from qd.config import load
 from qd.connectors.redis.ticks import RedisTicks
 from qd.errors import ConnectionLost
+from qd.scheduler import reach
 from qd.scheduler.guard import Guard
 from qd.store import schedule as notes
 from tests.support.resp import Client
@@ -27,7 +29,21 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:uni
 # -- not taken
 
 
-def test_a_pause_is_obeyed_within_a_second_and_its_ticks_are_told_as_skipped(
+def test_what_operators_say_is_looked_at_each_second(
+    app: Qd, report: Any, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = 0.0
+    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    app.schedule(report.bind(7), every=HOUR)
+    host = open_host()
+    host.scheduler.turn()
+    notes.pause(host.scheduler._control.store, ["report(7)"], by="ann", reason="stocktaking")
+    ahead = 1.0
+    host.scheduler.turn()
+    assert list(host.scheduler._standing.pauses) == ["report(7)"]
+
+
+def test_a_pause_is_obeyed_and_its_ticks_are_told_as_skipped(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(7), every=0.2, missed="all")
@@ -171,6 +187,28 @@ def test_a_function_nobody_can_tell_of_is_told_as_skipped(
     assert "the connection broke while it was taken" in host.said("schedule.skipped")[0]
 
 
+def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(
+    app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first claim never came to the server."""
+    app.schedule(lambda: None, every=1, name="touch")
+    host = open_host()
+    host.turns(lambda: field(redis, app))
+    real = RedisTicks.take
+
+    def take(ticks: RedisTicks, claims: Any) -> Any:
+        monkeypatch.setattr(RedisTicks, "take", real)
+        ticks.wire.close()
+        raise ConnectionLost("the connection broke")
+
+    monkeypatch.setattr(RedisTicks, "take", take)
+    host.turns(lambda: host.said("schedule.done"))
+    redis.call("HSET", "qd:ticks", "touch", f"{round(time.time() * 1000) + 500} other e1")
+    there = len(host.said("schedule.done"))
+    host.turns(lambda: len(host.said("schedule.done")) > there)
+    assert not host.said("schedule.skipped")
+
+
 # -- a server that is away, or refuses
 
 
@@ -225,7 +263,31 @@ def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
     (line,) = host.said("schedule.refused")
     assert "entry=bad" in line
     redis.call("DEL", "queues:broken")
-    host.turns(lambda: waiting(redis, "broken"))
+    host.turns(lambda: "entry=bad" in "".join(host.said("schedule.sent")))
+    redis.call("SET", "queues:broken", "a string")
+    host.turns(lambda: len(host.said("schedule.refused")) == 2)
+    redis.call("DEL", "queues:broken")
+
+
+def test_a_name_that_leads_to_another_server_by_now_is_followed_when_the_old_one_is_a_replica(
+    app: Qd, report: Any, tmp_path: Path
+) -> None:
+    app.schedule(report.bind(7), every=0.2)
+    name = tmp_path / "master"
+    with Server() as old, Server() as new:
+        name.symlink_to(old.socket)
+        app.settings = load(code={"url": f"unix://{name}"}, environ={})
+        host = Host(app, old)
+        host.turns(lambda: host.said("schedule.sent"))
+        with old.client() as client:
+            client.call("REPLICAOF", "127.0.0.1", str(new.port))
+        host.turns(lambda: any("READONLY" in line for line in host.said("redis.away")))
+        name.unlink()
+        name.symlink_to(new.socket)
+        with new.client() as client:
+            host.turns(lambda: waiting(client) and host.said("redis.back"))
+        assert (len(host.said("redis.away")), len(host.said("redis.back"))) == (1, 1)
+        host.close()
 
 
 def test_the_entries_of_one_server_go_on_while_another_hangs(
