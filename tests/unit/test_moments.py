@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qd.schedule.timing import Cron, Every
-from qd.scheduler.moments import MOST, Due, Moments, Reckoner, decided, latest
+from qd.scheduler.moments import MOST, Backlog, Due, Moments, Reckoner, decided, latest
 
 LATE = 60_000
 
@@ -97,3 +97,30 @@ def test_entries_of_equal_timing_share_one_reckoning(monkeypatch):
     assert reckoner.next_after(timing, ("Every", timing.mark), 10_000) == 20_000
     assert asked == [5.0, 10.0]
     assert reckoner.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
+
+
+def test_what_is_behind_comes_one_by_one_the_earliest_first_and_of_one_moment_in_order():
+    backlog: Backlog[int] = Backlog()
+    for at, what in ((30, 5), (10, 2), (10, 1)):
+        backlog.add(at, what)
+    assert [backlog.next(int), backlog.together] == [1, True]
+    backlog.add(5, 9)
+    assert (backlog.next(int), backlog.together, len(backlog)) == (2, False, 2)
+    assert backlog.next(int) == 9
+    assert backlog.clear() == [5]
+    assert (backlog.next(int), len(backlog)) == (None, 0)
+
+
+def test_ticks_that_are_known_to_be_few_are_not_counted_again():
+    asked = []
+
+    def counted(at: int) -> int:
+        asked.append(at)
+        return seconds(at)
+
+    assert decided(counted, 5000, 900_000, LATE, "all", (5000, 700_000)) == Due(6000)
+    assert len(asked) == 1
+    for few in ((6000, 700_000), (1000, 6000)):  # the field went back; the last of them is taken
+        asked.clear()
+        assert decided(counted, 5000, 900_000, LATE, "all", few) == Due(6000)
+        assert len(asked) > 100

@@ -63,6 +63,7 @@ class Place:
     key: tuple[str, str]  # of its timing
     raw: bytes = b""
     last: int = 0
+    few: tuple[int, int] = (0, 0)  # between these moments not too many were missed: see moments.decided
     lost: bool = False  # the store had its field once, and has lost it
     unsure: dict[bytes, Want] = made(default_factory=dict)
 

@@ -27,7 +27,7 @@ from qd.scheduler.claims import Place, Want
 from qd.scheduler.guard import Guard
 from qd.scheduler.jobs import Jobs
 from qd.scheduler.lanes import Lanes
-from qd.scheduler.moments import Due, decided
+from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.runs import Runs
 from qd.scheduler.taking import Taken, Taker
@@ -36,6 +36,12 @@ from qd.store.schedule import sweep
 
 AT_ONCE = 500  # ticks that are made ready before they are claimed
 ROUNDS = 20  # looks at what is due in one turn
+MOMENT = 0.05  # seconds of one turn in which is caught up with what is behind, and a claim at least
+FEW = 100  # ticks of one claim then
+
+
+def order_of(place: Place) -> int:
+    return place.order
 
 
 class Scheduler:
@@ -162,40 +168,65 @@ class Scheduler:
             self._lanes.step(reach, not self.paused)
             if self.paused or self.drained or not reach.up:
                 return
-            found = reach.moments.pop(reach.now)
+            found = reach.in_time()
             if not found:
+                break
+            self._claim(reach, [want for _, places in found for want in self._sorted(reach, places)])
+        self._catch_up(reach)
+
+    def _claim(self, reach: Reach, wants: Sequence[Want]) -> None:
+        taken = list[Taken]()
+        for start in range(0, len(wants), AT_ONCE):
+            taken += self._taker.claim(reach, wants[start : start + AT_ONCE])
+        for run in self._taker.tell(taken):
+            self._lanes.run(reach, run)  # taken before, as was found out now
+
+    def _catch_up(self, reach: Reach) -> None:
+        """With what is behind, for a moment: then signals, leases and what is in time have their turn again."""
+        until = time.monotonic() + MOMENT
+        while reach.up and reach.backlog:
+            self._claim(reach, self._behind(reach, until))
+            if time.monotonic() >= until:
                 return
-            wants = [want for _, places in found for want in self._sorted(reach, places)]
-            taken = list[Taken]()
-            for start in range(0, len(wants), AT_ONCE):
-                taken += self._taker.claim(reach, wants[start : start + AT_ONCE])
-            for run in self._taker.tell(taken):
-                self._lanes.run(reach, run)  # taken before, as was found out now
+            reach.fall_behind()
+
+    def _behind(self, reach: Reach, until: float) -> list[Want]:
+        """The next few out of the backlog, one at least."""
+        wants = list[Want]()
+        while (place := reach.backlog.next(order_of)) is not None:
+            self._sort(reach, place, wants, reach.line)
+            if not reach.backlog.together:  # all of that moment
+                self._lanes.add(reach, reach.line)
+                reach.line = []
+            if len(wants) >= FEW or time.monotonic() >= until:
+                break
+        return wants
 
     def _sorted(self, reach: Reach, places: list[Place]) -> list[Want]:
         """Those that are claimed now; others go into a lane."""
-        wants, lane, now = list[Want](), list[tuple[Place, Due]](), reach.now
-        for place in sorted(places, key=lambda place: place.order):
-            due = self._decided(reach, place, now)
-            if due is None:
-                continue
-            if place.entry.kind == "job" or not due.runs:
-                wants.append(Want(place, due))
-            elif place.entry.background:
-                self._lanes.add(reach, [(place, due)])
-            else:
-                lane.append((place, due))
-        self._lanes.add(reach, lane)
+        wants, line = list[Want](), list[tuple[Place, Due]]()
+        for place in sorted(places, key=order_of):
+            self._sort(reach, place, wants, line)
+        self._lanes.add(reach, line)
         return wants
+
+    def _sort(self, reach: Reach, place: Place, wants: list[Want], line: list[tuple[Place, Due]]) -> None:
+        due = self._decided(reach, place, reach.now)
+        if due is None:
+            return
+        if place.entry.kind == "job" or not due.runs:
+            wants.append(Want(place, due))
+        elif place.entry.background:
+            self._lanes.add(reach, [(place, due)])
+        else:
+            line.append((place, due))
 
     def _decided(self, reach: Reach, place: Place, now: int) -> Due | None:
         if not place.raw:  # the first sight: nothing before this moment is due
             since = None if place.lost else self._since
             return Due(now if since is None else min(now, since - 1), runs=False)
-        due = decided(lambda at: reach.next_after(place, at), place.last, now, reach.late, place.entry.missed)
-        if due is None:
-            reach.plan(place)
-        elif self._until is not None and due.at > self._until:
+        due = reach.decided(place, now)
+        if due is not None and self._until is not None and due.at > self._until:
             return None  # not ours any more
         return due
 

@@ -2,6 +2,7 @@
 
 decided(...)    the first tick after the last one: it runs, or so many were missed
 Moments         what is due when; entries of one moment stand together
+Backlog         what should have been taken long ago: one after the other, after all that is in time
 Reckoner        the tick after a moment; entries of equal timing share one reckoning
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,8 +32,11 @@ class Due(NamedTuple):
     missed: int = 0
 
 
-def decided(next_after: Next, last: int, now: int, late: int, missed: Missed) -> Due | None:
-    """What is to be done next about an entry whose last tick was `last`. late: ms after which a tick is missed. None:
+def decided(
+    next_after: Next, last: int, now: int, late: int, missed: Missed, few: tuple[int, int] = (0, 0)
+) -> Due | None:
+    """What is to be done next about an entry whose last tick was `last`. late: ms after which a tick is missed. few: later
+    than the first and earlier than the second there are no more ticks than may run; so nobody counts them again. None:
     nothing is due yet."""
     first = next_after(last)
     if first is None or first > now:
@@ -39,6 +44,8 @@ def decided(next_after: Next, last: int, now: int, late: int, missed: Missed) ->
     if now - first <= late:
         return Due(first)
     before = now - late
+    if missed == "all" and few[0] <= last and first < few[1]:
+        return Due(first)
     if missed == "all":
         kept = latest(next_after, last, before, MOST)
         return Due(kept[0], missed=0 if kept[0] == first else counted(next_after, last, kept[0]))
@@ -120,3 +127,35 @@ class Moments(Generic[T]):
 
     def __len__(self) -> int:
         return sum(map(len, self._at.values()))
+
+
+class Backlog(Generic[T]):
+    """Things that are far behind. They come one by one: who takes them may stop after each."""
+
+    def __init__(self) -> None:
+        self._moments: Moments[T] = Moments()
+        self._together: deque[T] = deque()
+
+    def add(self, at: int, what: T) -> None:
+        self._moments.add(at, what)
+
+    def next(self, order: Callable[[T], int]) -> T | None:
+        """The earliest; of one moment the first by `order`."""
+        if not self._together and (at := self._moments.next) is not None:
+            ((_, together),) = self._moments.pop(at)
+            self._together.extend(sorted(together, key=order))
+        return self._together.popleft() if self._together else None
+
+    @property
+    def together(self) -> bool:
+        """The next one was due at the same moment as the one that was taken last."""
+        return bool(self._together)
+
+    def clear(self) -> list[T]:
+        """What was left."""
+        found = [*self._together, *[one for _, several in self._moments.pop() for one in several]]
+        self._together.clear()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._together) + len(self._moments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from qd.connectors.base import Claimed
 from qd.connectors.redis import keys
@@ -17,7 +18,7 @@ from qd.connectors.redis.wire import Arg
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.scheduler.claims import Place, Want
-from qd.scheduler.moments import Moments, Reckoner
+from qd.scheduler.moments import Backlog, Due, Moments, Reckoner, decided
 from qd.store.redis import RedisStore
 from qd.store.schedule import FORGOTTEN, read_field, read_paused
 from qd.store.stamps import Pause, by_and_why, read_down
@@ -25,6 +26,7 @@ from qd.store.stamps import Pause, by_and_why, read_down
 PERIOD = 1.0  # seconds from look to look
 REST = 3.0  # times as long as a hanging server was waited for it is left alone, where there are others
 PATIENCE = 2.0  # seconds to connect, and for a reply
+BEHIND = 1000  # ms: what is due for longer waits until all that is in time is taken
 JUMP = 1.0  # seconds by which a server's clock has to be off before it counts as set, not as a reply that was slow
 
 
@@ -43,6 +45,8 @@ class Reach:
         queue.wire.connect_timeout = queue.wire.timeout = PATIENCE
         self.store = RedisStore(queue.wire, queue.settings.prefix)
         self.moments: Moments[Place] = Moments()
+        self.backlog: Backlog[Place] = Backlog()
+        self.line: list[tuple[Place, Due]] = []  # runs of one moment out of it, until all of them are there
         self.places: list[Place] = []
         self.late = round(late * 1000)
         self._log = log
@@ -140,11 +144,31 @@ class Reach:
     def _plan_anew(self) -> None:
         """The server's clock was set: what is planned by the old one would come too late, or never."""
         self._clock_set = False
-        for place in [place for _, places in self.moments.pop() for place in places]:
+        for place in [*self.backlog.clear(), *[place for _, places in self.moments.pop() for place in places]]:
             if place.raw:
                 self.saw(place, place.raw)
             else:
                 self.plan(place)
+
+    def in_time(self) -> list[tuple[int, list[Place]]]:
+        """What is due, but for what should have been taken a while ago: that is in the backlog then."""
+        self.fall_behind()
+        return self.moments.pop(self.now)
+
+    def fall_behind(self) -> None:
+        for at, places in self.moments.pop(self.now - BEHIND):
+            for place in places:
+                self.backlog.add(at, place)
+
+    def decided(self, place: Place, now: int) -> Due | None:
+        """What is to be done about an entry that has a field. None: nothing yet."""
+        missed = place.entry.missed
+        due = decided(partial(self.next_after, place), place.last, now, self.late, missed, place.few)
+        if due is None:
+            self.plan(place)
+        elif missed == "all" and due.at < now - self.late and not place.few[0] <= due.at < place.few[1]:
+            place.few = (due.at, now - self.late)
+        return due
 
     def next_after(self, place: Place, at: int) -> int | None:
         return self._reckoner.next_after(place.entry.timing, place.key, at)
@@ -173,7 +197,7 @@ class Reach:
 
     def passed(self, until: int) -> bool:
         """Nothing is or will be due up to that moment, ms."""
-        return self.begun and (self.moments.next or until + 1) > until
+        return self.begun and not self.backlog and (self.moments.next or until + 1) > until
 
     @property
     def wants(self) -> float:
@@ -181,6 +205,8 @@ class Reach:
         at = time.monotonic()
         if at < self.rests_until:
             return self.rests_until - at
+        if self.backlog:
+            return 0.0
         wait = self._look_at - at
         if self.moments.next is not None:
             wait = min(wait, (self.moments.next - self.now) / 1000)

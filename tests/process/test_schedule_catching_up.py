@@ -1,0 +1,84 @@
+"""An app with much to catch up: a turn does a little of it, what is in time goes before, and nothing is reckoned twice."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qd import Qd
+from qd.scheduler import loop
+from qd.scheduler.moments import MOST
+from tests.support.resp import Client
+from tests.support.scheduling import HOUR, Open, hourly, last_tick, waiting
+
+pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
+
+
+class EachTenSeconds:
+    """The last tick was five seconds ago. asked: how often it was asked for the next one."""
+
+    text = mark = "tens"
+    zone = "UTC"
+
+    def __init__(self) -> None:
+        self.base, self.asked = round(time.time()) - 5, 0
+
+    def next_after(self, at: float) -> float:
+        self.asked += 1
+        return self.base + ((at - self.base) // 10 + 1) * 10
+
+
+def test_what_is_caught_up_is_looked_for_once_not_at_each_tick(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(report.bind(7), every=10, missed="all")
+    last_tick(redis, app, 3 * HOUR, mark="tens")
+    (entry,) = app.schedule.entries()
+    timing = EachTenSeconds()
+    host = open_host(entries=[replace(entry, timing=timing)])
+    host.turns(lambda: redis.call("LLEN", "queues:default") >= MOST + 6, 30)
+    assert timing.asked < 8 * MOST
+    (line,) = host.said("schedule.missed")
+    assert "count=73 " in line or "count=74 " in line
+
+
+def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
+    app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MOMENT", 0.0)
+    for number in range(40):
+        app.schedule(report.bind(number), every=HOUR, name=f"old {number}", missed="all")
+        last = round((time.time() - 24 * HOUR) * 1000)
+        redis.call("HSET", "queues:default:ticks", f"old {number}", f"{last} x hourly")
+    old = hourly(app)
+    app.schedule(report.bind(0).using(queue="new"), every=0.1, name="new")
+    host = open_host(entries=[*old, app.schedule.entries()[-1]])
+    before = 0
+    for _ in range(20):
+        host.scheduler.turn()
+        sent = int(redis.call("LLEN", "queues:default"))
+        assert sent - before <= 1, "one at a turn, where a turn has no time"
+        before = sent
+    assert before
+    host.turns(lambda: len(waiting(redis, "new")) >= 3)
+    assert redis.call("LLEN", "queues:default") < 40 * 24
+    host.scheduler.drain()
+    before = int(redis.call("LLEN", "queues:default"))
+    host.scheduler.turn()
+    assert (redis.call("LLEN", "queues:default"), host.scheduler.idle) == (before, True)
+
+
+def test_functions_of_one_moment_keep_their_order_though_several_turns_look_at_them(
+    app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MOMENT", 0.0)
+    for name in "abc":
+        app.schedule(lambda: None, every=HOUR, name=name, missed="once")
+        redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
+    host = open_host(entries=hourly(app))
+    host.turns(lambda: len(host.said("schedule.done")) == 3)
+    told = [line.split("entry=")[1][0] for line in host.lines if line.startswith(("schedule.started", "schedule.done"))]
+    assert "".join(told) == "aabbcc"
