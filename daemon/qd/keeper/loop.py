@@ -22,10 +22,10 @@ from qd.config import Settings
 from qd.connectors.manager import located
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg, Wire
+from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
+from qd.keeper.beat import Answer, Asked, beat
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
@@ -39,7 +39,6 @@ from qd.store import hosts
 from qd.store.hosts import Master
 from qd.store.stamps import Restart, read_restart
 
-MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
 SOON = 0.01
 REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
@@ -130,57 +129,42 @@ class Keeper:
     # -- the beat
 
     def _beat(self) -> float:
-        at, queues = time.monotonic(), self.queues
-        control = self.control is self.queue.wire
+        at = time.monotonic()
         # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
         if self.laravel is not None and self.laravel.restart_changed():
             self._laravel_asks = True
-        report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
-        reply = self._call(queues, report if control else "", self._renews(at))
-        received = time.monotonic()
-        stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
-            x if isinstance(x, int) else text_of(x) for x in reply[:8]
-        )
-        stamped = stamp  # by which clock restarts are stamped
-        if not control:
-            stamped, restart, down = (text_of(x) for x in self._call((), report, False, self.control)[:3])
-        self.report.laravel_down = self.maintenance.tell(str(down))  # before the contact: new workers wait for that
-        self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
-        redis_now = float(stamp)
-        if self._redis_now and redis_now - self._redis_now > self.gap:
-            self._connected_at = at
-        self._redis_now = redis_now
         first = not self._forked_redis[0]
+        report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
+        here = self.control is self.queue.wire
+        answer = self._ask(self.queues, report if here else "", self._renews(at))
+        received = time.monotonic()
+        control = answer if here else self._ask((), report, False, self.control)
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
-        self._forked_at(float(stamped))
-        ready = [queues[int(place) - 1] for place in str(waiting).split()]
-        self.report.saw(redis_now, [queue for queue in ready if not self.maintenance.holds(queue)])
-        self._obey(read_restart(restart.encode()), float(stamped), first)
-        self._tell_lost([item.decode() for item in reply[8:]])
-        self._tell_cancelled(str(cancelled).split())
-        if reclaimed:
-            self.log.warning("lease.expired", jobs=reclaimed, moved="ready")
-        return received + (SOON if first else self._until_next(redis_now, due, more))
+        self._hear(answer, control, at, first)
+        return received + (SOON if first else self._until_next(answer))
 
-    def _call(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> list[bytes]:
+    def _ask(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> Answer:
         prefix = self.queue.settings.prefix if wire is None else self.control_prefix
-        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
-        names = [keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL]
-        names += [kind(queue) for queue in queues for kind in kinds]
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
-        args: tuple[Arg, ...] = (
-            self.hands.token,
-            report,
-            self.lease,
-            int(renew),
-            self._reclaims_until(),
-            MOVE,
-            len(slots),
-            *slots,
-        )
-        reply: list[bytes] = script("beat").call(wire or self.queue.wire, [prefix + name for name in names], *args)
-        return reply
+        asked = Asked(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
+        return beat(wire or self.queue.wire, prefix, queues, asked)
+
+    def _hear(self, answer: Answer, control: Answer, at: float, first: bool) -> None:
+        """control: of the server where restarts and maintenance stand, by whose clock restarts are stamped."""
+        self.report.laravel_down = self.maintenance.tell(control.down)  # before the contact: new workers wait for that
+        self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
+        if self._redis_now and answer.now - self._redis_now > self.gap:
+            self._connected_at = at
+        self._redis_now = answer.now
+        self._forked_at(control.now)
+        ready = [self.queues[place] for place in answer.waiting]
+        self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
+        self._obey(read_restart(control.restart.encode()), control.now, first)
+        self._tell_lost(answer.lost)
+        self._tell_cancelled(answer.cancelled)
+        if answer.reclaimed:
+            self.log.warning("lease.expired", jobs=answer.reclaimed, moved="ready")
 
     def _reclaims_until(self) -> float:
         """The last moment of Redis's clock at which the next beat may reclaim, 0 for not at all. After a gap that is longer
@@ -195,11 +179,11 @@ class Keeper:
         self._renewed_at = at
         return True
 
-    def _until_next(self, redis_now: float, due: object, more: object) -> float:
-        if more:
+    def _until_next(self, answer: Answer) -> float:
+        if answer.more:
             return SOON
-        wait = min(1.0 - redis_now % 1.0 + 0.001, self.longest)
-        return min(wait, max(0.001, int(str(due)) / 1000)) if int(str(due)) >= 0 else wait
+        wait = min(1.0 - answer.now % 1.0 + 0.001, self.longest)
+        return min(wait, max(0.001, answer.due / 1000)) if answer.due >= 0 else wait
 
     def _obey(self, asked: Restart | None, redis_now: float, first: bool) -> None:
         """first: this keeper's first look. A stamp of a clock ahead of this one stood there before it, and would restart
@@ -224,9 +208,8 @@ class Keeper:
             self._forked_redis = (forked, redis_now - (now() - forked) / 1e9)
         return self._forked_redis[1]
 
-    def _tell_lost(self, lost: list[str]) -> None:
-        for item in lost:
-            number, turn = (int(part[:40]) for part in item.split(":"))  # a job's arguments may hold longer ones
+    def _tell_lost(self, lost: list[tuple[int, int]]) -> None:
+        for number, turn in lost:
             slot = self.board.slot(number)
             if slot[W.LOST_TURN] != turn:  # else it was told, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
@@ -234,10 +217,9 @@ class Keeper:
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
 
-    def _tell_cancelled(self, cancelled: list[str]) -> None:
+    def _tell_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
         """Again at each beat, until the job is over: it may not have begun yet."""
-        for item in cancelled:
-            number, turn = (int(part) for part in item.split(":"))
+        for number, turn in cancelled:
             if number < SLOTS:
                 generation = self.board.slot(number)[W.GENERATION]
                 self.hands.voice.tell("cancel", slot=number, generation=generation, turn=turn & 0xFFFFFFFF)
@@ -279,7 +261,7 @@ class Keeper:
         while time.monotonic() < until:
             try:
                 self.dead.dead_workers()
-                self._call(self.queues, "", False)  # no token may be left that no job stands behind
+                self._ask(self.queues, "", False)  # no token may be left that no job stands behind
                 if not self.dead.unsettled():
                     self._forget(self.hands.token)
                 return
@@ -293,8 +275,3 @@ class Keeper:
 def clock() -> float:
     """Seconds that go on while the host sleeps, where there is such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def text_of(value: bytes) -> str:
-    """What stands in Redis may be anybody's: never a reason to fall."""
-    return value.decode("utf-8", "replace")
