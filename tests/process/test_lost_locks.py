@@ -178,7 +178,7 @@ def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
         assert other.held
         assert other.token > lock.token
         with pytest.raises(LockLost):
-            lock.release()
+            lock.extend()
         assert other.locked()
 
 

@@ -22,7 +22,7 @@ from qd.events import Listeners
 from qd.events import LockLost as LostEvent
 from qd.jobs import Span
 from qd.locks.aside import aside, own_thread, settled, shared
-from qd.locks.hold import Hold, log
+from qd.locks.hold import Hold, log, surely
 from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner
 from qd.locks.renewal import renewals
 from qd.locks.waiting import Cancel, Taken, Wait
@@ -81,7 +81,7 @@ class Lock:
             taken = wait.over()
             if isinstance(taken, Taken):
                 with shield:
-                    self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._tell))
+                    self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._told))
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
@@ -95,24 +95,27 @@ class Lock:
     def _keep(self, hold: Hold) -> None:
         self._hold = self._last = hold
         if self.renew:
-            renewals().add(hold)
+            renewals(hold).add(hold)
 
     def _forget(self) -> None:
         hold, self._hold = self._hold, None
         if hold is not None:
-            renewals().drop(hold)
+            renewals(hold).drop(hold)
 
     def release(self) -> None:
         """Give it back. Raises LockLost when it was not ours any more, also when that is known already; LockError when it
         was never held, or in a forked copy of the process that holds it; ConnectionLost: it may be called again."""
-        self._mine("release")
-        surely(self._give)
+        hold = self._mine("release")
+        try:
+            surely(self._give)
+        finally:
+            hold.tell()
 
     def _give(self) -> None:
         hold = self._hold
         if hold is None:
             return
-        renewals().drop(hold)
+        renewals(hold).drop(hold)
         try:
             hold.give()
         except LockLost:
@@ -123,7 +126,10 @@ class Lock:
     def extend(self, seconds: Span | None = None) -> None:
         """Hold it for `seconds` from now on; None: for its ttl. Raises as release."""
         length = self.ttl if seconds is None else checked_ttl(self.name, seconds, "extend")
-        self._mine("extend").extend(length)
+        hold = self._mine("extend")
+        hold.extend(length)
+        if self.renew:
+            renewals(hold).add(hold)  # it is due at another moment now
 
     def _mine(self, act: str) -> Hold:
         hold = self._hold
@@ -136,10 +142,9 @@ class Lock:
             )
         return hold
 
-    def _tell(self) -> None:
-        hold = self._last
-        if hold is not None and self._listeners.has(LostEvent):
-            self._listeners.emit(LostEvent(self.name, hold.token))
+    def _told(self, token: int) -> None:
+        if self._listeners.has(LostEvent):
+            self._listeners.emit(LostEvent(self.name, token))
 
     # -- asking
 
@@ -186,7 +191,11 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raises LockLost, but the block's own error goes first."""
-        surely(lambda: self._leave(error))
+        try:
+            surely(lambda: self._leave(error))
+        finally:
+            if self._last is not None and self._last.ours:
+                self._last.tell()
 
     def _leave(self, error: BaseException | None) -> None:
         hold = self._hold
@@ -268,14 +277,3 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<lock '{self.name}'{' held' if self.held else ''}>"
-
-
-def surely(act: Callable[[], None]) -> None:
-    """Run `act`, which may be run twice, to its end; an alarm that comes on the way is raised after it."""
-    try:
-        with shield:
-            act()
-    except (EndJob, KeyboardInterrupt):
-        with shield:
-            act()
-        raise

@@ -51,6 +51,7 @@ class Place:
 
     def __init__(self, connections: Connections, connection: str | None) -> None:
         self._connections, self._connection = connections, connection
+        self.server = (id(connections), connection)  # what is one server, as far as is known here
 
     @property
     def store(self) -> Store:

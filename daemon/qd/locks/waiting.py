@@ -1,6 +1,8 @@
 """Waiting for a lock, in line.
 
-    take    it is ours, or we stand in line and are told when it falls free by itself
+    take    it is ours for a moment, or we stand in line and are told when it falls free by itself
+    keep    we heard of it in time: it is ours for its ttl. A take that a slow server does when nobody waits for the answer
+            any more is over by itself soon
     wait    until it is handed to us (a token in a list of our own), and half a second at most
     take    again: so the others see that we are still there; who does not ask for 1.5 s is passed over
 
@@ -20,6 +22,7 @@ from qd.store.mutex import THERE, Answer, Mutex
 
 BETWEEN = 0.2  # seconds between two tries to reach a server that is away
 COURTESY = 0.2  # seconds that leaving the line may take: should it fail, we are passed over soon
+MOMENT = 1.5  # seconds for which a lock is taken at first
 APART = 0.02  # seconds between those who look whether a lock has fallen free by itself: the first one is to find it
 
 
@@ -101,13 +104,13 @@ class Wait:
     def _step(self) -> Taken | Answer | None:
         """None: not yet."""
         stay = self._patience.left > 0 and not (self._cancel and self._cancel.told)
-        began = time.monotonic()
+        began, moment = time.monotonic(), min(MOMENT, self._seconds)
         answer = self._place.ask(
-            lambda store: self._mutex.take(store, self._seconds, stay=stay, came=self._came), self._patience.call
+            lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call
         )
         self._patience.answered()
         if answer.token:
-            return Taken(answer.token, began)
+            return Taken(answer.token, began) if moment == self._seconds else self._kept(answer.token)
         if not stay:
             return answer
         self._came = answer.came
@@ -115,6 +118,13 @@ class Wait:
         with self._place.within(self._patience.call):
             self._mutex.wait(self._place.store, self._pause(answer), wake)
         return None
+
+    def _kept(self, token: int) -> Taken | None:
+        """None: the moment was over already; it is taken again. Is there no answer, it is over as well: that is waited for,
+        so that nobody prolongs it who is late."""
+        began = time.monotonic()
+        ours = self._place.ask(lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call))
+        return Taken(token, began) if ours else None
 
     def _pause(self, answer: Answer) -> float:
         """Seconds until we ask again."""
