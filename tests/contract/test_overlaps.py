@@ -19,6 +19,7 @@ from tests.support.resp import Client
 from tests.support.server import Server
 
 ENTRY = Entry("nightly", ShellTask("true"), Every(60), alone=True)
+OTHER = Entry("hourly", ShellTask("true"), Every(60), alone=True)
 KEY = "qd:overlap:nightly"
 
 
@@ -37,9 +38,11 @@ class Host:
     name: str
     seconds: float = 30.0
     told: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.overlaps = Overlaps(self.store, self.name, self.seconds, lambda entry, why: self.told.append(why))
+        told, refused = lambda entry, why: self.told.append(why), lambda entry, why: self.refused.append(why)
+        self.overlaps = Overlaps(self.store, self.name, self.seconds, told, refused)
 
 
 def owner(store: RedisStore) -> dict[str, object]:
@@ -50,11 +53,11 @@ def owner(store: RedisStore) -> dict[str, object]:
 def test_one_that_ran_out_unseen_is_taken_again_and_told(store: RedisStore):
     one = Host(store, "web1", 0.05)
     assert one.overlaps.take(ENTRY) is None
-    one.overlaps.begun("nightly", 412)
+    run = one.overlaps.begun("nightly", 412)
     eventually(lambda: not owner(store), 5)
     one.overlaps.renew()
     assert one.told == ["it ran out, and was taken again"]
-    one.overlaps.end("nightly")
+    one.overlaps.end(run)
     one.overlaps.renew()
     assert not owner(store)
 
@@ -62,16 +65,17 @@ def test_one_that_ran_out_unseen_is_taken_again_and_told(store: RedisStore):
 def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: RedisStore):
     one, other = Host(store, "web1", 0.05), Host(store, "web2")
     assert one.overlaps.take(ENTRY) is None
+    run = one.overlaps.begun("nightly", 412)
     eventually(lambda: other.overlaps.take(ENTRY) is None, 5)
-    other.overlaps.begun("nightly", 77)
+    others = other.overlaps.begun("nightly", 77)
     other.overlaps.renew()
     one.overlaps.renew()
     assert len(one.told) == 1
     assert one.told[0].startswith("it ran out, and web2 (pid 77) since ")
-    one.overlaps.end("nightly")
+    one.overlaps.end(run)
     one.overlaps.renew()
     assert owner(store)["pid"] == 77
-    other.overlaps.end("nightly")
+    other.overlaps.end(others)
     other.overlaps.renew()
     assert not owner(store)
     assert other.told == []
@@ -83,8 +87,10 @@ def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_b
     one = Host(store, "web1")
     assert one.overlaps.wants == float("inf")
     assert one.overlaps.take(ENTRY) is None
+    run = one.overlaps.begun("nightly", 412)
+    one.overlaps.renew()
     assert 9 < one.overlaps.wants <= 10
-    one.overlaps.end("nightly")
+    one.overlaps.end(run)
     assert one.overlaps.wants == 0
     with monkeypatch.context() as patched:
         patched.setattr(store, "step", lost)
@@ -102,15 +108,64 @@ def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
 ):
     one, real = Host(store, "web1"), store.step
     assert one.overlaps.take(ENTRY) is None
-    one.overlaps.begun("nightly", 412)
+    run = one.overlaps.begun("nightly", 412)
     monkeypatch.setattr(store, "step", lambda *words: lost(real(*words)))
     with pytest.raises(ConnectionLost):
         one.overlaps.renew()
     monkeypatch.undo()
     assert owner(store)["pid"] == 412  # the server has done it, and the answer was lost
-    one.overlaps.end("nightly")
+    one.overlaps.end(run)
     one.overlaps.renew()
     assert not owner(store)
+
+
+def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: RedisStore):
+    one = Host(store, "web1")
+    assert one.overlaps.take(ENTRY) is None
+    first = one.overlaps.begun("nightly", 411)
+    one.overlaps.renew()
+    store.take(KEY)
+    assert one.overlaps.take(ENTRY) is None
+    second = one.overlaps.begun("nightly", 412)
+    one.overlaps.renew()
+    one.overlaps.end(first)
+    one.overlaps.renew()
+    assert owner(store)["pid"] == 412
+    one.overlaps.end(second)
+    one.overlaps.renew()
+    assert not owner(store)
+
+
+def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed(store: RedisStore):
+    one = Host(store, "web1", 0.3)
+    assert one.overlaps.take(ENTRY) is None
+    assert one.overlaps.take(OTHER) is None
+    runs = [one.overlaps.begun(name, 412) for name in ("nightly", "hourly")]
+    store.take(KEY)
+    store.token(KEY)  # a list
+    for _ in range(3):
+        eventually(lambda: one.overlaps.wants <= 0, 5)
+        one.overlaps.renew()
+    assert json.loads(store.get("qd:overlap:hourly")[0] or b"{}")["pid"] == 412
+    assert "is refused" in str(one.overlaps.take(ENTRY))
+    (why,) = one.refused
+    assert KEY in why
+    assert "WRONGTYPE" in why
+    for run in runs:
+        one.overlaps.end(run)
+    one.overlaps.renew()
+    assert one.overlaps.wants == float("inf")
+    assert store.pop(KEY, 1)
+
+
+def test_while_the_server_is_away_nothing_is_wanted_at_once(store: RedisStore):
+    one = Host(store, "web1")
+    assert one.overlaps.take(ENTRY) is None
+    one.overlaps.end(one.overlaps.begun("nightly", 412))
+    assert one.overlaps.wants == 0
+    one.overlaps.later()
+    assert 0 < one.overlaps.wants <= 0.5
+    one.overlaps.renew()
 
 
 def lost(*given: object) -> object:

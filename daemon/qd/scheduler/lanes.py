@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, ServerBusy
 from qd.scheduler.claims import Place, Want
 from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach
@@ -109,13 +109,23 @@ class Lanes:
         entry, tick = want.place.entry, want.due.at / 1000
         try:
             waits = self._runs.waits(entry)
-        except (ConnectionLost, ServerRefused) as error:
+        except ServerBusy as error:
+            return reach.refuses(error)
+        except ConnectionLost as error:
             return reach.lost(error)  # it is taken, and started when the server is back
-        lane.taken = None
+        lane.taken, reach.busy = None, reach.busy and not entry.alone
         if waits:
             return self._taker.teller.skipped(want, waits, reach.now / 1000)
         self._runs.start(entry, tick, self._owner)
         lane.running = (entry.name, tick)
+
+    def leave_taken(self) -> None:
+        """The scheduler stops: what cannot be begun, since its server is away, is not waited for."""
+        for lane in self._lanes:
+            if lane.taken is not None and not lane.reach.up:
+                reason = "taken, and then the server was away until the scheduler was told to stop"
+                self._taker.teller.skipped(lane.taken, reason, lane.reach.now / 1000)
+                lane.taken = None
 
     def ended(self, ended: Ended) -> None:
         for lane in self._lanes:

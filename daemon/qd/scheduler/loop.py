@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from qd.app import Qd
 from qd.config import Settings
 from qd.connectors.manager import open_queue
 from qd.connectors.redis import keys
 from qd.connectors.redis.queue import RedisQueue
-from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.schedule import Entry
 from qd.scheduler.claims import Place, Want
@@ -111,6 +112,8 @@ class Scheduler:
         for reach in self._reaches.values():
             if reach.look():
                 self._take(reach)
+        if self.drained:
+            self._lanes.leave_taken()
         self._keep()
         return min(1.0, self.runs.wants, *[self._wants(reach) for reach in self._reaches.values()])
 
@@ -236,11 +239,18 @@ class Scheduler:
         for ended in self.runs.reap():
             self._teller.ended(ended, self._control.now / 1000)
             self._lanes.ended(ended)
-        if self._control.up and self.runs.wants <= 0:
-            try:
-                self.runs.renew()
-            except (ConnectionLost, ServerRefused) as error:
-                self._control.lost(error)
+        if self.runs.wants <= 0:
+            self._renew()
+
+    def _renew(self) -> None:
+        if not self._control.up:
+            return self.runs.later()
+        try:
+            self.runs.renew()
+        except ServerBusy:
+            self._control.queue.close()  # a replica by now: the name may lead elsewhere
+        except ConnectionLost as error:
+            self._control.lost(error)
 
     def _keep(self) -> None:
         """Once a second at most."""
@@ -250,8 +260,9 @@ class Scheduler:
         self._kept_at = at
         try:
             if not self._swept:
-                sweep(self._control.store, {entry.name for entry in self._entries}, self._control.now / 1000)
+                with suppress(ServerBusy, ServerRefused):  # the next one that starts does it
+                    sweep(self._control.store, {entry.name for entry in self._entries}, self._control.now / 1000)
                 self._swept = True
             self._teller.keep(self._control.store)
-        except (ConnectionLost, ServerRefused) as error:
+        except ConnectionLost as error:
             self._control.lost(error)

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from qd.connectors.base import Claimed
 from qd.connectors.redis import keys
@@ -57,8 +58,9 @@ class Reach:
         self._away_since: float | None = None
         self._asked_at = 0.0
         self.shares = False  # the loop has other servers to serve, which wait while this one is waited for
-        self._busy = False  # it answers, and takes nothing
+        self.busy = False  # it answers, and takes nothing
         self._delay = 0.0
+        self._unread: set[str] = set()
 
     # -- the clock
 
@@ -99,14 +101,27 @@ class Reach:
         if self.standing is not None:
             commands += [("HGETALL", prefix + keys.SCHEDULE_PAUSED), ("GET", prefix + keys.DOWN)]
         replies = self.queue.wire.call_many(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        if isinstance(replies[0], Exception):
+            raise replies[0]
         self.heard(int(replies[0][0]) + int(replies[0][1]) / 1e6)
         if self.standing is not None:
-            self._read(self.standing, replies[1], replies[2])
+            self._read(self.standing, *map(self._note, (keys.SCHEDULE_PAUSED, keys.DOWN), replies[1:]))
 
-    def _read(self, standing: Standing, flat: Sequence[bytes], down: bytes | None) -> None:
+    def _note(self, key: str, reply: Any) -> Any:
+        """None where the key cannot be read: that is no note, and said once."""
+        if isinstance(reply, ServerRefused):
+            if key not in self._unread:
+                self._unread.add(key)
+                name = self.queue.settings.prefix + key
+                self._log.error("schedule.unread", key=name, error=str(reply), way="as if it were not there")
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        self._unread.discard(key)
+        return reply
+
+    def _read(self, standing: Standing, flat: Sequence[bytes] | None, down: bytes | None) -> None:
+        flat = flat or ()
         fields = {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
         standing.pauses = read_paused(fields, self.now / 1000)
         standing.down = "" if down is None or standing.force else f"maintenance mode{by_and_why(read_down(down))}"
@@ -114,7 +129,7 @@ class Reach:
     def _begin(self) -> None:
         """Read where each entry stands, and forget those that nobody declares any more."""
         queues = list(dict.fromkeys(place.queue for place in self.places))
-        found = dict(zip(queues, self.queue.ticks.all(queues), strict=True))
+        found = self._fields(queues)
         known = {(place.queue, place.field) for place in self.places}
         for place in self.places:
             self.saw(place, found[place.queue].get(place.field, b""))
@@ -125,6 +140,15 @@ class Reach:
             if old:
                 self.queue.ticks.forget(queue, old)
         self.begun = True
+
+    def _fields(self, queues: list[str]) -> dict[str, dict[str, bytes]]:
+        """Of a key that the server refuses none: its entries are refused when they are to be taken, and asked again then."""
+        try:
+            return dict(zip(queues, self.queue.ticks.all(queues), strict=True))
+        except ServerRefused:
+            if len(queues) == 1:
+                return {queues[0]: {}}
+            return {queue: fields for each in queues for queue, fields in self._fields([each]).items()}
 
     # -- the entries
 
@@ -182,13 +206,19 @@ class Reach:
             self.lost(error)
             return None
         busy = next((answer.refused for answer in answers if isinstance(answer.refused, ServerBusy)), None)
-        self._busy = busy is not None
+        self.busy = busy is not None
         if busy is not None:
-            self.queue.close()  # a replica by now: the name may lead elsewhere
-            self.lost(busy)
+            self.refuses(busy)
         if now := max([answer.now for answer in answers], default=0.0):
             self.heard(now)
         return answers
+
+    def strange(self, place: Place) -> str:
+        """Which of its keys hold something of another type, in words; "": none, as far as it can be seen."""
+        try:
+            return self.queue.ticks.strange(place.queue)
+        except QdError:
+            return ""
 
     @property
     def up(self) -> bool:
@@ -224,8 +254,14 @@ class Reach:
         self.rests_until = at + rest * random.uniform(0.5, 1.0)
         self._look_at = 0.0
 
+    def refuses(self, error: ServerBusy) -> None:
+        """It answers, and takes nothing."""
+        self.busy = True
+        self.queue.close()  # a replica by now: the name may lead elsewhere
+        self.lost(error)
+
     def _back(self) -> None:
-        if self._away_since is not None and not self._busy:
+        if self._away_since is not None and not self.busy:
             after = time.monotonic() - self._away_since
             self._log.info("redis.back", connection=self.queue.settings.name, after=after)
             self._away_since = None

@@ -22,7 +22,7 @@ from qd.master.oom import OomKills
 from qd.process import child
 from qd.process.exits import told
 from qd.schedule import Entry
-from qd.scheduler.overlaps import Overlaps
+from qd.scheduler.overlaps import Held, Overlaps
 from qd.scheduler.record import Outcome, Record, Stage
 from qd.scheduler.runner import Runner
 from qd.scheduler.tree import end_all_marked, end_marked, end_trees
@@ -47,7 +47,8 @@ class Ended:
 
 @dataclass(slots=True)
 class Run:
-    """ended_for: why we have killed it. telling: a process that only tells how another one ended."""
+    """ended_for: why we have killed it. telling: a process that only tells how another one ended. held: its lease, of an
+    entry without_overlapping."""
 
     entry: Entry
     tick: float
@@ -56,6 +57,7 @@ class Run:
     telling: bool = False
     began: int = field(default_factory=time.monotonic_ns)
     ended_for: str = ""
+    held: Held | None = None
 
 
 class Runs:
@@ -75,7 +77,9 @@ class Runs:
     ) -> None:
         self.app, self.settings, self.log = app, settings, log
         self._forked, self._hook_seconds = forked, hook_seconds
-        self._overlaps = Overlaps(store, host or socket.gethostname(), settings.schedule.lease, self._lease_lost)
+        self._overlaps = Overlaps(
+            store, host or socket.gethostname(), settings.schedule.lease, self._lease_lost, self._lease_refused
+        )
         self._runs: dict[int, Run] = {}
         self._unborn: list[Ended] = []
         self._count = 0
@@ -87,12 +91,12 @@ class Runs:
 
     def waits(self, entry: Entry) -> str | None:
         """None: the entry may run now; of one without_overlapping the lease is taken, and `start` or `forgo` is to follow.
-        Else why not: who runs it. Raises ConnectionLost, ServerRefused."""
+        Else why not: who runs it. Raises ConnectionLost."""
         return self._overlaps.take(entry) if entry.alone else None
 
     def forgo(self, entry: Entry) -> None:
         """It was not started after all."""
-        self._overlaps.end(entry.name)
+        self._overlaps.forgo(entry.name)
 
     def start(self, entry: Entry, tick: float, owner: str) -> None:
         """Fork a run of it, and return. owner: the master's token (or a word of its own where there is none): what the run
@@ -107,7 +111,7 @@ class Runs:
             run.record.close()
             self._not_started(entry, tick, error)
             return
-        self._overlaps.begun(entry.name, pid)
+        run.held = self._overlaps.begun(entry.name, pid)
         self.log.info("schedule.started", entry=entry.name, at=moment(tick), pid=pid)
 
     def reap(self) -> list[Ended]:
@@ -120,8 +124,12 @@ class Runs:
 
     def renew(self) -> None:
         """Free the leases of runs that have ended, renew those of the others when it is time. After each `reap`. Raises
-        ConnectionLost, ServerRefused; the next call goes on then."""
+        ConnectionLost; the next call goes on then."""
         self._overlaps.renew()
+
+    def later(self) -> None:
+        """Instead of `renew`, while the server is away: `wants` lets it rest."""
+        self._overlaps.later()
 
     @property
     def alive(self) -> int:
@@ -185,7 +193,7 @@ class Runs:
         return pid
 
     def _not_started(self, entry: Entry, tick: float, error: OSError) -> None:
-        self._overlaps.end(entry.name)
+        self._overlaps.forgo(entry.name)
         words = f"no process could be started for it: {error.strerror}"
         self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=words)
         self._unborn.append(Ended(entry, tick, 0.0, None, words, 0))
@@ -233,7 +241,7 @@ class Runs:
 
     def _over(self, pid: int, run: Run, status: int) -> Ended:
         entry = run.entry
-        self._overlaps.end(entry.name)
+        self._overlaps.end(run.held)
         outcome = run.record.outcome
         if outcome is None:
             outcome = self._died(run, status)
@@ -265,6 +273,9 @@ class Runs:
 
     def _lease_lost(self, name: str, reason: str) -> None:
         self.log.error("schedule.lease_lost", entry=name, reason=reason)
+
+    def _lease_refused(self, name: str, error: str) -> None:
+        self.log.error("schedule.refused", entry=name, error=error)
 
 
 def moment(tick: float) -> str:

@@ -115,7 +115,7 @@ class Taker:
         elif isinstance(answer.refused, ServerBusy):
             reach.moments.add(want.due.at, place)
         else:
-            self._refuse(place, answer.refused)
+            self._refuse(reach, place, answer.refused)
             reach.moments.add(reach.now + AGAIN, place)
         return None
 
@@ -129,10 +129,11 @@ class Taker:
                     reason = "the connection broke while it was taken, and another host went on: nobody may have run it"
                     self.teller.skipped(want, reason, now)
 
-    def _refuse(self, place: Place, error: Exception | None) -> None:
-        if place.entry.name not in self._refused:
-            self._refused.add(place.entry.name)
-            self.teller.log.error("schedule.refused", entry=place.entry.name, error=str(error))
+    def _refuse(self, reach: Reach, place: Place, error: Exception | None) -> None:
+        name = place.entry.name
+        if name not in self._refused:
+            self._refused.add(name)
+            self.teller.log.error("schedule.refused", entry=name, error=reach.strange(place) or str(error))
 
     # -- taken
 

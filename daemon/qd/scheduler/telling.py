@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from qd.bus.parcel import Parcel
+from qd.connectors.redis import keys
 from qd.events import (
     Event,
     JobQueued,
@@ -21,6 +22,7 @@ from qd.events import (
 from qd.log import Log
 from qd.scheduler.claims import Want
 from qd.scheduler.guard import Broke, Guard
+from qd.scheduler.keeping import Keeping
 from qd.scheduler.moments import MOST
 from qd.scheduler.runs import Ended
 from qd.scheduler.runs import moment as written
@@ -37,6 +39,7 @@ class Teller:
         self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
         self._lasts: dict[str, Last] = {}
         self._skips: dict[str, Last] = {}
+        self._ran, self._skipped = Keeping(log, keys.SCHEDULE_LAST), Keeping(log, keys.SCHEDULE_SKIPPED)
 
     # -- ticks
 
@@ -109,12 +112,10 @@ class Teller:
     # -- what the store keeps
 
     def keep(self, store: Store) -> None:
-        """Write what there is. Raises ConnectionLost, ServerRefused; then it is written by the next call."""
-        if self._lasts:
-            note_each(store, self._lasts)
+        """Write what there is. Raises ConnectionLost; then it is written by the next call."""
+        if self._lasts and self._ran.done(lambda: note_each(store, self._lasts)):
             self._lasts = {}
-        if self._skips:
-            note_each(store, self._skips)
+        if self._skips and self._skipped.done(lambda: note_each(store, self._skips)):
             self._skips = {}
 
 

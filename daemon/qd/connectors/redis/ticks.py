@@ -54,6 +54,21 @@ class RedisTicks:
                 raise reply
         return [{text_of(flat[at]): flat[at + 1] for at in range(0, len(flat), 2)} for flat in replies]
 
+    def strange(self, queue: str) -> str:
+        """Which keys that a tick of this queue needs hold something else, in words; "": none."""
+        kinds = {named(queue): b"hash"}
+        if queue:
+            kinds |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
+        found = self.wire.call_many([("TYPE", self.prefix + key) for key in kinds])
+        wrong = [
+            (key, is_, kind) for is_, (key, kind) in zip(found, kinds.items(), strict=True) if isinstance(is_, bytes)
+        ]
+        return ", ".join(
+            f"{self.prefix}{key} is a {is_.decode()} and not a {kind.decode()}"
+            for key, is_, kind in wrong
+            if is_ not in (b"none", kind)
+        )
+
     def forget(self, queue: str, fields: Sequence[str]) -> None:
         raw = [field.encode("utf-8", "surrogateescape") for field in fields]
         for at in range(0, len(raw), CHUNK):

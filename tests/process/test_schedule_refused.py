@@ -1,0 +1,218 @@
+"""A server that refuses one key or all writes, or is away when the scheduler is to stop: what it costs others, and the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd import Qd
+from qd.config import load
+from tests.support.clock import eventually
+from tests.support.procs import QD, Procs
+from tests.support.project import MakeProject
+from tests.support.resp import Client
+from tests.support.scheduling import Host, Open, waiting
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:overlap:*", "qd:down")
+
+
+def count(host: Host, word: str, name: str) -> int:
+    return sum(f"entry={name} " in line for line in host.said(word))
+
+
+# -- one key
+
+
+def test_an_entry_whose_lease_is_refused_is_said_once_and_the_others_go_on(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(lambda: None, every=0.2, name="alone").without_overlapping()
+    app.schedule(lambda: None, every=0.2, name="beside")
+    redis.call("RPUSH", "qd:overlap:alone", "x")
+    host = open_host()
+    host.turns(lambda: count(host, "schedule.skipped", "alone") >= 3 and count(host, "schedule.done", "beside") >= 3)
+    (line,) = host.said("schedule.refused")
+    assert "entry=alone" in line
+    assert "qd:overlap:alone" in line
+    assert "WRONGTYPE" in line
+    assert host.said("redis.away") == []
+    redis.call("DEL", "qd:overlap:alone")
+    host.turns(lambda: count(host, "schedule.done", "alone"))
+    host.scheduler.drain()
+    host.turns(lambda: host.scheduler.idle)
+
+
+@pytest.mark.parametrize("key", ["queues:other:ticks", "queues:other:notify"])
+def test_a_key_of_another_type_at_the_start_holds_up_the_entries_of_that_key(
+    app: Qd, report: Any, redis: Client, open_host: Open, key: str
+) -> None:
+    app.schedule(report.bind(1).using(queue="other"), every=0.2, name="bad")
+    app.schedule(report.bind(2), every=0.2, name="good")
+    redis.call("SET", key, "x")
+    host = open_host()
+    host.turns(lambda: len(waiting(redis)) >= 3 and host.said("schedule.refused"))
+    (line,) = host.said("schedule.refused")
+    assert "entry=bad" in line
+    assert f"{key} is a string" in line
+    assert host.said("redis.away") == []
+    redis.call("DEL", key)
+    host.turns(lambda: waiting(redis, "other"))
+
+
+def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(report.bind(1), every=0.2)
+    redis.call("RPUSH", "qd:schedule:paused", "x")
+    redis.call("RPUSH", "qd:down", "x")
+    host = open_host()
+    looks = 0
+
+    def looked(reach: Any = host.scheduler._control, real: Callable[[], None] = host.scheduler._control._ask) -> None:
+        nonlocal looks
+        real()
+        looks += 1
+
+    host.scheduler._control._ask = looked  # type: ignore[method-assign]
+    host.turns(lambda: looks >= 3 and len(waiting(redis)) >= 3)
+    assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.unread")) == [
+        "qd:down",
+        "qd:schedule:paused",
+    ]
+    assert host.said("redis.away") == []
+
+
+# -- what is only kept for people to read
+
+
+def test_what_only_keeps_notes_is_said_once_and_written_when_it_can_be(
+    app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.schedule(lambda: None, every=0.2, name="runs")
+    app.schedule(lambda: None, every=0.2, name="skips").when(lambda: False)
+    redis.call("SET", "qd:schedule:last", "x")
+    host = open_host()
+    host.turns(lambda: host.said("schedule.not_kept") and redis.call("HLEN", "qd:schedule:skipped"))
+    until = time.monotonic() + 2.2
+    host.turns(lambda: time.monotonic() > until)
+    (line,) = host.said("schedule.not_kept")
+    assert "key=qd:schedule:last" in line
+    assert host.said("redis.away") == []
+    redis.call("DEL", "qd:schedule:last")
+    host.turns(lambda: redis.call("HEXISTS", "qd:schedule:last", "runs"))
+
+
+def test_a_server_that_is_full_while_no_tick_is_due_is_not_away(app: Qd, redis: Client, open_host: Open) -> None:
+    app.schedule(lambda: time.sleep(0.1), every=0.5, name="runs").without_overlapping()
+    host = open_host()
+    host.turns(lambda: host.said("schedule.started"))
+    host.scheduler.drain()  # no tick is due any more
+    redis.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        host.turns(lambda: host.said("schedule.not_kept"))
+        until = time.monotonic() + 1.5
+        host.turns(lambda: time.monotonic() > until)
+    finally:
+        redis.call("CONFIG", "SET", "maxmemory", 0)
+    assert len(host.said("schedule.not_kept")) == 1
+    assert host.said("redis.away") == []
+
+
+def test_a_lease_that_a_full_server_does_not_give_waits_until_it_does_and_is_said_once(
+    app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.schedule(lambda: None, every=1, name="alone").without_overlapping()
+    host = open_host()
+    real = host.scheduler.runs.waits
+
+    def full(entry: Any) -> str | None:
+        redis.call("CONFIG", "SET", "maxmemory", 1)
+        return real(entry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.scheduler.runs, "waits", full)
+        host.turns(lambda: host.said("redis.away"))
+    try:
+        until = time.monotonic() + 1.5
+        host.turns(lambda: time.monotonic() > until)
+        assert len(host.said("redis.away")) == 1
+    finally:
+        redis.call("CONFIG", "SET", "maxmemory", 0)
+    host.turns(lambda: host.said("schedule.done") and host.said("redis.back"))
+
+
+# -- away when it is to stop
+
+LONG = """
+def long():
+    note("began", os.getpid())
+    held()
+
+app.schedule(long, every=1, name="long"){more}
+"""
+
+
+@pytest.mark.parametrize("more", ["", ".without_overlapping()"])
+def test_term_while_redis_is_away_and_a_run_has_ended_ends_all(project: MakeProject, more: str) -> None:
+    with Server() as own:
+        shop = project(jobs=JOBS + LONG.format(more=more), url=own.url)
+        witness = Witness(shop)
+        shop.allowed.add("go")
+        work = Procs([*QD, "schedule", "work", "--stop-timeout", "0"], cwd=shop.root, env=shop.env())
+        shop.started.append(work)
+        witness.wait("began")
+        own.kill()
+        work.wait_line(r"scheduler\[\d+\] redis.away")
+        (shop.root / "go").touch()
+        work.wait_line("schedule.done")
+        work.stop()
+
+
+def test_what_was_taken_and_could_not_be_begun_is_told_at_the_stop_and_not_waited_for(app: Qd) -> None:
+    app.schedule(lambda: None, every=1, name="alone").without_overlapping()
+    with Server() as own:
+        app.settings = load(code={"url": own.url}, environ={})
+        host = Host(app, own)
+        real = host.scheduler.runs.waits
+
+        def waits(entry: Any) -> str | None:
+            own.kill()
+            return real(entry)
+
+        host.scheduler.runs.waits = waits  # type: ignore[method-assign]
+        host.turns(lambda: host.said("redis.away"))
+        assert not host.scheduler.idle
+        host.scheduler.drain()
+        host.turns(lambda: host.scheduler.idle)
+        (line,) = host.said("schedule.skipped")
+        assert "until the scheduler was told to stop" in line
+        host.close()
+
+
+def test_leases_are_not_asked_for_again_and_again_while_redis_is_away(app: Qd, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def waits() -> None:
+        eventually(go.exists, 30)
+
+    app.schedule(waits, every=1, name="alone").without_overlapping()
+    with Server() as own:
+        app.settings = load(code={"url": own.url}, environ={})
+        host = Host(app, own)
+        host.turns(lambda: host.said("schedule.started"))
+        own.kill()
+        host.turns(lambda: host.said("redis.away"))
+        go.touch()
+        host.turns(lambda: host.said("schedule.done"))
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            wait = host.scheduler.turn()
+            assert host.scheduler.runs.wants > 0
+            time.sleep(min(wait, 0.05))
+        host.close()
