@@ -1,4 +1,4 @@
-"""A server that refuses one key or all writes, or is away when the scheduler is to stop: what it costs others, and the log."""
+"""A server that refuses a key or all writes, or is away when the scheduler is to stop: what it costs others, and the log."""
 
 from __future__ import annotations
 
