@@ -8,6 +8,11 @@ from tests.support.clock import eventually
 from tests.support.resp import Client
 
 
+def a_beat_later(redis: Client) -> None:
+    """Until the one master that reports there has reported once more: its keeper has looked."""
+    seconds_later(redis, 0.8)
+
+
 def seconds_later(redis: Client, seconds: float) -> None:
     """Until the one master that reports there has reported for so much longer, by Redis's clock."""
 

@@ -10,7 +10,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
 from qd import embedded
+from qd.cli.main import command
 from tests.support.procs import QD, Procs, waiting
 
 SOURCE = Path(__file__).resolve().parents[2] / "daemon"
@@ -69,6 +72,12 @@ class Project:
             timeout=seconds,
             check=False,
         )
+
+    def quick(self, *arguments: str) -> Result:
+        """`qd ...` in this process, without the start of another. For commands that do not import the app."""
+        ours = dict.fromkeys((name for name in os.environ if name.startswith(OURS)), None)
+        words = [*arguments, "--config", str(self.root / "qd.toml")]
+        return CliRunner().invoke(command, words, prog_name="qd", env=ours)
 
     def python(self, code: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
         """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
