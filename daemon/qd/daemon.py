@@ -161,7 +161,7 @@ def announce(log: Log, settings: Settings, jobs: int, entries: int) -> None:
             "declare entries with app.schedule(...) or in [schedule.entries.NAME]; HUP then reads them, or `qd restart`"
         )
         log.warning("schedule.empty", app=settings.app, hint=hint)
-    if not jobs and not only:
+    if not jobs and not entries and not only:
         log.warning(
             "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
         )

@@ -143,6 +143,12 @@ def test_an_app_without_jobs(shop: Project) -> None:
     assert doctor(shop, QD_IMPORTS="more").line("app").sign == "ok"
 
 
+def test_an_app_with_nothing_but_a_schedule_is_well(shop: Project) -> None:
+    shop.jobs("app.schedule.shell('true').daily()")
+    line = doctor(shop).line("app")
+    assert (line.sign, line.value) == ("ok", "jobs:app declares no jobs, and entries of the schedule")
+
+
 def test_a_thread_and_a_connection_that_the_import_leaves(shop: Project, server: Server) -> None:
     code = "import socket, threading, time\n"
     code += "threading.Thread(target=time.sleep, args=(60,), name='poller', daemon=True).start()\n"

@@ -120,3 +120,16 @@ def test_a_command_that_is_not_there(configured: object) -> None:
     assert backup.value.startswith(f"backup ({__file__}:")
     assert backup.value.endswith(": its command 'pg_dmup' is not on the PATH (pg_dmup shop)")
     assert "qd failed list --nosuch: No such option" in forget.value
+
+
+def test_hours_that_no_tick_meets(configured: object) -> None:
+    with click.Context(command):
+        app = Qd()
+        app.settings = settings = common.settings()
+        app.schedule(tidy).daily().between("23:00", "23:30").name("tidy")
+        app.schedule(tidy).hourly().between("23:00", "23:30").name("well")
+        app.schedule(tidy).daily().when(False).name("switched off")
+        never, *others = scheduled.check(app, settings, fleet.read(settings))
+    assert (never.sign, [one.sign for one in others]) == ("fail", ["warn"])  # nobody runs it
+    assert never.value.startswith(f"tidy ({__file__}:")
+    assert never.value.endswith(") never comes: 0 0 * * * is always outside of 23:00-23:30")

@@ -107,7 +107,10 @@ def test_check_says_ok(folder):
 
 def test_check_says_whether_the_app_was_imported(folder):
     (folder / "jobs.py").write_text("app = 1 / 0")
-    said = f"{folder}/qd.toml: ok; the app jobs:app was not imported, `qd doctor` does that, and looks at the entries of its schedule\n"
+    said = (
+        f"{folder}/qd.toml: ok; the app jobs:app was not imported, "
+        "`qd doctor` does that, and looks at the entries of its schedule\n"
+    )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
     assert said.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
@@ -205,6 +208,10 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
         ("app.schedule(lambda: None).daily()", "no name of its own"),
         ("app.schedule.shell('pg_dmup', cron='@daily')", "'pg_dmup' is not on the PATH"),
         ("app.schedule(print, cron='0 0 31 2 *')", "never comes"),
+        (
+            "app.schedule(print).daily().between('23:00', '23:30')",
+            "never comes: 0 0 * * * is always outside of 23:00-23:30",
+        ),
     ]:
         (folder / "shop.py").write_text(f"{head}{declared}\n")
         done = real("config", "check")

@@ -97,6 +97,14 @@ def test_an_app_without_jobs_is_warned_of(project: MakeProject) -> None:
     work.stop()
 
 
+@pytest.mark.leaves("qd:ticks")
+def test_an_app_with_nothing_but_a_schedule_is_not_warned_of(project: MakeProject) -> None:
+    work = project(jobs="app.schedule.shell('true').yearly()").work("-w", "1")
+    work.wait_line("INFO.* schedule.ready|master.ready")
+    work.stop()
+    assert not [line for line in work.lines if "WARN" in line and "no_jobs" in line]
+
+
 def test_no_password_is_in_the_log(project: MakeProject) -> None:
     with Server() as own:
         client = own.client()

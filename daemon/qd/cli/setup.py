@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +17,6 @@ from qd.connectors.manager import check_url
 from qd.errors import ConfigError
 from qd.masks import mask_url
 from qd.options import WORK, Option, shown
-
-if TYPE_CHECKING:
-    from qd.schedule import Task
 
 __all__ = ["config", "init"]
 
@@ -117,27 +115,34 @@ def _check_schedule(found: Settings) -> None:
     """Raises DeclarationError: an entry of the schedule cannot run."""
     if not found.schedule.entries and not _said(found):
         return
-    from qd.cli.commands_of import fault
     from qd.schedule.fields import wrong
 
-    for origin, task in _entries(found):
-        if why := fault(task, found.root):
+    for origin, why in _of_code(found) if _said(found) else _of_file(found):
+        if why:
             raise wrong(origin, why)
 
 
-def _entries(found: Settings) -> Iterator[tuple[tuple[str, int], Task]]:
-    """Where each entry is declared, and what it runs. Those of the code: where the app was imported. Raises
-    DeclarationError."""
+def _of_file(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
+    """Where each entry is declared, and why it cannot run, "" where it can. Raises DeclarationError."""
+    from qd.cli.commands_of import fault
     from qd.schedule.file import look
 
-    if not _said(found):
-        for said in found.schedule.entries:
-            yield (said.file, said.line), look(said, found)
-        return
+    for said in found.schedule.entries:
+        yield (said.file, said.line), fault(look(said, found), found.root)
+
+
+def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
+    """The same, and those of the code, whose app was imported."""
     from qd.cli.apps import app
+    from qd.cli.commands_of import fault
+    from qd.schedule.coming import closed
 
     for entry in app().schedule.entries():
-        yield entry.origin, entry.task
+        why = closed(entry, time.time())
+        yield (
+            entry.origin,
+            f"never comes: {entry.timing.text} is always {why}" if why else fault(entry.task, found.root),
+        )
 
 
 def _of_app(found: Settings) -> str:

@@ -65,11 +65,13 @@ Task = JobTask | CallTask | ShellTask | QdTask
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Whether a tick is taken. why: what is told of a tick that was not ("outside of 8:00-17:00"). passes: called with the
-    tick's unix seconds; it may be the user's code, and raise, or hang."""
+    tick's unix seconds; it may be the user's code, and raise, or hang. shut_until: of a tick that does not pass, a moment up
+    to which none will; None: nobody knows."""
 
     passes: Callable[[float], object]
     why: str
     foreign: bool = False  # the user's code
+    shut_until: Callable[[float], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

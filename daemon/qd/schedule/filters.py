@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 
 from qd.schedule.entry import Filter
 from qd.schedule.names import called
 from qd.schedule.zones import zone_of
+
+DAY = timedelta(days=1)
 
 
 def when(answer: Callable[[], object] | bool) -> Filter:
@@ -36,15 +38,40 @@ def _asked(answer: Callable[[], object] | bool, word: str) -> tuple[Callable[[fl
 
 def between(start: time, end: time, zone: str) -> Filter:
     """Both ends count; an end before its start is one of the next day. zone: whose clocks are meant."""
-    text = f"{start:%H:%M}-{end:%H:%M}"
-    return Filter(lambda at: within(at, start, end, zone), f"outside of {text}")
+    return Filter(
+        lambda at: within(at, start, end, zone),
+        f"outside of {start:%H:%M}-{end:%H:%M}",
+        shut_until=lambda at: comes(start, at, zone) - 0.001,
+    )
 
 
 def unless_between(start: time, end: time, zone: str) -> Filter:
-    text = f"{start:%H:%M}-{end:%H:%M}"
-    return Filter(lambda at: not within(at, start, end, zone), f"within {text}")
+    return Filter(
+        lambda at: not within(at, start, end, zone),
+        f"within {start:%H:%M}-{end:%H:%M}",
+        shut_until=lambda at: comes(end, at, zone),
+    )
 
 
 def within(at: float, start: time, end: time, zone: str) -> bool:
     now = datetime.fromtimestamp(at, zone_of(zone)).time()
     return start <= now <= end if start <= end else now >= start or now <= end
+
+
+def comes(hour: time, at: float, zone: str) -> float:
+    """When clocks show this time of the day next, not earlier than `at`. Where a change of the clock comes first: the moment
+    before it, as behind it the hours are others."""
+    wall = datetime.fromtimestamp(at, zone_of(zone))
+    found = at + ((datetime.combine(wall, hour) - wall.replace(tzinfo=None)) % DAY).total_seconds()
+    if ahead(found, zone) == ahead(at, zone):
+        return found
+    before, behind = at, found
+    while behind - before > 0.001:
+        middle = (before + behind) / 2
+        before, behind = (middle, behind) if ahead(middle, zone) == ahead(at, zone) else (before, middle)
+    return before
+
+
+def ahead(at: float, zone: str) -> timedelta | None:
+    """Of UTC, at that moment."""
+    return datetime.fromtimestamp(at, zone_of(zone)).utcoffset()

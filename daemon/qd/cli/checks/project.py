@@ -82,6 +82,8 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     names = project.app.registry.names()
     if names:
         yield ok("app", f"{found.app} declares {count(len(names), 'job')}")
+    elif len(project.app.schedule) + len(found.schedule.entries):  # their functions and commands need no worker
+        yield ok("app", f"{found.app} declares no jobs, and entries of the schedule")
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)

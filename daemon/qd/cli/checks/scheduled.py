@@ -11,11 +11,12 @@ from qd.cli.commands_of import fault
 from qd.cli.notes import by_whom
 from qd.cli.output import duration
 from qd.cli.reasons import living
-from qd.cli.schedule.seen import Seen, by_connection, next_of, overdue, read_ticks
+from qd.cli.schedule.seen import Seen, by_connection, overdue, read_ticks
 from qd.cli.schedule.which import sent
 from qd.errors import DeclarationError
 from qd.process.exits import Exit
 from qd.schedule import meant_for
+from qd.schedule.coming import closed, next_of
 from qd.schedule.fields import shown
 from qd.store import schedule
 
@@ -45,7 +46,7 @@ def check(app: Qd | None, settings: Settings, state: State | None) -> Iterator[F
 def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
     here = meant_for(settings.env, entries)
     seen = read(app, settings, here)
-    found = [*faults(here, settings), *paused(seen)]
+    found = [*faults(here, settings, seen.now), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not run_by(state) and (late or not seen.ticks):
         said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
@@ -69,9 +70,12 @@ def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
     return seen
 
 
-def faults(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
-    """Commands that are not there, told as this user finds them."""
+def faults(entries: Sequence[Entry], settings: Settings, now: float) -> Iterator[Finding]:
+    """Commands that are not there, told as this user finds them, and hours that no tick meets."""
     for entry in entries:
+        if why := closed(entry, now):
+            said = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
+            yield fail("schedule", said, "mend its hours, or when it is due")
         if why := fault(entry.task, settings.root):
             yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "install it, or mend the entry")
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from qd.cli import output
-from qd.cli.schedule.seen import next_of
 from qd.cli.schedule.which import moment, off, why_off
 from qd.schedule import Entry
+from qd.schedule.coming import next_of
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -78,7 +78,9 @@ class Became:
         if due is None:
             return "it never comes again"
         if due >= self.end:
-            first = next_of(entry, self.start - 0.001) or due
+            first = next_of(entry, self.start - 0.001)
+            if first is None:
+                return "not due within a year: its hours let no tick through"
             return f"not due before {moment(first, entry.timing.zone)} {entry.timing.zone}"
         if self.stopped:
             return self.stopped

@@ -12,11 +12,12 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.notes import by_whom
-from qd.cli.schedule.seen import Overlap, Seen, looked, next_of, overdue
+from qd.cli.schedule.seen import Overlap, Seen, looked, overdue
 from qd.cli.schedule.which import moment, off, what, why_off
 from qd.options.kinds import KINDS
 from qd.process.exits import Exit
 from qd.schedule import Entry
+from qd.schedule.coming import next_of
 from qd.schedule.zones import zone_of
 from qd.store import schedule
 
@@ -90,8 +91,10 @@ def row(entry: Entry, seen: Seen, found: Settings, zone: str | None) -> tuple[st
 
 
 def coming(entry: Entry, seen: Seen, found: Settings, zone: str) -> str:
-    at = None if off(entry, found) else next_of(entry, seen.now)
-    return "-" if at is None else f"{moment(at, zone)} (in {output.duration(at - seen.now)})"
+    if off(entry, found):
+        return "-"
+    at = next_of(entry, seen.now)
+    return "not within a year" if at is None else f"{moment(at, zone)} (in {output.duration(at - seen.now)})"
 
 
 def went(entry: Entry, seen: Seen) -> str:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from qd.config import Settings
     from qd.store.base import Store
 
-TRIED = 500  # ticks that are looked through for one that qd's own filters let through
-
 
 @dataclass(frozen=True)
 class Overlap:
@@ -134,14 +132,3 @@ def overdue(entry: Entry, seen: Seen, found: Settings) -> float:
         return 0.0
     waits = seen.now - due
     return waits if waits > found.schedule.late else 0.0
-
-
-def next_of(entry: Entry, now: float) -> float | None:
-    """The next tick that qd's own filters let through, where it is near; what the user's filters will say is not asked."""
-    first = at = entry.timing.next_after(now)
-    own = [each for each in entry.filters if not each.foreign]
-    for _ in range(TRIED if own else 0):
-        if at is None or all(each.passes(at) for each in own):
-            return at
-        at = entry.timing.next_after(at)
-    return first
