@@ -25,7 +25,7 @@ from qd.bus.named import Queue
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
-from qd.events import Event, Listeners, Looping
+from qd.events import Event, Looping
 from qd.jobs import (
     Call,
     Declare,
@@ -42,6 +42,7 @@ from qd.jobs import (
     Span,
 )
 from qd.jobs.calls import caller, plan_of
+from qd.listeners import Listeners
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from qd import Call, DeclarationError, Event, JobFailed, JobProcessing, Looping,
 from qd.config import ConnectionSettings
 from qd.connectors.manager import Connections, open_queue
 from qd.errors import ConfigError, UnknownJob, UnknownParameters, WrongType
-from qd.events import Listeners
+from qd.listeners import Listeners
 from tests.support.fakes import FakeQd, FakeQueue, settings
 
 SOURCE = Path(qd.__file__).parents[1]

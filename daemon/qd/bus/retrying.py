@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Queue
-from qd.events import JobRetryRequested, Listeners
+from qd.events import JobRetryRequested
+from qd.listeners import Listeners
 from qd.process.shield import shield
 from qd.store.failed import FailedStore, Record
 from qd.store.redis import beside

@@ -18,6 +18,7 @@ from qd.errors import ArgumentError, JobFailure, NotInJob, Settled, WrongType
 from qd.jobs import Declared
 from qd.jobs.plan import Middleware
 from qd.limits import Fail, Release
+from qd.listeners import Listeners
 from qd.payload import tags_of
 from qd.ties import Ties
 from qd.units import span_in_code
@@ -201,7 +202,7 @@ def current_job() -> RunningJob:
 
 
 def run_here(
-    declared: Declared, data: bytes, job: RunningJob, listeners: events.Listeners, stages: Sequence[Middleware] = ()
+    declared: Declared, data: bytes, job: RunningJob, listeners: Listeners, stages: Sequence[Middleware] = ()
 ) -> Any:
     """One attempt in this process, inside the middleware `stages`, with the events a worker would send. Returns what the
     job returned.
@@ -223,7 +224,7 @@ def attempt_here(
     declared: Declared,
     data: bytes,
     job: RunningJob,
-    listeners: events.Listeners,
+    listeners: Listeners,
     stages: Sequence[Middleware],
 ) -> object:
     result: object = None
@@ -249,7 +250,7 @@ def attempt_here(
 
 
 def tell_of_failure(
-    declared: Declared, data: bytes, error: BaseException, job: RunningJob, listeners: events.Listeners
+    declared: Declared, data: bytes, error: BaseException, job: RunningJob, listeners: Listeners
 ) -> None:
     try:
         declared.on_failed(data, error)

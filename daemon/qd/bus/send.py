@@ -29,8 +29,9 @@ from qd.bus.skeleton import SEED
 from qd.connectors.base import Outgoing, Queue
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError
-from qd.events import JobQueued, JobQueueing, Listeners, UniqueJobSkipped
+from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
 from qd.jobs import Place, Plan
+from qd.listeners import Listeners
 from qd.options import queue_name
 from qd.payload import NO_DATA, make, new_id, new_uuid
 from qd.process.shield import shield

@@ -12,6 +12,7 @@ from qd.jobs.declare import refuse
 from qd.jobs.objects import DeclaredObject
 from qd.jobs.plan import Plan
 from qd.jobs.registry import Declared, Registry
+from qd.listeners import check_event
 from qd.options import JobOptions
 from qd.units import did_you_mean
 
@@ -50,7 +51,7 @@ class Handlers:
         self, event: type[events.Event], listener: Callable[..., Any], name: str | None, options: Mapping[str, Any]
     ) -> None:
         """Raises DeclarationError."""
-        events.check_event(event)
+        check_event(event)
         if event.__module__ == events.__name__:
             raise DeclarationError(
                 f"{event.__name__} is one of qd's own events and cannot travel: listen without options, and dispatch a job"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from qd.connectors.manager import Connections
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
-from qd.events import Listeners
 from qd.events import LockLost as LostEvent
 from qd.jobs import Span
+from qd.listeners import Listeners
 from qd.locks.aside import aside, own_thread, settled, shared
 from qd.locks.hold import Hold, log, surely
 from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner

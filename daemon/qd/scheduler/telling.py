@@ -12,13 +12,13 @@ from qd.events import (
     Event,
     JobQueued,
     JobQueueing,
-    Listeners,
     ScheduledTaskFailed,
     ScheduledTaskFinished,
     ScheduledTaskSkipped,
     ScheduledTaskStarting,
     UniqueJobSkipped,
 )
+from qd.listeners import Listeners
 from qd.log import Log
 from qd.scheduler.claims import Want
 from qd.scheduler.guard import Broke, Guard

@@ -17,9 +17,9 @@ from qd import events
 from qd.bus.running import RunningJob
 from qd.connectors.base import Reserved
 from qd.errors import JobTimeout, Settled
-from qd.events import Listeners
 from qd.jobs import Declared
 from qd.limits import Limits
+from qd.listeners import Listeners
 from qd.payload import Payload
 from qd.process import child
 from qd.process.scoreboard import Fails

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from qd import events
+from qd.listeners import Listeners
 from qd.options import WorkOptions
 from qd.process import vitals
 from qd.process.exits import StopReason
@@ -16,7 +17,7 @@ SECONDS = 60.0  # what a listener may take between two jobs before the master mi
 class Telling:
     """about: told how long the next sign of life may take."""
 
-    def __init__(self, listeners: events.Listeners, work: WorkOptions, about: Callable[[float], None]) -> None:
+    def __init__(self, listeners: Listeners, work: WorkOptions, about: Callable[[float], None]) -> None:
         self.listeners, self.work, self._about = listeners, work, about
 
     def tell(self, event: events.Event) -> None:
