@@ -8,6 +8,7 @@ import pytest
 
 from qd.connectors.redis.wire import Wire
 from qd.store.mutex import Lease, Mutex
+from qd.store.rates import Rate
 from qd.store.redis import RedisStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
@@ -179,7 +180,7 @@ def test_all_keys_of_a_lock_go_by_themselves(store: RedisStore):
     assert all(0 < store.left(name) <= 3630 for name in names)
 
 
-def test_on_a_cluster_all_keys_of_a_lock_are_in_one_slot():
+def test_on_a_cluster_all_keys_of_a_lock_and_those_of_a_limit_are_in_one_slot():
     bus = str(free_port())  # by itself it is 10,000 above the other, which may be none
     with Server("--cluster-enabled", "yes", "--cluster-port", bus, "--appendonly", "no") as cluster:
         client = cluster.client()
@@ -195,5 +196,9 @@ def test_on_a_cluster_all_keys_of_a_lock_are_in_one_slot():
         waiter.wait(store, 5)
         assert waiter.take(store, 30, stay=True).token
         assert waiter.give(store)
+        rate = Rate("report", 1, 60)
+        assert [rate.start(store, owner, "m").wait > 0 for owner in "ab"] == [False, True]
+        rate.leave(store, "b")
+        assert rate.left(store) == 0
         wire.close()
         client.close()

@@ -15,7 +15,7 @@ from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
 
-LEAVES = pytest.mark.leaves("app_qd:rate:x:*")  # they vanish by themselves
+LEAVES = pytest.mark.leaves("app_qd:rate:{x}:*")  # they vanish by themselves
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: Redi
     waits = [round(answer.wait) for answer in told]
     assert waits == [60, 60, 120, 120, 180, 180]
     assert [round(rate.start(store, f"{n}", "m").wait) for n in range(2, 8)] == waits  # who asks again keeps its turn
-    assert redis.call("PTTL", "app_qd:rate:x:turns") > 0
+    assert redis.call("PTTL", "app_qd:rate:{x}:turns") > 0
 
 
 @LEAVES
@@ -148,9 +148,9 @@ def test_who_does_not_come_loses_its_turn_to_those_behind(store: RedisStore, red
     assert rate.start(store, "first", "m").wait == 0
     gone, behind = rate.start(store, "gone", "m"), rate.start(store, "behind", "m")
     assert round(behind.at - gone.at) == 60
-    redis.call("ZADD", "app_qd:rate:x:due", 1, "gone")  # it was to come long ago
+    redis.call("ZADD", "app_qd:rate:{x}:due", 1, "gone")  # it was to come long ago
     assert rate.start(store, "behind", "m").at == gone.at
-    assert redis.text("ZRANGE", "app_qd:rate:x:turns", 0, -1) == ["behind"]
+    assert redis.text("ZRANGE", "app_qd:rate:{x}:turns", 0, -1) == ["behind"]
 
 
 @LEAVES
@@ -158,12 +158,56 @@ def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: R
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     rate.start(store, "told", "m")
-    redis.call("DEL", "app_qd:rate:x:starts")  # a window later
+    redis.call("DEL", "app_qd:rate:{x}:starts")  # a window later
     now = int(store.now() * 1e6)
-    redis.call("ZADD", "app_qd:rate:x:turns", now, "told")
-    redis.call("ZADD", "app_qd:rate:x:due", now, "told")
+    redis.call("ZADD", "app_qd:rate:{x}:turns", now, "told")
+    redis.call("ZADD", "app_qd:rate:{x}:due", now, "told")
     assert rate.start(store, "newcomer", "m").wait > 0
     assert rate.start(store, "told", "m").wait == 0
+
+
+@LEAVES
+def test_a_clock_that_was_set_back_shuts_a_window_for_no_longer_than_it_is(store: RedisStore, redis: Client):
+    rate, quick = Rate("x", 2, 60), Rate("x", 2, 0.1)
+    assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
+    rate.start(store, "third", "m")
+    two_hours_ahead(redis)
+    assert 59 < rate.start(store, "third", "m").wait <= 60  # the order is kept, and no more start than may
+    assert 59 < rate.start(store, "fourth", "m").wait <= 60
+    assert all(redis.call("PTTL", f"app_qd:rate:{{x}}:{each}") <= 130_000 for each in ("starts", "turns", "due"))
+    for owner in ("third", "fourth"):
+        rate.leave(store, owner)
+    two_hours_ahead(redis)
+    eventually(lambda: quick.left(store) == 2, 5)  # also when it is only looked at
+
+
+def two_hours_ahead(redis: Client) -> None:
+    """What a window looks like when the server's clock was set back by two hours."""
+    ahead = 7200
+    for each in ("starts", "turns", "due"):
+        key = f"app_qd:rate:{{x}}:{each}"
+        for member in redis.call("ZRANGE", key, 0, -1):
+            redis.call("ZINCRBY", key, ahead * 1_000_000, member)
+        redis.call("PEXPIRE", key, redis.call("PTTL", key) + ahead * 1000)
+
+
+@LEAVES
+def test_two_figures_of_one_name_take_away_no_starts_of_each_other(store: RedisStore, redis: Client):
+    """As there are while a deploy goes on."""
+    long, short = Rate("x", 5, 60), Rate("x", 5, 0.05)
+    assert [long.start(store, f"{n}", "m").wait for n in range(5)] == [0] * 5
+    eventually(lambda: not short.start(store, "short", "m", 0).wait, 5)
+    assert long.start(store, "sixth", "m").wait > 50
+    assert long.left(store) == 0
+    assert 60_000 < redis.call("PTTL", "app_qd:rate:{x}:starts") <= 120_000
+    redis.call("PEXPIRE", "app_qd:rate:{x}:starts", 150)  # the longer one was not used for two minutes
+    oldest = redis.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0)
+
+    def forgotten() -> bool:
+        short.start(store, "short", "m", 0)
+        return bool(redis.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0) != oldest)
+
+    eventually(forgotten, 5)
 
 
 @LEAVES

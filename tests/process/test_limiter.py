@@ -22,7 +22,7 @@ from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:rate:*")]
-TURNS, STARTS = "qd:rate:stripe:turns", "qd:rate:stripe:starts"
+TURNS, STARTS = "qd:rate:{stripe}:turns", "qd:rate:{stripe}:starts"
 
 
 def test_no_window_has_more_starts_than_the_limit_whoever_asks(server: Server, redis: Client, tmp_path: Path):
@@ -158,6 +158,11 @@ def test_figures_are_given_or_declared_and_never_both_ways(app: Qd):
         app.limiter("other", 10)
     with pytest.raises(DeclarationError, match="lets nothing run"):
         app.limiter("other", 0, per=60)
+    for odd in (True, 1.5, "5"):
+        with pytest.raises(DeclarationError, match=r"the limit 'other' of .* per 60 s is no whole number of starts"):
+            app.limiter("other", odd, per=60)  # type: ignore[arg-type]
+        with pytest.raises(DeclarationError, match=r"is no whole number of starts"):
+            app.limit("other", odd, per=60)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"the name of the limiter 'a\{b\}' has a '\{'"):
         app.limiter("a{b}", 1, per=60)
 

@@ -25,6 +25,10 @@ class Limit:
 def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
     """Raises DeclarationError for figures that let nothing through."""
     seconds = seconds_of(f"the limit '{name}'", "per", per)
+    if not isinstance(most, int) or isinstance(most, bool):
+        raise DeclarationError(
+            f"the limit '{name}' of {most!r} per {seconds:g} s is no whole number of starts; give 1 or more"
+        )
     if most < 1 or seconds <= 0:
         raise DeclarationError(f"the limit '{name}' of {most} per {seconds:g} s lets nothing run; give 1 or more")
     return Limit(most, seconds)

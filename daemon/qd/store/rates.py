@@ -43,7 +43,7 @@ class Rate:
 
     def left(self, store: Store) -> int:
         """How many may start now, beside those who have their turns."""
-        return max(0, self.most - int(store.step("admit_left", self._names[:2], micro(self.per))))
+        return max(0, self.most - int(store.step("admit_left", self._names, micro(self.per), micro(LONGEST))))
 
     @property
     def _names(self) -> list[str]:

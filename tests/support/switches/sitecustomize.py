@@ -146,7 +146,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [
-        (SCRIPTS, script_without("admit", "score_at(KEYS[1], started + before - most) + window)", "now)")),
+        (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
     "put back at no cost": [("qd.worker.judge", replaced("Back", spending))],
     "nothing": [],

@@ -5,13 +5,16 @@
 --      us that it waits for its turn at most, -1: without end
 -- Returns {0, us of the start, 1}, or {ms to wait, us at which its turn would be, 1: it has that turn, 0: that is too late}.
 -- Only starts count: a turn is a promise to those who come on time, and nobody starts whom the window has no room for.
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+-- The starts are kept for two windows of the longest that was used in the last one: the TTL of their key says for how long.
+-- So two figures of one name, as there are during a deploy, do not take away each other's.
+local now = clock_us()
 local owner, most, window, late, longest = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local function text(number) return string.format('%.0f', number) end
-local function score_at(key, index) return tonumber(redis.call('ZRANGE', key, index, index, 'WITHSCORES')[2]) end
+follow_clock(KEYS, now, longest)
 
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now - window))
+local kept = math.max(2 * window, redis.call('PTTL', KEYS[1]) * 1000)
+local function keep() redis.call('PEXPIRE', KEYS[1], text(math.ceil(kept / 1000))) end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now - kept))
+keep()
 local absent = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', text(now - late), 'LIMIT', 0, 100)
 if #absent > 0 then
   redis.call('ZREM', KEYS[2], unpack(absent))
@@ -20,18 +23,18 @@ end
 
 -- The start that has to be a window away: the most-th before this one, of those who have started and those whose turn is first.
 local before = redis.call('ZRANK', KEYS[2], owner) or redis.call('ZCARD', KEYS[2])
-local started, moment = redis.call('ZCARD', KEYS[1]), now
+local moment
 if before >= most then
   moment = math.max(now, score_at(KEYS[2], before - most)) + window
-elseif started + before >= most then
-  moment = math.max(now, score_at(KEYS[1], started + before - most) + window)
+else
+  moment = math.max(now, (score_at(KEYS[1], before - most) or 0) + window)
 end
 
 if moment <= now then
   redis.call('ZREM', KEYS[2], owner)
   redis.call('ZREM', KEYS[3], owner)
   redis.call('ZADD', KEYS[1], text(now), ARGV[2] .. ' ' .. text(now))
-  redis.call('PEXPIRE', KEYS[1], text(math.ceil(window / 1000)))
+  keep()
   return {0, now, 1}
 end
 local patience = tonumber(ARGV[7])

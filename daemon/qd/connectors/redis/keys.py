@@ -23,9 +23,10 @@
 | qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record; TTL as its batch |
 | qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
 | qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |
-| qd:rate:NAME:starts     | zset   | start -> us, of a RateLimited; as many as its limit, TTL: its window                |
-| qd:rate:NAME:turns      | zset   | job uuid -> us at which it may start; one a job put back, TTL: the last of them     |
-| qd:rate:NAME:due        | zset   | job uuid -> us by which it asks again; same members and TTL                         |
+| qd:rate:{NAME}:starts   | zset   | start -> us, of a RateLimited or app.limiter; those of the last two windows of the   |
+|                         |        | longest that was used lately, TTL: so long                                          |
+| qd:rate:{NAME}:turns    | zset   | job uuid -> us at which it may start; one a job put back, TTL: the last of them     |
+| qd:rate:{NAME}:due      | zset   | job uuid -> us by which it asks again; same members and TTL                         |
 | qd:errors:NAME          | zset   | error -> us, of a ThrottlesExceptions; fewer than its limit, TTL: its window        |
 | qd:rest:NAME            | hash   | there while jobs rest after too many errors; TTL: the rest                          |
 | qd:mutex:{NAME}         | string | who has app.lock(NAME): "host/pid/id"; TTL: its ttl                                  |
@@ -171,15 +172,16 @@ def slots(name: str) -> str:
 
 
 def starts(name: str) -> str:
-    return f"qd:rate:{name}:starts"
+    """Of a rate. The braces keep all its keys in one slot of a cluster."""
+    return f"qd:rate:{{{name}}}:starts"
 
 
 def turns(name: str) -> str:
-    return f"qd:rate:{name}:turns"
+    return f"qd:rate:{{{name}}}:turns"
 
 
 def due(name: str) -> str:
-    return f"qd:rate:{name}:due"
+    return f"qd:rate:{{{name}}}:due"
 
 
 def errors(name: str) -> str:

@@ -33,6 +33,8 @@ PARTS = {  # every other script is its own file
     "adopt": ("failed.lua", "adopt.lua"),
     "lock_take": ("line.lua", "lock_take.lua"),
     "lock_give": ("line.lua", "lock_give.lua"),
+    "admit": ("window.lua", "admit.lua"),
+    "admit_left": ("window.lua", "admit_left.lua"),
 }
 
 
