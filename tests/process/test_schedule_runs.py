@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support.driven import Drive, told
@@ -85,7 +87,7 @@ OUTPUT = """
 def prints(): print("from python"); os.system("echo from its child; echo and its stderr >&2")
 def hook(): print("from a hook")
 add("new", prints, output=Path("new.txt"), before=(hook,))
-add("more", "echo more; echo why >&2; exit 4", output=Path("more.txt"), append=True)
+add("more", "echo why >&2; echo more; exit 4", output=Path("more.txt"), append=True)
 add("folder", prints, output=Path("nowhere/at/all.txt"))
 add("full", prints, output=Path("/dev/full"))
 """
@@ -99,13 +101,40 @@ def test_what_a_run_prints_goes_into_its_file(drive: Drive):
     work = driven.run("new", "more", "folder", "full")
     text = "from a hook\nfrom python\nfrom its child\nand its stderr\n"
     assert (driven.root / "new.txt").read_text() == text
-    assert (driven.root / "more.txt").read_text() == "yesterday\nmore\nwhy\n"
-    assert told(work)["more"]["error"] == "exit code 4: why"
+    assert (driven.root / "more.txt").read_text() == "yesterday\nwhy\nmore\n"
+    assert told(work)["more"]["error"] == "exit code 4: more"  # the file says no more which of them was stderr
     refused = f"its output cannot be written to {driven.root}/nowhere/at/all.txt: No such file or directory"
     assert told(work)["folder"]["error"] == refused
     assert driven.lines("folder")[1:] == ["before", "after", "on_failure", f"Failed None {refused}"]
     assert "OSError: [Errno 28] No space left on device" in told(work)["full"]["error"]
     assert not work.output[4:]
+
+
+PIPES = """
+add("unread", lambda: note("unread body"), output=Path("unread"))
+add("read", "head -c 300000 /dev/zero; echo; echo over", output=Path("read"))
+"""
+
+
+def test_a_pipe_takes_what_a_run_prints_as_fast_as_it_is_read_and_one_that_nobody_reads_is_refused(drive: Drive):
+    driven = drive(PIPES)
+    driven.project.allowed |= {"unread", "read"}
+    for name in ("unread", "read"):
+        os.mkfifo(driven.root / name)
+    reader = os.open(driven.root / "read", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        work = driven.start("unread", "read")
+        work.wait_line("schedule.failed entry=unread")
+        os.set_blocking(reader, True)
+        assert b"".join(iter(lambda: os.read(reader, 65536), b"")) == bytes(300000) + b"\nover\n"
+    finally:
+        os.close(reader)
+    work.ends_clean()
+    assert told(work)["read"]["error"] == ""
+    assert (
+        told(work)["unread"]["error"] == f"its output cannot be written to {driven.root}/unread: nobody reads this pipe"
+    )
+    assert "unread body" not in driven.witness.lines
 
 
 HOOKS = """

@@ -9,6 +9,7 @@ on the record, and has a second process tell the rest (`aftermath`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import logging
 import os
@@ -97,9 +98,11 @@ class Runner:
         path = self.settings.root / self.entry.output
         how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append or self.entry.append else os.O_TRUNC)
         try:
-            fd = os.open(path, how, 0o666)
+            fd = os.open(path, how | os.O_NONBLOCK, 0o666)  # a FIFO that nobody reads would hold us for ever
         except OSError as error:
-            return f"its output cannot be written to {path}: {error.strerror}"
+            why = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            return f"its output cannot be written to {path}: {why}"
+        os.set_blocking(fd, True)
         for standard in (1, 2):
             os.dup2(fd, standard)
         os.close(fd)
