@@ -149,17 +149,18 @@ def test_killed_scheduler_is_replaced_and_no_tick_comes_twice(project: MakeProje
 
 STUCK = """
 import ctypes
+from qd.events import ScheduledTaskSkipped
 
-def hang():
+@app.on(ScheduledTaskSkipped)
+def hang(event):
     if Path("hang").exists():
         Path("hang").unlink()
         note("hangs", os.getpid())
         mutex, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
         c.pthread_mutex_lock(mutex)
         c.pthread_mutex_lock(mutex)  # for ever, with the GIL: no handler of Python's runs
-    return True
 
-app.schedule(beat, every=0.5, name="filtered").when(hang)
+app.schedule(beat, every=0.5, name="never").when(False)
 """
 
 
@@ -396,13 +397,14 @@ def test_the_scheduler_that_imports_by_itself_is_forked_from_the_master(project:
 
 def test_a_scheduler_that_has_grown_is_replaced_between_two_runs(project: MakeProject) -> None:
     grows = """
+from qd.events import ScheduledTaskSkipped
 kept = []
 
-def grow():
+@app.on(ScheduledTaskSkipped)
+def grow(event):
     kept.append(bytearray(b"x" * (4 << 20)))
-    return True
 
-app.schedule(beat, every=0.2, name="fat").when(grow)
+app.schedule(beat, every=0.2, name="never").when(False)
 """
     shop = project(jobs=TICKING + grows, config='[worker]\nmemory = "10M"')
     witness = Witness(shop)

@@ -65,6 +65,7 @@ class Place:
     last: int = 0
     few: tuple[int, int] = (0, 0)  # between these moments not too many were missed: see moments.decided
     lost: bool = False  # the store had its field once, and has lost it
+    answered: Due | None = None  # a tick that its filters were asked about, with what they said
     unsure: dict[bytes, Want] = made(default_factory=dict)
 
     def saw(self, raw: bytes, now: int, late: int) -> str:

@@ -1,4 +1,4 @@
-"""User code in the scheduler's own process: filters, listeners, what makes a payload. It may raise or hang; neither ends or
+"""User code in the scheduler's own process: listeners, what makes a payload. It may raise or hang; neither ends or
 holds up the scheduler for more than a few seconds."""
 
 from __future__ import annotations

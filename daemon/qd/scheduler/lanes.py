@@ -26,13 +26,14 @@ ABREAST = 8  # such runs of one entry at a time; of ticks that were missed there
 @dataclass(slots=True, eq=False)
 class Lane:
     """taken: claimed, and not started yet. running: name of the entry, tick in seconds. late: the entry whose run this is,
-    which had stood behind; "" for others."""
+    which had stood behind; "" for others. at: its moment, ms, where others may join it."""
 
     reach: Reach
     waiting: deque[tuple[Place, Due]] = field(default_factory=deque)
     taken: Want | None = None
     running: tuple[str, float] | None = None
     late: str = ""
+    at: int = 0
 
     @property
     def empty(self) -> bool:
@@ -52,10 +53,22 @@ class Lanes:
     def add(self, reach: Reach, waiting: Sequence[tuple[Place, Due]]) -> None:
         """Runs of one moment. Where an entry still catches up, the one in time is behind, too."""
         late = {lane.late for lane in self._lanes}
-        line = deque([waits for waits in waiting if waits[0].entry.name not in late])
+        line = deque(
+            [waits for waits in waiting if waits[0].entry.name not in late and not self._joined(reach, *waits)]
+        )
         self._behind += [(reach, *waits) for waits in waiting if waits[0].entry.name in late]
         if line:
-            self._lanes.append(Lane(reach, line))
+            place, due = line[0]
+            self._lanes.append(Lane(reach, line, at=0 if place.entry.background else due.at))
+
+    def _joined(self, reach: Reach, place: Place, due: Due) -> bool:
+        """Whether it found its line: those of its moment that had no filter to ask are in it already."""
+        if due.said is None or place.entry.background:
+            return False
+        line = next((lane for lane in self._lanes if lane.reach is reach and lane.at == due.at), None)
+        if line is not None:
+            line.waiting = deque(sorted([*line.waiting, (place, due)], key=lambda waits: waits[0].order))
+        return line is not None
 
     def wants(self, reach: Reach) -> float:
         """Seconds until somebody leaves a line of this connection's."""

@@ -1,7 +1,8 @@
 """The schedule as it runs, on every host that wants to; no scheduler leads.
 
     turn     reap what ended; look at the servers (once a second); take what is due; say when to come again
-    due      heap of moments -> filters, pauses -> one claim a tick (tick.lua) -> told
+    due      heap of moments -> pauses, filters -> one claim a tick (tick.lua) -> told
+    asked    filters of the user's own: in a process of its own (asking.py); the tick is due again with its answer
     jobs     claimed and sent in one step, all that are due at once
     runs     of functions and commands: claimed, then forked. Those of one moment that are not `background` go through a
              lane, one after the other; each is claimed when its turn comes
@@ -24,6 +25,7 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.schedule import Entry
+from qd.scheduler.asking import Asking, asks
 from qd.scheduler.claims import Place, Want
 from qd.scheduler.guard import Guard
 from qd.scheduler.jobs import Jobs
@@ -80,6 +82,7 @@ class Scheduler:
         self._teller = Teller(app.listeners, log, host, guard)
         self._taker = Taker(self._jobs, self._standing, self._teller, guard)
         self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
+        self._asking = Asking(app, settings, log, owner=owner, forked=self.close, seconds=guard.seconds)
         self._lanes = Lanes(self.runs, self._taker, owner)
         self._swept, self._kept_at = False, 0.0
         for order, entry in enumerate(self._entries):
@@ -115,7 +118,7 @@ class Scheduler:
         if self.drained:
             self._lanes.leave_taken()
         self._keep()
-        return min(1.0, self.runs.wants, *[self._wants(reach) for reach in self._reaches.values()])
+        return min(1.0, self.runs.wants, self._asking.wants, *[self._wants(reach) for reach in self._reaches.values()])
 
     def _wants(self, reach: Reach) -> float:
         if self.paused or self.drained:
@@ -125,6 +128,7 @@ class Scheduler:
     def drain(self) -> None:
         """Take no more ticks; what runs goes on."""
         self.drained = True
+        self._asking.drop()
         self._lanes.drain()
 
     @property
@@ -144,7 +148,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, and nothing will."""
-        return not self.runs.alive and not self._lanes and (self.drained or self._over)
+        return not self.runs.alive and not self._lanes and not self._asking and (self.drained or self._over)
 
     @property
     def _over(self) -> bool:
@@ -158,6 +162,7 @@ class Scheduler:
 
     def end(self) -> None:
         """Kill what still runs, and write what is still to be kept."""
+        self._asking.drop()
         for ended in self.runs.end():
             self._lanes.ended(ended)
             self._teller.ended(ended, self._control.now / 1000)
@@ -215,16 +220,26 @@ class Scheduler:
 
     def _sort(self, reach: Reach, place: Place, wants: list[Want], line: list[tuple[Place, Due]]) -> None:
         due = self._decided(reach, place, reach.now)
-        if due is None:
+        if due is None or not self._has_asked(reach, place, due):
             return
-        if place.entry.kind == "job" or not due.runs:
+        if place.entry.kind == "job" or not due.runs or due.said:
             wants.append(Want(place, due))
         elif place.entry.background:
             self._lanes.add(reach, [(place, due)])
         else:
             line.append((place, due))
 
+    def _has_asked(self, reach: Reach, place: Place, due: Due) -> bool:
+        """Whether it is known what the user's filters say, as far as there are any. Else they are being asked."""
+        if due.said is not None or not due.runs or not asks(place.entry):
+            return True
+        self._asking.ask(reach, place, due, self._taker.why_not(place.entry, due.at / 1000))
+        return False
+
     def _decided(self, reach: Reach, place: Place, now: int) -> Due | None:
+        if place.answered is not None:
+            answered, place.answered = place.answered, None
+            return answered
         if not place.raw:  # the first sight: nothing before this moment is due
             since = None if place.lost else self._since
             return Due(now if since is None else min(now, since - 1), runs=False)
@@ -236,6 +251,9 @@ class Scheduler:
     # -- runs that ended, and what the store keeps
 
     def _reap(self) -> None:
+        self._asking.reap()
+        if self.paused:
+            self._asking.drop()
         for ended in self.runs.reap():
             self._teller.ended(ended, self._control.now / 1000)
             self._lanes.ended(ended)

@@ -25,11 +25,12 @@ WINDOW = 60_000  # ms, the first look back for the latest tick
 
 class Due(NamedTuple):
     """A tick to be taken. runs: False where it is only passed over. missed: how many were, with this one if it does not run;
-    from MOST on there may be more."""
+    from MOST on there may be more. said: what the user's filters say, None: they were not asked, "": it runs."""
 
     at: int
     runs: bool = True
     missed: int = 0
+    said: str | None = None
 
 
 def decided(

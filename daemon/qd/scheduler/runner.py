@@ -47,7 +47,7 @@ class Runner:
 
     def run(self) -> int:
         """In the forked process: all of it. Returns its exit code."""
-        self._begin()
+        self.begin(f"qd: run {self.entry.name} since {time.strftime('%H:%M:%S')}")
         self._tell(events.ScheduledTaskStarting, self.entry.name, self.tick)
         refused = self._redirect()
         self._hooks("before", self.entry.before)
@@ -60,16 +60,17 @@ class Runner:
 
     def aftermath(self, outcome: Outcome) -> int:
         """In another process, when the one of the run is gone and had not told how it ended."""
-        self._begin()
+        self.begin(f"qd: run {self.entry.name} since {time.strftime('%H:%M:%S')}")
         self.record.enter(Stage.AFTER)
         self._redirect(append=True)
         self._after(outcome)
         return 0
 
-    def _begin(self) -> None:
+    def begin(self, title: str) -> None:
+        """First steps in a process that the scheduler has forked."""
         self._pid = os.getpid()
         os.environ["QD_OWNER"] = self.owner
-        setproctitle(f"qd: run {self.entry.name} since {time.strftime('%H:%M:%S')}")
+        setproctitle(title)
         random.seed()
         boot.own_stdin()
         vitals.oom_score_adj(boot.OOM_SCORE)

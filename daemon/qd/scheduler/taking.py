@@ -9,6 +9,7 @@ from typing import NamedTuple
 from qd.connectors.base import Claimed
 from qd.errors import ServerBusy
 from qd.schedule import Entry
+from qd.scheduler.asking import refusal
 from qd.scheduler.claims import Place, Tokens, Want
 from qd.scheduler.guard import Broke, Guard
 from qd.scheduler.jobs import Jobs
@@ -17,7 +18,7 @@ from qd.scheduler.telling import Teller
 from qd.store.schedule import Field, pause_of, written_field
 from qd.store.stamps import by_and_why
 
-HOLDS = 30.0  # seconds that user code may hold up one tick: filters, hooks of the payload, listeners
+HOLDS = 30.0  # seconds that user code may hold up one tick: hooks of the payload, listeners
 AGAIN = 1000  # ms until a claim that was refused is tried again
 
 
@@ -72,7 +73,7 @@ class Taker:
         want.after = written_field(Field(due.at, self._tokens.next(), place.key[1]))
         if not due.runs or not place.raw:
             return
-        want.skip = self._why_not(place.entry, due.at / 1000)
+        want.skip = self.why_not(place.entry, due.at / 1000) or due.said or ""
         if want.skip or place.entry.kind != "job":
             return
         try:
@@ -81,20 +82,14 @@ class Taker:
         except Broke as broke:
             want.error = f"its job could not be made: {broke}"
 
-    def _why_not(self, entry: Entry, tick: float) -> str:
-        """Why this tick does not run, "" when it does."""
+    def why_not(self, entry: Entry, tick: float) -> str:
+        """Why this tick does not run as far as the scheduler itself can tell, "" when it does; the user's own filters are
+        asked elsewhere (asking.py)."""
         if note := pause_of(self.standing.pauses, entry.name):
             return f"paused{by_and_why(note)}"
         if not entry.in_maintenance and (self.standing.down or self.down):
             return self.standing.down or "maintenance mode"
-        for each in entry.filters:
-            try:
-                passes = self._guard.run(lambda each=each: bool(each.passes(tick)))  # type: ignore[misc]
-            except Broke as broke:
-                return f"its filter {broke}"
-            if not passes:
-                return each.why
-        return ""
+        return refusal([each for each in entry.filters if not each.foreign], tick, self._guard)
 
     def _answered(self, reach: Reach, want: Want, answer: Claimed) -> Want | None:
         """The tick that was taken: this one, or one whose reply had been lost before."""
