@@ -136,7 +136,7 @@ def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(
     for name in "abc":
         entry = app.schedule(writes(name), every=HOUR, name=name, missed="once")
         if name != "c":
-            entry.when(lambda: True)
+            entry.when(lambda: eventually((tmp_path / "order").exists))
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
     host = open_host(entries=hourly(app))
     host.turns(lambda: (tmp_path / "order").exists() and not host.scheduler._asking)
