@@ -88,7 +88,7 @@ def test_nothing_that_a_filter_does_ends_or_holds_up_the_scheduler(project: Make
     for name in ("forked", "closed", "healthy"):
         work.wait_line(f"schedule.sent entry={name} ", count=3)
     assert {line.split()[1] for line in witness.starting("ran")} == {str(first)}
-    assert [child.pid for child in work.children("qd: scheduler")] == [first]
+    assert first in [each.pid for each in work.children("qd: scheduler")]  # a fork has its title for a moment
     work.stop()
     told = [match[0] for match in work.matches(r"schedule.sent entry=\S+ .*at=\S+")]
     sent = [(line.split("entry=")[1].split()[0], line.split(" at=")[1].split()[0]) for line in told]
