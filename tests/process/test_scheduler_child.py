@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -46,9 +48,17 @@ app.schedule(backup, every=1, name="backup").without_overlapping()
 )
 
 
-def scheduled(project: Project, *arguments: str, **env: str) -> Procs:
-    """`qd schedule work` whose scheduler is ready."""
-    work = Procs([*QD, "schedule", "work", *arguments], cwd=project.root, env=project.env(**env))
+# A master that bears silence for less than the ten seconds it takes Redis to be given up.
+IMPATIENT = (
+    sys.executable,
+    "-c",
+    "from qd import daemon; daemon.SILENCE = daemon.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
+)
+
+
+def scheduled(project: Project, *arguments: str, qd: Sequence[str] = QD) -> Procs:
+    """`qd schedule work`, started."""
+    work = Procs([*qd, "schedule", "work", *arguments], cwd=project.root, env=project.env())
     project.started.append(work)
     return work
 
@@ -169,7 +179,7 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
     shop = project(jobs=TICKING + STUCK, config="[worker]\nsleep = 0.1")
     witness = Witness(shop)
     shop.allowed.add("hang")
-    stopped, stuck = scheduled(shop), scheduled(shop)
+    stopped, stuck = scheduled(shop, qd=IMPATIENT), scheduled(shop, qd=IMPATIENT)
     witness.wait("beat", 2)
     first = scheduler(stopped)
     first.suspend()

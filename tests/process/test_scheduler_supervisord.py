@@ -91,10 +91,8 @@ def test_pause_resume_and_an_early_restart(supervisord: Supervisord, shop: Deplo
     for _ in range(2):  # set, not toggled
         assert supervisord.ctl("signal", "USR2", "qd").returncode == 0
     eventually(lambda: paused(redis, "schedule"), 10, what="a master that reports a pause")
-    there = ran(shop.root)
     assert supervisord.ctl("signal", "CONT", "qd").returncode == 0
     more(shop)
-    assert ran(shop.root)[: len(there)] == there
     assert supervisord.troubles() == []
 
 

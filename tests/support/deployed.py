@@ -69,7 +69,7 @@ def grow(megabytes: int) -> None:
 SCHEDULE = """
 [schedule.entries.tick]
 call = "jobs:tick"
-every = 0.5
+every = 0.2
 environments = ["schedule"]
 
 [schedule.entries.hold]
