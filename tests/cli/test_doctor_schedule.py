@@ -118,7 +118,9 @@ def test_a_command_that_is_not_there(configured: object) -> None:
         backup, forget, *_ = scheduled.check(app, settings, fleet.read(settings))
     assert (backup.sign, forget.sign) == ("fail", "fail")
     assert backup.value.startswith(f"backup ({__file__}:")
-    assert backup.value.endswith(": its command 'pg_dmup' is not on the PATH (pg_dmup shop)")
+    assert backup.value.endswith(
+        ": its command 'pg_dmup' is not on the PATH (pg_dmup shop): install it, or write its whole path"
+    )
     assert "qd failed list --nosuch: No such option" in forget.value
 
 

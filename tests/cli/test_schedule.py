@@ -212,7 +212,7 @@ def test_an_app_without_entries(scheduled: Run, folder: Path) -> None:
 
 
 def test_one_entry_is_paused_and_resumed(scheduled: Run, clean_redis: Client) -> None:
-    assert done(scheduled("pause", "tidy", "--reason", "disk full")) == "tidy: paused until `qd schedule resume`\n"
+    assert done(scheduled("pause", "tidy", "--reason", "disk full")) == "tidy: paused until `qd schedule resume tidy`\n"
     paused = entry(document(scheduled("list", "--json")), "tidy")["paused"]
     assert (paused["reason"], paused["until"], "@" in paused["by"]) == ("disk full", None, True)
     assert "paused by " in done(scheduled("list"))
@@ -239,6 +239,8 @@ def test_a_name_that_is_not_declared_is_not_paused(scheduled: Run, clean_redis: 
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "'tidi' (did you mean 'tidy'?) (known: mail.report, tidy, broken)" in refused.stderr
     assert scheduled("pause", "tidy", "--for", "0").exit_code == 2
+    resumed = scheduled("resume", "tidi")
+    assert (resumed.exit_code, resumed.stdout, resumed.stderr) == (2, "", refused.stderr)
 
 
 # -- locks
@@ -283,6 +285,13 @@ def test_an_entry_is_tried_with_the_server_away(shop: Project) -> None:
     assert json.loads(tried.stdout) | {"took_s": 0} == {
         "name": "tidy", "kind": "call", "ok": True, "code": None, "error": "", "took_s": 0,
     }  # fmt: skip
+
+
+def test_a_line_is_tried_without_the_embedded_server(project: MakeProject) -> None:
+    alone = project(url="embedded:", jobs="app.schedule.shell('echo tidied').daily().name('tidy')")
+    alone.allowed.add(".qd")
+    assert alone.qd("schedule", "test", "tidy").stdout == "tidied\n"
+    assert not (alone.root / ".qd").exists()
 
 
 @pytest.mark.leaves("queues:reports*", "qd:unique:*")

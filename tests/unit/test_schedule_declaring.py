@@ -215,6 +215,14 @@ BAD = {
     "no days": (lambda app: app.schedule(tick).days(), r"no day"),
     "month": (lambda app: app.schedule(tick).yearly_on(13), r"13 is no month"),
     "zone": (lambda app: app.schedule(tick, timezone="Europe/Berln"), r"unknown time zone .*'Europe/Berlin'"),
+    "summer time": (
+        lambda app: app.schedule(tick, timezone="CEST"),
+        r"unknown time zone 'CEST' \(written Europe/Berlin\)",
+    ),
+    "step": (
+        lambda app: app.schedule(tick, cron="*/70 * * * *"),
+        r"a step of 70 is larger than the minute \(60\): .* every",
+    ),
     "zero": (lambda app: app.schedule(tick, every=0), r"every 0.* no beat"),
     "negative": (lambda app: app.schedule(tick).every(-1), r"not a length of time"),
     "tiny": (lambda app: app.schedule(tick).every(seconds=0.001), r"every 0.001 .*no beat"),
@@ -300,6 +308,18 @@ def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
         app.schedule(atick).name("nightly")
     assert first in str(error.value)
     assert re.search(rf"{re.escape(__file__)}:{int(second.rpartition(':')[2]) + 1}", str(error.value))
+
+
+@pytest.mark.parametrize(("word", "meant"), [("dailyAt", "daily_at"), ("everyFiveMinutes", "every_five_minutes")])
+def test_a_word_of_laravels_spelling_names_qds(app, word, meant):
+    with pytest.raises(AttributeError, match=rf"no word '{word}' \(did you mean '{meant}'\?\)"):
+        getattr(app.schedule(tick), word)
+    assert not hasattr(app.schedule(tick), "_nothing")
+
+
+def test_a_length_is_shown_as_it_is_written(app):
+    app.schedule(tick).every(hours=6)
+    assert only(app).timing.text == "every 6h"
 
 
 def test_the_names_of_qds_commands_are_those_of_the_command_line():

@@ -17,7 +17,7 @@ def fault(task: Task, root: Path) -> str:
     """What is wrong with the command of an entry, "" for nothing. root: the folder of the project."""
     if isinstance(task, ShellTask) and (word := missing(task.line, (root, Path.cwd()))):
         where = "there" if "/" in word else "on the PATH"
-        return f"its command '{word}' is not {where} ({task.line})"
+        return f"its command '{word}' is not {where} ({task.line}): install it, or write its whole path"
     if isinstance(task, QdTask) and (why := strange(task.words)):
         return f"{shlex.join(['qd', *task.words])}: {why}"
     return ""

@@ -115,24 +115,21 @@ def _check_schedule(found: Settings) -> None:
     """Raises DeclarationError: an entry of the schedule cannot run."""
     if not found.schedule.entries and not _said(found):
         return
+    from qd.cli.commands_of import fault
     from qd.schedule.fields import wrong
+    from qd.schedule.file import look, mistake
 
-    for origin, why in _of_code(found) if _said(found) else _of_file(found):
+    for said in found.schedule.entries:
+        if why := fault(look(said, found), found.root):
+            raise mistake(said, why)
+    for origin, why in _of_code(found) if _said(found) else ():
         if why:
             raise wrong(origin, why)
 
 
-def _of_file(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
-    """Where each entry is declared, and why it cannot run, "" where it can. Raises DeclarationError."""
-    from qd.cli.commands_of import fault
-    from qd.schedule.file import look
-
-    for said in found.schedule.entries:
-        yield (said.file, said.line), fault(look(said, found), found.root)
-
-
 def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
-    """The same, and those of the code, whose app was imported."""
+    """Where each entry of an app that was imported is declared, and why it cannot run, "" where it can. Raises
+    DeclarationError."""
     from qd.cli.apps import app
     from qd.cli.commands_of import fault
     from qd.schedule.coming import closed

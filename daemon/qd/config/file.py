@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from qd import units
-from qd.config.table import PLANNED, SECTIONS
+from qd.config.table import ENTRY_WORDS, PLANNED, SECTIONS
 from qd.errors import ConfigError
 
 PYPROJECT = "pyproject.toml"
+_TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
 _HEADER = re.compile(r"\[\[?[^\[\]]+\]\]?\s*(?:#.*)?$")  # and not the line of a list that stands in a list
 
 
@@ -85,6 +86,8 @@ class ConfigFile:
         where = f"in {self.where(f'{dotted}.{key}')} [{dotted}]"
         if f"{dotted}.{key}" in PLANNED:
             return f"{key} {where} ({PLANNED[f'{dotted}.{key}']}) is not built in this version"
+        if kind == "schedule.entries.NAME" and key in ENTRY_WORDS:
+            return f"unknown key '{key}' {where}: {ENTRY_WORDS[key]}"
         inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
         near = units.did_you_mean(key, [*SECTIONS[kind], *inner])
         homes = _homes(key)
@@ -167,6 +170,9 @@ def _as_qd_toml(mine: dict[str, Any], lines: dict[str, int]) -> tuple[dict[str, 
 
 def _broken(path: Path, said: str) -> str:
     """`qd.toml:3:5: Expected '=' after a key`, from what tomllib says."""
+    if (twice := _TWICE.match(said)) is not None:
+        name = ".".join(re.findall(r"'([^']*)'", twice[1]))
+        said = said.replace(twice[0], f"[{name}] stands there twice: give one of them another name")
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", said, re.DOTALL)
     return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {said}"
 

@@ -137,6 +137,38 @@ ENTRY = _rows(
     _key("append", False, "switch", "write it behind what is there", ""),
 )  # fmt: skip
 
+# Words of the code that somebody may try in an entry of the file: what to write there.
+IN_CODE = "asks code: declare the entry with app.schedule"
+ENTRY_WORDS: Mapping[str, str] = {
+    "append_output_to": 'write output_to = "...", and append = true',
+    "name": "an entry is called as its table is",
+    "overlap": "write without_overlapping = true",
+    "tz": 'write timezone = "Europe/Berlin"',
+    "between": 'write the hours into cron = "*/10 8-17 * * *"',
+    "at": 'write cron = "0 13 * * *" for 13:00',
+    "daily_at": 'write cron = "0 13 * * *" for 13:00',
+    "daily": 'write cron = "0 0 * * *"',
+    "twice_daily": 'write cron = "0 1,13 * * *"',
+    "hourly": 'write cron = "0 * * * *"',
+    "hourly_at": 'write cron = "17 * * * *" for minute 17',
+    "weekly": 'write cron = "0 0 * * 0"',
+    "weekly_on": 'write cron = "0 8 * * 1" for Mondays at 8:00',
+    "weekdays": 'write cron = "0 8 * * 1-5" for 8:00',
+    "weekends": 'write cron = "0 8 * * 6,0" for 8:00',
+    "days": 'write cron = "0 8 * * 1,3" for Mondays and Wednesdays at 8:00',
+    "monthly": 'write cron = "0 0 1 * *"',
+    "monthly_on": 'write cron = "0 15 4 * *" for the 4th at 15:00',
+    "last_day_of_month": 'write cron = "0 0 L * *"',
+    "quarterly": 'write cron = "0 0 1 1-12/3 *"',
+    "yearly": 'write cron = "0 0 1 1 *"',
+    "every_second": 'write every = "1s"',
+    "every_minute": 'write cron = "* * * * *"',
+    "every_five_minutes": 'write cron = "*/5 * * * *"',
+    "every_ten_minutes": 'write cron = "*/10 * * * *"',
+    "every_two_hours": 'write cron = "0 */2 * * *"',
+    "when": IN_CODE, "skip": IN_CODE, "before": IN_CODE, "after": IN_CODE, "on_success": IN_CODE, "on_failure": IN_CODE,
+}  # fmt: skip
+
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 
 # Section -> its keys. A name in capitals is the user's choice.

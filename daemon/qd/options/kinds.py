@@ -174,7 +174,7 @@ def _zone(value: object) -> str:
         known = available_timezones()
         if not known:
             raise ValueError(f"time zone '{name}' is not here, nor any other: pip install tzdata") from None
-        near = units.did_you_mean(name, known)
+        near = "" if name.isupper() else units.did_you_mean(name, known)  # who writes CEST does not mean EST
         raise ValueError(f"unknown time zone '{name}'{near} (written Europe/Berlin)") from None
     return name
 

@@ -30,6 +30,7 @@ FIELDS = (
     ("month", "1-12 or JAN-DEC"),
     ("day of the week", "0-7 or SUN-SAT, 0 and 7 are Sunday, 5L is the last Friday, 5#2 the second"),
 )
+SIZES = (60, 60, 24, 31, 12, 7)
 ORDER = "minute, hour, day of the month, month, day of the week"
 TO_SUNDAY = re.compile(r"(?<!SUN)(?<!0)-SUN")  # SAT-SUN: Sunday is 0 where it is named, and would be before Saturday
 START = datetime(2000, 1, 1)
@@ -69,7 +70,7 @@ def _long(text: str) -> str:
 
 def _check(expression: str, fields: list[str]) -> None:
     if _comes(fields):
-        return
+        return _check_steps(expression, fields)
     for place, field in enumerate(fields):
         if not _stands(place, field):
             name, takes = FIELDS[place]
@@ -80,8 +81,19 @@ def _check(expression: str, fields: list[str]) -> None:
             )
     raise ValueError(
         f"cron expression {expression!r} never comes: no day fits day of the month '{fields[3]}', "
-        f"month '{fields[4]}' and day of the week '{fields[5]}'"
+        f"month '{fields[4]}' and day of the week '{fields[5]}': change one of them"
     )
+
+
+def _check_steps(expression: str, fields: list[str]) -> None:
+    """A step that is larger than its field is somebody's mistake: */70 minutes is minute 0."""
+    for (name, _), size, field in zip(FIELDS, SIZES, fields, strict=True):
+        for step in re.findall(r"/([0-9]+)", field):
+            if int(step) > size:
+                raise ValueError(
+                    f"cron expression {expression!r}: a step of {step} is larger than the {name} ({size}): "
+                    "for a beat of any length write every"
+                )
 
 
 def _comes(fields: list[str]) -> bool:

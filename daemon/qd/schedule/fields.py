@@ -20,6 +20,7 @@ class Fields:
 
     def __init__(self, origin: tuple[str, int]) -> None:
         self._origin = origin
+        self._place = ""  # "[schedule.entries.NAME] " of the file
         self._written: dict[str, str] = {}
         self._seconds: float | None = None  # every(...)
 
@@ -44,7 +45,7 @@ class Fields:
         return any(name in self._written for name in ("second", "minute", "hour"))
 
     def _refuse(self, fact: str) -> Never:
-        raise wrong(self._origin, fact)
+        raise wrong(self._origin, self._place + fact)
 
     # --- what the words are given
 

@@ -30,7 +30,7 @@ def scheduled(said: EntrySettings, settings: Settings, taken: Names, call: MakeC
         task = task_of(said, call)
     except (QdError, ValueError) as error:
         raise mistake(said, str(error)) from None
-    return spoken(Scheduled(task, said.name, (said.file, said.line), taken), said)
+    return spoken(begun(said, task, taken), said)
 
 
 def look(said: EntrySettings, settings: Settings) -> Task:
@@ -48,7 +48,7 @@ def look(said: EntrySettings, settings: Settings) -> Task:
         task: Task = CallTask(print) if kind in ("job", "call") else task_of(said)
     except (QdError, ValueError) as error:
         raise mistake(said, str(error)) from None
-    spoken(Scheduled(task, said.name, (said.file, said.line), {}), said)._timing("UTC")
+    spoken(begun(said, task, {}), said)._timing("UTC")
     return task
 
 
@@ -88,6 +88,13 @@ def found(path: str) -> Callable[[], object]:
     return cast(Callable[[], object], target)
 
 
+def begun(said: EntrySettings, task: Task, taken: Names) -> Scheduled:
+    """What is wrong with it names its table."""
+    entry = Scheduled(task, said.name, (said.file, said.line), taken)
+    entry._place = place_of(said)
+    return entry
+
+
 def spoken(entry: Scheduled, said: EntrySettings) -> Scheduled:
     """The words of the code, one for each key that is given."""
     entry.name(said.name).missed(cast(Missed, said.missed))
@@ -121,4 +128,8 @@ def given(said: EntrySettings, keys: Sequence[str]) -> list[str]:
 
 
 def mistake(said: EntrySettings, fact: str) -> DeclarationError:
-    return wrong((said.file, said.line), f"[schedule.entries.{said.name}] {fact}")
+    return wrong((said.file, said.line), f"{place_of(said)}{fact}")
+
+
+def place_of(said: EntrySettings) -> str:
+    return f"[schedule.entries.{said.name}] "

@@ -249,6 +249,15 @@ class Scheduled(Frequencies):
             word = "unique" if task.plan.key is None else "key"
             self._refuse(f"its job has {word}=, which keeps it single already: leave that, or without_overlapping, out")
 
+    if not TYPE_CHECKING:  # where types are checked, they tell of a word that there is not
+
+        def __getattr__(self, word: str) -> object:
+            """Raises AttributeError, with the word that may be meant: `.dailyAt("8:00")`."""
+            snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in word)
+            known = [name for name in dir(type(self)) if not name.startswith("_")]
+            near = "" if word.startswith("_") else did_you_mean(snake, known)
+            raise AttributeError(f"an entry of the schedule has no word '{word}'{near}", name=word, obj=None)
+
     def __repr__(self) -> str:
         return f"<scheduled {self._name or self._own_name or 'without a name'} at {shown(self._origin)}>"
 

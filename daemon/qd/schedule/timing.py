@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from qd.options.kinds import KINDS
+from qd.units import span_text
 
 if TYPE_CHECKING:
     from qd.schedule.clock import Ticks
@@ -52,7 +53,7 @@ class Every:
 
     @property
     def text(self) -> str:
-        return f"every {self.seconds:g}s"
+        return f"every {span_text(self.seconds)}"
 
     @property
     def mark(self) -> str:

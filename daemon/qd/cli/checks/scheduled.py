@@ -77,7 +77,7 @@ def faults(entries: Sequence[Entry], settings: Settings, now: float) -> Iterator
             said = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
             yield fail("schedule", said, "mend its hours, or when it is due")
         if why := fault(entry.task, settings.root):
-            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "install it, or mend the entry")
+            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "mend the entry, or this host")
 
 
 def paused(seen: Seen) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -40,9 +41,10 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     note = schedule.pause(store, names or [schedule.ALL], by=common.who(), reason=reason, seconds=seconds)
     if common.given().json:
         return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
-    until = "until `qd schedule resume`" if seconds is None else f"for {output.duration(seconds)}"
-    for name in names or ("all entries",):
-        output.say(f"{output.clean(name)}: paused {until}")
+    for name in names or ("",):
+        ends = f"`qd schedule resume{name and f' {shlex.quote(name)}'}`"
+        until = f"until {ends}" if seconds is None else f"for {output.duration(seconds)}"
+        output.say(output.clean(f"{name or 'all entries'}: paused {until}"))
 
 
 def checked(names: tuple[str, ...]) -> Settings:
@@ -68,6 +70,10 @@ def resume(names: tuple[str, ...]) -> None:
     """
     found = common.settings()
     store = common.store(found, found.control)
+    there = {schedule.ALL, *schedule.paused(store)}
+    strangers = [name for name in names if name not in there]  # a paused one may be gone from the code
+    if strangers:
+        checked(tuple(strangers))
     were = schedule.resume(store, names or list(schedule.paused(store)))
     every = bool(names) and schedule.ALL in schedule.paused(store)
     if common.given().json:

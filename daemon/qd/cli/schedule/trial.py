@@ -59,8 +59,9 @@ def ran(own: Qd, entry: Entry) -> Ended:
     from qd.scheduler.runs import Runs  # the command line starts without it
 
     found = own.settings
+    nowhere = common.store_at("unix:///dev/null", "")  # nothing is asked of it: an embedded server need not start
     aside = printing_aside if common.given().json else bool
-    runs = Runs(own, found, Heard(told, "info"), common.store(found, found.control), forked=aside)
+    runs = Runs(own, found, Heard(told, "info"), nowhere, forked=aside)
     return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 
 
