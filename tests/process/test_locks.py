@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from qd import Lock, LockError, LockTaken, Qd
+from qd.locks.door import MOST
 from tests.support.clock import eventually
 from tests.support.project import MakeProject
 from tests.support.pushing import push
@@ -228,8 +230,22 @@ def test_async_with_waits_without_blocking_the_loop(app: Qd, redis: Client):
         lock = app.lock("report", ttl=30)
         assert await lock.aacquire()
         tasks = [asyncio.create_task(wait(number)) for number in range(40)]
-        while redis.call("ZCARD", LINE) < 40:
+        while redis.call("ZCARD", LINE) < MOST:
             await asyncio.sleep(0.01)
+        assert not await app.lock("report", ttl=30).aacquire(timeout=0.1)  # it does not come to the line
+        gone = asyncio.create_task(app.lock("report", ttl=30).aacquire())
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert redis.call("ZCARD", LINE) == MOST == sum(each.name == "qd-lock-wait" for each in threading.enumerate())
+        async with app.lock("another", ttl=30) as other:  # is not kept from anybody by them
+            task = asyncio.create_task(app.lock("another", ttl=30).aacquire(timeout=20))
+            while not redis.call("ZCARD", "qd:mutex:{another}:line"):
+                await asyncio.sleep(0.01)
+            await other.arelease()
+            assert await task
+        redis.call("DEL", "qd:mutex:{another}")
         assert not await app.lock("report", ttl=30).aacquire(blocking=False)
         await lock.arelease()
         await asyncio.gather(*tasks)
@@ -237,6 +253,21 @@ def test_async_with_waits_without_blocking_the_loop(app: Qd, redis: Client):
     asyncio.run(asyncio.wait_for(main(), 30))
     assert sorted(served) == list(range(40))
     assert not app.lock("report", ttl=1).locked()
+
+
+def test_a_wait_for_which_no_file_is_left_is_refused_in_one_line(app: Qd, monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        with pytest.raises(LockError, match=r"'report' cannot be waited for: .*Too many open files; raise `ulimit -n`"):
+            await app.lock("report", ttl=30).aacquire()
+
+    def full() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with app.lock("report", ttl=30), asyncio.Runner() as runner:
+        runner.get_loop()  # which has its own
+        monkeypatch.setattr("qd.locks.waiting.os.pipe", full)
+        runner.run(main())
+        monkeypatch.undo()
 
 
 def test_a_cancelled_task_leaves_the_line_and_gives_back_what_it_was_handed(app: Qd, redis: Client):

@@ -22,6 +22,7 @@ from qd.events import LockLost as LostEvent
 from qd.jobs import Span
 from qd.listeners import Listeners
 from qd.locks.aside import aside, own_thread, settled, shared
+from qd.locks.door import door_of
 from qd.locks.hold import Hold, log, surely
 from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner
 from qd.locks.renewal import renewals
@@ -233,7 +234,20 @@ class Lock:
             return True
         if seconds is not None and seconds <= 0:
             return False
-        cancel = Cancel()
+        door, began = door_of((self._place.server, self.name)), time.monotonic()
+        if not await door.enter(seconds):
+            return False
+        try:
+            return await self._stands(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
+        finally:
+            door.leave()
+
+    async def _stands(self, seconds: float | None) -> bool:
+        """In line, in a thread of its own."""
+        try:
+            cancel = Cancel()
+        except OSError as error:
+            raise LockError(f"the lock '{self.name}' cannot be waited for: {error}; raise `ulimit -n`") from error
         try:
             return await self._awaited(own_thread(lambda: self._acquire(seconds, cancel)), cancel.tell)
         finally:

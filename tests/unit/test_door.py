@@ -1,0 +1,42 @@
+"""So many coroutines stand in line for a lock at a time; the others come in in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from qd.locks.door import MOST, _doors, door_of
+
+
+def test_the_door_lets_so_many_in_and_the_others_in_order():
+    async def main() -> None:
+        door, entered = door_of("report"), list[int]()
+        assert door_of("report") is door is not door_of("other")
+
+        async def come(number: int) -> None:
+            assert await door.enter(None)
+            entered.append(number)
+
+        tasks = [asyncio.create_task(come(number)) for number in range(MOST + 4)]
+        while len(door.waiting) < 4:
+            await asyncio.sleep(0)
+        assert not await door.enter(0.001)
+        tasks[MOST].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[MOST]
+        tasks[MOST + 1].cancel()
+        door.leave()  # to one that is cancelled, too
+        while len(entered) < MOST + 1:
+            await asyncio.sleep(0)
+        assert entered[MOST:] == [MOST + 2]
+        assert door.inside == MOST
+        for _ in range(MOST + 1):
+            door.leave()
+        await tasks[-1]
+        assert (door.inside, len(door.waiting), entered[-1]) == (0, 0, MOST + 3)
+
+    asyncio.run(main())
+    gc.collect()
+    assert len(_doors) == 0
