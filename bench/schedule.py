@@ -92,7 +92,7 @@ def found(master: int, log: Path) -> psutil.Process:
 def server_has(server: Server, entries: int) -> None:
     """Until the scheduler has seen all of them, and is past its first second."""
     for _ in range(300):
-        if server.client.call("HLEN", "queues:default:ticks") == entries:
+        if server.client.call("HLEN", "qd:ticks") == entries:
             time.sleep(2.0)
             return
         time.sleep(0.1)

@@ -41,7 +41,7 @@ def look(configured: object) -> Iterator[Look]:
 def ticked(redis: Client, *, report: float, tidy: float) -> None:
     """So long ago were the ticks that were taken last."""
     now = int(redis.text("TIME")[0])
-    redis.call("HSET", "queues:reports:ticks", "report", f"{(now - int(report)) * 1000} t m")
+    redis.call("HSET", "qd:ticks", "report", f"{(now - int(report)) * 1000} t m")
     redis.call("HSET", "qd:ticks", "tidy", f"{(now - int(tidy)) * 1000} t m")
 
 

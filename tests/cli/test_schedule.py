@@ -181,14 +181,14 @@ def test_what_commands_do_is_told_as_they_are_typed(others: Run, clean_redis: Cl
 
 def test_locks_of_an_entry_on_every_host_are_told_and_freed(others: Run, clean_redis: Client) -> None:
     for host in ("app-1", "app-2"):
-        clean_redis.call("SET", f"qd:overlap:{host} each", json.dumps({"host": host, "pid": 7, "at": 1}))
-    foreign = ["qd:overlap:app-1 beach", "qd:overlap:app-1 of each"]  # other entries'
+        clean_redis.call("SET", f"qd:overlap:{host}\x1feach", json.dumps({"host": host, "pid": 7, "at": 1}))
+    foreign = ["qd:overlap:app-1\x1fbeach", "qd:overlap:app-1\x1fof each", "qd:overlap:app-1 each"]  # other entries'
     for key in foreign:
         clean_redis.call("SET", key, "{}")
     locks = entry(document(others("list", "--json")), "each")["locks"]
     assert [lock["host"] for lock in locks] == ["app-1", "app-2"]
     assert {one["host"] for one in document(others("clear-locks", "--json"))["freed"]} == {"app-1", "app-2"}
-    assert clean_redis.call("DEL", *foreign) == 2
+    assert clean_redis.call("DEL", *foreign) == 3
 
 
 def test_with_the_server_away_it_shows_what_is_declared(scheduled: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def takes_all(one: Scheduler, redis: Client, base: float) -> None:
 
     def over() -> bool:
         one.turn()
-        last = [redis.text("HGET", "queues:q0:ticks", "j0"), redis.text("HGET", "qd:ticks", "f0")]
+        last = [redis.text("HGET", "qd:ticks", "j0"), redis.text("HGET", "qd:ticks", "f0")]
         return all(int(text.split()[0]) == base * 1000 for text in last) and not one.runs.alive
 
     eventually(over, 10, every=0.001)
@@ -93,8 +93,8 @@ def sweep(server: Server, redis: Client, first: int, stride: int) -> int:
     while True:
         redis.call("FLUSHALL")
         base = float(round(time.time() - HOUR / 2))
-        for key, entry in (("queues:q0:ticks", "j0"), ("qd:ticks", "f0")):
-            redis.call("HSET", key, entry, f"{round((base - TICKS * HOUR) * 1000)} x hourly")
+        for entry in ("j0", "f0"):
+            redis.call("HSET", "qd:ticks", entry, f"{round((base - TICKS * HOUR) * 1000)} x hourly")
         more = killed_at(server, base, line)
         next_one = scheduler(server, base)
         takes_all(next_one, redis, base)

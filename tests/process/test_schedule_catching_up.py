@@ -52,7 +52,7 @@ def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
     for number in range(40):
         app.schedule(report.bind(number), every=HOUR, name=f"old {number}", missed="all")
         last = round((time.time() - 24 * HOUR) * 1000)
-        redis.call("HSET", "queues:default:ticks", f"old {number}", f"{last} x hourly")
+        redis.call("HSET", "qd:ticks", f"old {number}", f"{last} x hourly")
     old = hourly(app)
     app.schedule(report.bind(0).using(queue="new"), every=0.1, name="new")
     host = open_host(entries=[*old, app.schedule.entries()[-1]])

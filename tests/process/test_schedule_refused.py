@@ -48,21 +48,35 @@ def test_an_entry_whose_lease_is_refused_is_said_once_and_the_others_go_on(
     host.turns(lambda: host.scheduler.idle)
 
 
-@pytest.mark.parametrize("key", ["queues:other:ticks", "queues:other:notify"])
 def test_a_key_of_another_type_at_the_start_holds_up_the_entries_of_that_key(
-    app: Qd, report: Any, redis: Client, open_host: Open, key: str
+    app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1).using(queue="other"), every=0.2, name="bad")
     app.schedule(report.bind(2), every=0.2, name="good")
-    redis.call("SET", key, "x")
+    redis.call("SET", "queues:other:notify", "x")
     host = open_host()
     host.turns(lambda: len(waiting(redis)) >= 3 and host.said("schedule.refused"))
     (line,) = host.said("schedule.refused")
     assert "entry=bad" in line
-    assert f"{key} is a string" in line
+    assert "queues:other:notify is a string" in line
     assert host.said("redis.away") == []
-    redis.call("DEL", key)
+    redis.call("DEL", "queues:other:notify")
     host.turns(lambda: waiting(redis, "other"))
+
+
+def test_ticks_of_another_type_are_said_once_an_entry_and_all_goes_on_when_they_are_mended(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(report.bind(1), every=0.2, name="on all").on_every_host()
+    app.schedule(report.bind(2), every=0.2, name="one")
+    redis.call("SET", "qd:ticks", "x")
+    host = open_host()
+    host.turns(lambda: len(host.said("schedule.refused")) == 2)
+    assert all("qd:ticks is a string" in line for line in host.said("schedule.refused"))
+    assert host.said("redis.away") == []
+    redis.call("DEL", "qd:ticks")
+    host.turns(lambda: count(host, "schedule.sent", "one") and len(host.said("schedule.sent")) >= 4)
+    assert len(host.said("schedule.refused")) == 2
 
 
 def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(

@@ -20,7 +20,7 @@ from tests.support.witness import JOBS, Witness
 
 pytestmark = [
     pytest.mark.usefixtures("clean_redis"),
-    pytest.mark.leaves("queues:*:ticks", "qd:ticks", "qd:schedule:*", "qd:overlap:*"),
+    pytest.mark.leaves("qd:ticks", "qd:schedule:*", "qd:overlap:*"),
 ]
 
 TICKING = (

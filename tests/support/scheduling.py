@@ -65,19 +65,13 @@ def waiting(redis: Client, queue: str = "default") -> list[Payload]:
 def last_tick(redis: Client, app: Qd, ago: float, mark: str = "") -> None:
     """The app's one entry had its last tick so many seconds ago."""
     (entry,) = app.schedule.entries()
-    redis.call(
-        "HSET", place_of(entry), entry.name, f"{round((time.time() - ago) * 1000)} x {mark or entry.timing.mark}"
-    )
+    redis.call("HSET", "qd:ticks", entry.name, f"{round((time.time() - ago) * 1000)} x {mark or entry.timing.mark}")
 
 
 def field(redis: Client, app: Qd) -> str:
     """Where the app's one entry stands; "" if nobody has seen it."""
     (entry,) = app.schedule.entries()
-    return str(redis.text("HGET", place_of(entry), entry.name) or "")
-
-
-def place_of(entry: Entry) -> str:
-    return "queues:default:ticks" if entry.kind == "job" else "qd:ticks"
+    return str(redis.text("HGET", "qd:ticks", entry.name) or "")
 
 
 def moment_of(redis: Client, app: Qd) -> float:

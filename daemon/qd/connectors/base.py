@@ -141,16 +141,20 @@ class Jobs(Protocol):
 
 
 class Ticks(Protocol):
-    """What the schedule has done, a field an entry, among those of the queue it sends to (""; of those that send nothing).
-    Raises as Queue."""
+    """What the schedule has done, a field an entry. Raises as Queue."""
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         """In one round trip, no field twice. Each by itself: its field is set and its job sent, or nothing of it is done."""
 
-    def all(self, queues: Sequence[str]) -> list[dict[str, bytes]]:
-        """The fields of each."""
+    def read(self, fields: Sequence[str]) -> list[bytes]:
+        """What each of them is; b"": it is not there."""
 
-    def forget(self, queue: str, fields: Sequence[str]) -> None: ...
+    def page(self, at: int) -> tuple[int, dict[str, bytes]]:
+        """Some of all fields, 0: the first. Returns where the next page is, 0 where there is none."""
+
+    def put(self, field: str, value: bytes) -> None: ...
+
+    def forget(self, fields: Sequence[str]) -> None: ...
 
 
 class Queue(Protocol):

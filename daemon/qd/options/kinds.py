@@ -60,7 +60,6 @@ BESIDE = (
     ":failed_at",
     ":deaths",
     ":keyed",
-    ":ticks",
 )
 
 

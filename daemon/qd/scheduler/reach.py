@@ -20,8 +20,9 @@ from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.scheduler.claims import Place, Want
 from qd.scheduler.moments import Backlog, Due, Moments, Reckoner, decided
+from qd.scheduler.sweeping import Sweeping
 from qd.store.redis import RedisStore
-from qd.store.schedule import FORGOTTEN, read_field, read_paused
+from qd.store.schedule import read_paused
 from qd.store.stamps import Pause, by_and_why, read_down
 
 PERIOD = 1.0  # seconds from look to look
@@ -45,10 +46,11 @@ class Reach:
         self.queue, self.standing = queue, standing
         queue.wire.connect_timeout = queue.wire.timeout = PATIENCE
         self.store = RedisStore(queue.wire, queue.settings.prefix)
+        self.places: list[Place] = []
         self.moments: Moments[Place] = Moments()
         self.backlog: Backlog[Place] = Backlog()
+        self._sweeping = Sweeping(queue.ticks, self.places)
         self.line: list[tuple[Place, Due]] = []  # runs of one moment out of it, until all of them are there
-        self.places: list[Place] = []
         self.late = round(late * 1000)
         self._log = log
         self._reckoner = Reckoner()
@@ -86,6 +88,7 @@ class Reach:
                 self._ask()
                 if not self.begun:
                     self._begin()
+                self._sweeping.step(self.now)
             except (ConnectionLost, ServerRefused) as error:
                 self.lost(error)
                 return False
@@ -127,28 +130,17 @@ class Reach:
         standing.down = "" if down is None or standing.force else f"maintenance mode{by_and_why(read_down(down))}"
 
     def _begin(self) -> None:
-        """Read where each entry stands, and forget those that nobody declares any more."""
-        queues = list(dict.fromkeys(place.queue for place in self.places))
-        found = self._fields(queues)
-        known = {(place.queue, place.field) for place in self.places}
-        for place in self.places:
-            self.saw(place, found[place.queue].get(place.field, b""))
-        self._clock_set = False
-        oldest = self.now - FORGOTTEN * 1000
-        for queue, fields in found.items():
-            old = [n for n, raw in fields.items() if (queue, n) not in known and is_old(raw, oldest)]
-            if old:
-                self.queue.ticks.forget(queue, old)
-        self.begun = True
+        """Read where each entry stands."""
+        for place, raw in zip(self.places, self._fields(), strict=True):
+            self.saw(place, raw)
+        self._clock_set, self.begun = False, True
 
-    def _fields(self, queues: list[str]) -> dict[str, dict[str, bytes]]:
-        """Of a key that the server refuses none: its entries are refused when they are to be taken, and asked again then."""
+    def _fields(self) -> list[bytes]:
+        """None of a key that the server refuses: entries are refused when they are to be taken, and asked again then."""
         try:
-            return dict(zip(queues, self.queue.ticks.all(queues), strict=True))
+            return self.queue.ticks.read([place.field for place in self.places])
         except ServerRefused:
-            if len(queues) == 1:
-                return {queues[0]: {}}
-            return {queue: fields for each in queues for queue, fields in self._fields([each]).items()}
+            return [b""] * len(self.places)
 
     # -- the entries
 
@@ -268,8 +260,3 @@ class Reach:
 
     def close(self) -> None:
         self.queue.close()
-
-
-def is_old(raw: bytes, oldest: float) -> bool:
-    found = read_field(raw)
-    return found is not None and found.at < oldest

@@ -121,7 +121,7 @@ def queues_of(found: Iterable[Master]) -> dict[str, list[str]]:
     return {connection: list(names) for connection, names in queues.items()}
 
 
-KEPT = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths", "keyed", "ticks")
+KEPT = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths", "keyed")
 LOOK = 100_000  # names; a server that holds more may hold queues that are not found so
 
 

@@ -125,9 +125,9 @@ def _read(raw: bytes) -> Last | None:
 # -- where the claims stand
 
 
-def ticked(store: Store, key: str = keys.TICKS) -> dict[str, float]:
-    """Field of a hash of claims -> unix seconds of the last tick that was decided."""
-    found = {name: read_field(raw) for name, raw in store.fields(key).items()}
+def ticked(store: Store) -> dict[str, float]:
+    """Field of the hash of claims -> unix seconds of the last tick that was decided."""
+    found = {name: read_field(raw) for name, raw in store.fields(keys.TICKS).items()}
     return {name: field.at / 1000 for name, field in found.items() if field is not None}
 
 

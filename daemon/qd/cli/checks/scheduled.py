@@ -66,7 +66,7 @@ def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
     seen.paused = schedule.paused(store, seen.now)
     places = {entry.name: sent(app, entry) for entry in entries}
     for name, there in by_connection(settings, entries, places).items():
-        read_ticks(seen, common.store(settings, name), there, places)
+        read_ticks(seen, common.store(settings, name), there)
     return seen
 
 

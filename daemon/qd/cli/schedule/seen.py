@@ -55,7 +55,7 @@ def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> Seen:
             store = common.store(found, name)
             if name == found.control:
                 read_notes(seen, store)
-            read_ticks(seen, store, there, places)
+            read_ticks(seen, store, there)
             read_locks(seen, store, there, places)
         except ConnectionLost as error:
             seen.away[name] = str(error)
@@ -77,22 +77,17 @@ def read_notes(seen: Seen, store: Store) -> None:
     seen.last, seen.skipped = schedule.last(store), schedule.skipped(store)
 
 
-def read_ticks(seen: Seen, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
-    by_key: dict[str, list[Entry]] = {}
+def read_ticks(seen: Seen, store: Store, entries: Sequence[Entry]) -> None:
+    ticks = schedule.ticked(store) if entries else {}
+    of_hosts = newest_of_hosts(ticks)
     for entry in entries:
-        place = places[entry.name]
-        by_key.setdefault(keys.TICKS if place is None else keys.ticks(place.queue), []).append(entry)
-    for key, those in by_key.items():
-        ticks = schedule.ticked(store, key)
-        of_hosts = newest_of_hosts(ticks)
-        for entry in those:
-            at = of_hosts.get(entry.name) if entry.every_host else ticks.get(entry.name)
-            if at is not None:
-                seen.ticks[entry.name] = at
+        at = of_hosts.get(entry.name) if entry.every_host else ticks.get(entry.name)
+        if at is not None:
+            seen.ticks[entry.name] = at
 
 
 def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
-    """Of fields `HOST ENTRY`: the newest tick that any host has decided."""
+    """Of the fields of hosts: the newest tick that any host has decided."""
     found: dict[str, float] = {}
     for name, at in ticks.items():
         entry = keys.entry_of_host(name)

@@ -12,9 +12,11 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
-| queues:NAME:ticks       | hash   | entry of the schedule that sends to this queue -> ms of its last tick, claimer, mark  |
-|                         |        | of its timing; a field an entry, schedulers take those that are gone for 400 days     |
-| qd:ticks                | hash   | the same of entries that call or run something; `HOST ENTRY` for on_every_host        |
+| qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
+|                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
+|                         |        | schedulers take those gone for 400 days, and those of a host that was away for 7. In   |
+|                         |        | one hash for all queues: an entry that moves to another keeps its place. A cluster     |
+|                         |        | will need one beside each queue, since the tick and its job are one step               |
 | qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
@@ -41,7 +43,7 @@
 | qd:schedule:skipped     | hash   | entry -> JSON, which tick was last passed over and why; as above                      |
 | qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at, until}; until `qd schedule resume`       |
 | qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed;   |
-|                         |        | `HOST ENTRY` for on_every_host                                                        |
+|                         |        | HOST 0x1f ENTRY for on_every_host                                                     |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
 """
 
@@ -54,6 +56,7 @@ DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
 TICKS = "qd:ticks"
+OF = "\x1f"
 SCHEDULE_LAST = "qd:schedule:last"
 SCHEDULE_SKIPPED = "qd:schedule:skipped"
 SCHEDULE_PAUSED = "qd:schedule:paused"
@@ -104,18 +107,20 @@ def keyed(queue: str) -> str:
     return f"queues:{queue}:keyed"
 
 
-def ticks(queue: str) -> str:
-    return f"queues:{queue}:ticks"
-
-
 def of_host(host: str, entry: str) -> str:
-    """The name that an entry on_every_host has for one of them: a field of its ticks, the end of its overlap."""
-    return f"{host} {entry}"
+    """The name that an entry on_every_host has for one of them: a field of its ticks, the end of its overlap. No entry is
+    called so by itself: its name has no such letter."""
+    return f"{host}{OF}{entry}"
 
 
 def entry_of_host(name: str) -> str:
-    """The entry that `of_host` was given. A host has no space in its name."""
-    return name.partition(" ")[2]
+    """The entry that `of_host` was given; "" for another name."""
+    return name.partition(OF)[2]
+
+
+def host_of(name: str) -> str:
+    """The host that `of_host` was given; "" for another name."""
+    return name.partition(OF)[0] if OF in name else ""
 
 
 def overlap(entry: str) -> str:

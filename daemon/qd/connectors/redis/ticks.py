@@ -1,13 +1,11 @@
 """Ticks of the schedule in Redis: tick.lua takes them, in one write for all queues. See base.Queue.
 
-queues:Q:ticks   field -> what the last scheduler wrote there     entries that send a job to Q
-qd:ticks         the same                                          all others
-
+qd:ticks   field -> what the last scheduler wrote there
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -22,14 +20,9 @@ from qd.errors import ConnectionLost
 CHUNK = 500  # ticks a script call takes at most
 
 
-def named(queue: str) -> str:
-    """The hash where the ticks of entries stand that send to `queue`, "" for those that send nothing."""
-    return keys.ticks(queue) if queue else keys.TICKS
-
-
 class RedisTicks:
     def __init__(self, wire: Wire, prefix: str) -> None:
-        self.wire, self.prefix = wire, prefix
+        self.wire, self.prefix, self._key = wire, prefix, prefix + keys.TICKS
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         calls = calls_of(self.prefix, claims)
@@ -47,16 +40,15 @@ class RedisTicks:
         self.wire.close()
         raise ConnectionLost(self.wire.no_redis)
 
-    def all(self, queues: Sequence[str]) -> list[dict[str, bytes]]:
-        replies = self.wire.call_many([("HGETALL", self.prefix + named(queue)) for queue in queues]) if queues else []
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return [{text_of(flat[at]): flat[at + 1] for at in range(0, len(flat), 2)} for flat in replies]
+    def read(self, fields: Sequence[str]) -> list[bytes]:
+        found = list[bytes]()
+        for some in chunks(fields):
+            found += [raw or b"" for raw in self.wire.call("HMGET", self._key, *some)]
+        return found
 
     def strange(self, queue: str) -> str:
         """Which keys that a tick of this queue needs hold something else, in words; "": none."""
-        kinds = {named(queue): b"hash"}
+        kinds = {keys.TICKS: b"hash"}
         if queue:
             kinds |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
         found = self.wire.call_many([("TYPE", self.prefix + key) for key in kinds])
@@ -69,10 +61,21 @@ class RedisTicks:
             if is_ not in (b"none", kind)
         )
 
-    def forget(self, queue: str, fields: Sequence[str]) -> None:
-        raw = [field.encode("utf-8", "surrogateescape") for field in fields]
-        for at in range(0, len(raw), CHUNK):
-            self.wire.call("HDEL", self.prefix + named(queue), *raw[at : at + CHUNK])
+    def page(self, at: int) -> tuple[int, dict[str, bytes]]:
+        following, flat = self.wire.call("HSCAN", self._key, at, "COUNT", CHUNK)
+        return int(following), {text_of(flat[n]): flat[n + 1] for n in range(0, len(flat), 2)}
+
+    def put(self, field: str, value: bytes) -> None:
+        self.wire.call("HSET", self._key, field, value)
+
+    def forget(self, fields: Sequence[str]) -> None:
+        for some in chunks(fields):
+            self.wire.call("HDEL", self._key, *some)
+
+
+def chunks(fields: Sequence[str]) -> Iterator[list[bytes]]:
+    raw = [field.encode("utf-8", "surrogateescape") for field in fields]
+    return (raw[at : at + CHUNK] for at in range(0, len(raw), CHUNK))
 
 
 def text_of(name: bytes) -> str:
@@ -102,7 +105,7 @@ def calls_of(prefix: str, claims: Sequence[Claim]) -> list[Call]:
 
 def call_of(prefix: str, queue: str, claims: Sequence[Claim], places: Sequence[int]) -> Call:
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed) if queue else ()
-    known, args, its = [named(queue), *[kind(queue) for kind in kinds]], list[Arg](), script("tick")
+    known, args, its = [keys.TICKS, *[kind(queue) for kind in kinds]], list[Arg](), script("tick")
     for place in places:
         claim = claims[place]
         args += (claim.field, claim.before, claim.after, claim.at, *words_of(claim.job))

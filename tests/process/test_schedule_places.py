@@ -1,0 +1,71 @@
+"""Where each entry stands: the field of its ticks, whoever else is called alike, and whatever a deploy makes of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from qd import Qd
+from tests.support.resp import Client
+from tests.support.scheduling import HOUR, Open, hourly, moment_of
+from tests.support.server import Server
+
+pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
+
+
+def test_what_is_kept_of_a_host_goes_when_it_has_no_scheduler_for_a_week(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    def stands(name: str, days: float) -> None:
+        redis.call("HSET", "qd:ticks", name, f"{round((time.time() - days * 86400) * 1000)} x m")
+
+    for pod, away in (("pod1", 8), ("pod2", 6), ("web1", 8)):
+        stands(f"{pod}\x1f", away)
+        stands(f"{pod}\x1fyearly", 300)
+    stands("pod3\x1fyearly", 300)
+    stands("yearly", 300)
+    app.schedule(report.bind(7), every=HOUR).on_every_host()
+    host = open_host("web1")
+    host.turns(lambda: redis.call("HEXISTS", "qd:ticks", "web1\x1freport(7)"))
+    found = redis.hash("qd:ticks")
+    assert sorted(found) == [
+        "pod2\x1f", "pod2\x1fyearly", "web1\x1f", "web1\x1freport(7)", "web1\x1fyearly", "yearly"
+    ]  # fmt: skip
+    assert time.time() - int(found["web1\x1f"].split()[0]) / 1000 < HOUR, "it has said that it is there"
+
+
+def test_an_entry_named_as_another_one_is_on_a_host_has_a_place_of_its_own(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(report.bind(1), every=0.2, name="clean").on_every_host()
+    app.schedule(report.bind(2), every=0.2, name="web1 clean")
+    host = open_host("web1")
+    host.turns(lambda: len(host.said("schedule.sent")) >= 4)
+    told = [line.partition("entry=")[2].partition(" job=")[0] for line in host.said("schedule.sent")]
+    assert sorted(told[:4]) == ['"web1 clean"', '"web1 clean"', "clean", "clean"]
+
+
+@pytest.mark.parametrize("was", ["of another queue", "a function"])
+def test_an_entry_that_a_deploy_changes_takes_each_tick_once_beside_the_old_code(
+    app: Qd, report: Any, redis: Client, server: Server, open_host: Open, was: str
+) -> None:
+    old = Qd(server.url)
+
+    @old.job("report")
+    def report_of_old() -> None: ...
+
+    task: Any = report_of_old.bind() if was == "of another queue" else lambda: None
+    old.schedule(task, every=HOUR, name="moves", missed="all")
+    app.schedule(report.bind(1).using(queue="new"), every=HOUR, name="moves", missed="all")
+    redis.call("HSET", "qd:ticks", "moves", f"{round((time.time() - 9 * HOUR) * 1000)} x hourly")
+    hosts = [open_host("web1", app=old, entries=hourly(old)), open_host("web2", entries=hourly(app))]
+
+    def told() -> list[str]:
+        lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]
+        hosts[1].scheduler.turn()
+        return [line.partition("at=")[2].partition(" ")[0] for line in lines]
+
+    hosts[0].turns(lambda: time.time() - moment_of(redis, app) < HOUR)
+    assert len(told()) == len(set(told())) == 9
