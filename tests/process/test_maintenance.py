@@ -393,6 +393,37 @@ def test_the_file_is_looked_for_below_the_folder_of_the_configuration(project: M
     assert len(witness.lines) == 1
 
 
+BEAT = """
+app.schedule(lambda: note("beat"), every=0.2, name="beat")
+"""
+
+
+@pytest.mark.leaves("qd:ticks", "qd:schedule:*")
+def test_the_schedule_says_whose_maintenance_it_is_and_with_force_runs_all_the_same(
+    project: MakeProject, redis: Client
+) -> None:
+    shop = project(JOBS + BEAT, '[laravel]\ndown_file = "down"\n')
+    shop.allowed.add("down")
+    witness = Witness(shop)
+    (shop.root / "down").touch()
+
+    def scheduled(*words: str) -> Procs:
+        shop.started.append(Procs([*QD, "schedule", "work", *words], cwd=shop.root, env=shop.env()))
+        return shop.started[-1]
+
+    work = scheduled()
+    work.wait_line('schedule.skipped entry=beat .*reason="Laravel\'s maintenance mode"')
+    done(shop, "down", "--reason", "new disks")
+    work.wait_line('schedule.skipped entry=beat .*reason="maintenance mode by .*: new disks"')
+    work.stop()
+    assert not witness.lines
+    forced = scheduled("--force")
+    witness.wait("beat", 2)
+    assert not forced.matches("schedule.skipped")
+    forced.stop()
+    done(shop, "up")
+
+
 # -- waiting for the end of what runs
 
 

@@ -212,7 +212,7 @@ def test_laravels_own_maintenance_mode_is_a_reason_where_it_is_obeyed(
         redis.call("SET", "illuminate:foundation:down", "a:0:{}")
     done = shop.qd("schedule", "run", "--json")
     (skip,) = json.loads(done.stdout)["skipped"]
-    assert (skip["entry"], skip["reason"]) == ("a", "maintenance mode")
+    assert (skip["entry"], skip["reason"]) == ("a", "Laravel's maintenance mode")
     assert ("its folder does not exist" in done.stderr) == (by == "the key")
     assert not witness.lines
     redis.call("DEL", "illuminate:foundation:down")

@@ -81,6 +81,8 @@ class Scheduler:
         self._jobs = Jobs(app, {entry.name: entry for entry in entries if entry.kind == "job"}, guard)
         self._teller = Teller(app.listeners, log, host, guard)
         self._taker = Taker(self._jobs, self._standing, self._teller, guard)
+        if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
+            self._taker.theirs = "Laravel's maintenance mode"
         self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
         self._asking = Asking(app, settings, log, owner=owner, forked=self.close, seconds=guard.seconds)
         self._lanes = Lanes(self.runs, self._taker, owner)

@@ -36,11 +36,12 @@ def still(seconds: float) -> None:
 
 
 class Taker:
-    """down: maintenance mode, as whoever owns the scheduler knows it. alive: called with the seconds that the next step may
-    take."""
+    """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
+    alive: called with the seconds that the next step may take."""
 
     def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
         self.teller, self.standing, self.down = teller, standing, False
+        self.theirs = "maintenance mode"
         self.alive: Callable[[float], None] = still
         self._jobs, self._guard = jobs, guard
         self._tokens = Tokens()
@@ -88,7 +89,7 @@ class Taker:
         if note := pause_of(self.standing.pauses, entry.name):
             return f"paused{by_and_why(note)}"
         if not entry.in_maintenance and (self.standing.down or self.down):
-            return self.standing.down or "maintenance mode"
+            return self.standing.down or self.theirs
         return refusal([each for each in entry.filters if not each.foreign], tick, self._guard)
 
     def _answered(self, reach: Reach, want: Want, answer: Claimed) -> Want | None:
