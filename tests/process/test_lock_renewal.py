@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
 from qd import Qd, events
+from qd.connectors.manager import Own
 from qd.errors import ConnectionLost, LockError, LockLost
 from qd.locks.hold import Hold
 from qd.locks.renewal import renewals
@@ -227,3 +229,20 @@ def test_a_renewed_lock_that_is_extended_by_less_than_its_ttl_is_renewed_in_time
         lock.extend(0.5)
         eventually(lambda: redis.call("PTTL", "qd:mutex:{report}") > 2000, what="its renewal")
         assert not lock.lost
+
+
+def test_connections_that_are_closed_by_two_at_once_are_closed(app: Qd, redis: Client):
+    """By close_all, and by the end of the thread that renewed."""
+    own, closed = Own(app.settings), list[str | None]()
+
+    class Closes:
+        def __init__(self, name: str | None) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            own.close()  # as the other thread does just then
+
+    own.queues = {name: cast(Any, Closes(name)) for name in (None, "redis", "far")}
+    own.close()
+    assert sorted(map(str, closed)) == ["None", "far", "redis"]

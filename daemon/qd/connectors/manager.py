@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -86,9 +87,9 @@ class Own:
         self.queues: dict[str | None, Queue] = {}
 
     def close(self) -> None:
-        for queue in self.queues.values():
-            queue.close()
-        self.queues.clear()
+        while self.queues:  # close_all() may meet the end of the thread here
+            with suppress(KeyError):
+                self.queues.popitem()[1].close()
 
     __del__ = close  # a thread that ends leaves no socket behind
 
