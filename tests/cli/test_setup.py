@@ -92,8 +92,8 @@ def test_show_tells_what_the_code_says(folder):
     assert "worker.timeout" in done.stdout
 
 
-def real(*words):
-    env = {"PYTHONPATH": str(ROOT / "daemon"), "PYTHONDONTWRITEBYTECODE": "1"}
+def real(*words, **environ):
+    env = {"PYTHONPATH": str(ROOT / "daemon"), "PYTHONDONTWRITEBYTECODE": "1", **environ}
     return subprocess.run([sys.executable, "-m", "qd", *words], env=env, capture_output=True, text=True, check=False)
 
 
@@ -217,6 +217,16 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
         done = real("config", "check")
         assert (done.returncode, says in done.stderr, "shop.py:3" in done.stderr) == (78, True, True), done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_where_no_file_was_found_is_told(folder):
+    where = f"(no qd.toml in {folder}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
+    for words in (("jobs",), ("work",), ("schedule", "list")):
+        done = real(*words, QD_REDIS_URL="redis://h/0")
+        assert (done.returncode, where in done.stderr) == (78, True), done.stderr
+    assert where in real("status").stderr
+    (folder / "qd.toml").write_text("[qd]\n")
+    assert "current folder" not in real("status").stderr + real("jobs").stderr
 
 
 def test_check_names_variables_that_nothing_reads(folder, monkeypatch):

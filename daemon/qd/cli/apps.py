@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 def app() -> Qd:
     """The app with its jobs. Raises ConfigError: none is named, or it does not import."""
-    found = app_if_named(common.loaded())
+    settings = common.loaded()
+    found = app_if_named(settings)
     if found is None:
         raise ConfigError(
             "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or `qd init`"
+            + settings.unfound
         )
     return found
 

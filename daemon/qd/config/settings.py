@@ -134,8 +134,15 @@ class Settings:
         place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
         return (
             f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
-            'there url = "embedded:" starts a private server for this project'
+            f'there url = "embedded:" starts a private server for this project{self.unfound}'
         )
+
+    @property
+    def unfound(self) -> str:
+        """The end of a message about what is not configured: that there was no file, and where. "" where there was one."""
+        if self.file:
+            return ""
+        return f" (no qd.toml in {self.root}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
 
 
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:

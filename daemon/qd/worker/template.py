@@ -88,6 +88,7 @@ def load_app(settings: Settings) -> Qd:
     if not settings.app:
         raise ConfigError(
             'no app is named: write app = "module:attribute" into qd.toml, set QD_APP, use --app, or `qd init`'
+            + settings.unfound
         )
     module_name, _, attribute = settings.app.partition(":")
     invalidate_caches()  # what the master has seen of the start folder may be of another release
