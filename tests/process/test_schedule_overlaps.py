@@ -48,7 +48,7 @@ def test_a_lease_ends_by_itself_when_its_scheduler_was_killed(drive: Drive, redi
     driven = drive(ALONE, LONG)
     work = driven.start("long", "local")
     host = eventually(lambda: lease(redis, "long").get("host"), 10)
-    assert eventually(lambda: lease(redis, f"{host} local"), 10)
+    assert eventually(lambda: lease(redis, f"{host}\x1flocal"), 10)
     work.kill()
     assert eventually(lambda: not redis.text("KEYS", "qd:overlap:*"), 5)
 
