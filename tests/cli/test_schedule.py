@@ -243,6 +243,25 @@ def test_a_name_that_is_not_declared_is_not_paused(scheduled: Run, clean_redis: 
     assert (resumed.exit_code, resumed.stdout, resumed.stderr) == (2, "", refused.stderr)
 
 
+@pytest.mark.leaves("qd:ticks", "qd:schedule:last")
+def test_a_run_whose_end_nobody_has_told(scheduled: Run, clean_redis: Client) -> None:
+    tick = now(clean_redis) // 3600 * 3600
+
+    def seen(field: float) -> Any:
+        clean_redis.call("HSET", "qd:ticks", "tidy", f"{int(field * 1000)} t m")
+        return entry(document(scheduled("list", "--json")), "tidy")["unended_at"]
+
+    assert seen(tick - 1000.5) is None  # first seen at some moment
+    assert seen(tick) == tick
+    assert "no end is known: it runs, or died with its scheduler" in done(scheduled("list"))
+    note(
+        clean_redis, "qd:schedule:last", "tidy", tick=tick - 3600, began=tick - 3600, ended=tick - 3599, outcome="done"
+    )
+    assert seen(tick) == tick
+    note(clean_redis, "qd:schedule:last", "tidy", tick=tick, began=tick, ended=tick + 1, outcome="done")
+    assert seen(tick) is None
+
+
 # -- locks
 
 

@@ -12,7 +12,7 @@ import click
 from qd.cli import common, output
 from qd.cli.apps import app
 from qd.cli.notes import by_whom
-from qd.cli.schedule.seen import Overlap, Seen, looked, overdue
+from qd.cli.schedule.seen import Overlap, Seen, looked, overdue, unended
 from qd.cli.schedule.which import moment, off, what, why_off
 from qd.options.kinds import KINDS
 from qd.process.exits import Exit
@@ -114,6 +114,8 @@ def remarks(entry: Entry, seen: Seen, found: Settings) -> Iterator[str]:
     if (note := seen.paused.get(entry.name)) is not None:
         yield f"paused{by_whom(note, seen.now)}"
     yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
+    if (began := unended(entry, seen)) is not None and entry.name not in seen.locks:
+        yield f"begun {output.ago(max(0.0, seen.now - began))}, no end is known: it runs, or died with its scheduler"
     if late := overdue(entry, seen, found):
         yield f"overdue for {output.duration(late)}"
     if (skip := seen.skipped.get(entry.name)) is not None and newest(skip, seen.last.get(entry.name)):
@@ -164,6 +166,7 @@ def described(entry: Entry, seen: Seen, found: Settings, zone: str) -> dict[str,
         "next": None if at is None else datetime.fromtimestamp(at, zone_of(zone)).isoformat(),
         "last": told(seen.last.get(entry.name)),
         "skipped": told(seen.skipped.get(entry.name)),
+        "unended_at": unended(entry, seen),
         "overdue_s": overdue(entry, seen, found),
         "locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())],
         "paused": note and asdict(note),

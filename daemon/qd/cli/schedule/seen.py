@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qd.config import Settings
     from qd.store.base import Store
 
+MS = 0.001
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -127,3 +129,15 @@ def overdue(entry: Entry, seen: Seen, found: Settings) -> float:
         return 0.0
     waits = seen.now - due
     return waits if waits > found.schedule.late else 0.0
+
+
+def unended(entry: Entry, seen: Seen) -> float | None:
+    """The last tick (unix seconds) at which a function or command was begun of whose end nothing is known: it runs, or died
+    with its scheduler. Jobs are a worker's business, and of an entry on every host only the newest end is kept."""
+    at = seen.ticks.get(entry.name)
+    if at is None or entry.kind == "job" or entry.every_host or seen.away:
+        return None
+    known = [one.tick for one in (seen.last.get(entry.name), seen.skipped.get(entry.name)) if one is not None]
+    due = entry.timing.next_after(at - MS)  # what was first seen at some moment begins there, and that is no tick
+    is_tick = due is not None and abs(due - at) < MS / 2
+    return at if is_tick and all(tick < at - MS / 2 for tick in known) else None
