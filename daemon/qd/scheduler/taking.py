@@ -129,6 +129,7 @@ class Taker:
         name = place.entry.name
         if name not in self._refused:
             self._refused.add(name)
+            self.alive(HOLDS)  # of ten thousand entries each key is looked at
             self.teller.log.error("schedule.refused", entry=name, error=reach.strange(place) or str(error))
 
     # -- taken
