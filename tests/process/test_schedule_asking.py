@@ -1,4 +1,5 @@
-"""Filters of the user's own are asked in a process of their own: what they do there ends nothing, and holds up nobody."""
+"""Filters of the user's own are asked in a process of their own: what they do there ends nothing, and holds up nobody. What
+listeners do in the scheduler itself costs no lease."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ import psutil
 import pytest
 
 from qd import Qd
+from qd.config import load
+from qd.events import ScheduledTaskStarting
 from qd.process import child
 from qd.scheduler import asking
 from qd.scheduler.guard import Guard
@@ -21,6 +24,7 @@ from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Host, Open, hourly, waiting
+from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [
@@ -224,3 +228,28 @@ def test_a_process_that_cannot_be_had_skips_the_tick(
     assert "no process could be started for its filter" in host.said("schedule.skipped")[0]
     monkeypatch.undo()
     host.turns(lambda: host.said("schedule.sent"))
+
+
+def test_no_lease_runs_out_while_listeners_take_their_time(
+    app: Qd, report: Any, redis: Client, server: Server, open_host: Open, tmp_path: Path
+) -> None:
+    """Eight of them in one turn, which is longer than the lease."""
+    (tmp_path / "qd.toml").write_text(f'[connections.redis]\nurl = "{server.url}"\n[schedule]\nlease = 1.2\n')
+    app.settings = load(tmp_path / "qd.toml", environ={})
+    leases: list[int] = []
+
+    @app.on(ScheduledTaskStarting)
+    def slow(event: ScheduledTaskStarting) -> None:
+        if event.task != "long" and host.said("schedule.started") and len(leases) < 8:
+            time.sleep(0.3)
+            leases.append(redis.call("EXISTS", "qd:overlap:long"))
+
+    app.schedule(lambda: eventually((tmp_path / "go").exists, 60), every=1, name="long").without_overlapping()
+    for n in range(8):
+        app.schedule(report.bind(n), every=2)
+    host = open_host()
+    host.turns(lambda: host.said("schedule.started"))
+    host.turns(lambda: len(leases) >= 8)
+    (tmp_path / "go").touch()
+    host.turns(lambda: host.said("schedule.done"))
+    assert set(leases) == {1}

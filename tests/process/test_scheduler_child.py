@@ -205,6 +205,33 @@ def test_with_no_respawn_its_death_is_the_end_and_told_as_its_own(project: MakeP
     assert work.matches('master.stopping reason="no respawn: a scheduler left with signal 9')
 
 
+LEAVES = """
+from qd.events import ScheduledTaskSkipped
+
+@app.on(ScheduledTaskSkipped)
+def leave(event):
+    if Path("leave").exists():
+        Path("leave").unlink()
+        os._exit(3)
+
+app.schedule(beat, every=0.5, name="never").when(False)
+"""
+
+
+def test_a_scheduler_that_the_apps_own_code_ended_names_the_entry_whose_turn_it_was(project: MakeProject) -> None:
+    shop = project(jobs=TICKING + LEAVES)
+    witness = Witness(shop)
+    shop.allowed.add("leave")
+    work = scheduled(shop)
+    witness.wait("beat")
+    first = scheduler(work).pid
+    (shop.root / "leave").touch()
+    line = work.wait_line(f'scheduler.died .*pid={first} how="left with exit code 3 .os._exit or sys.exit.".*')
+    assert " entry=never" in line[0]
+    witness.wait(f"beat {scheduler(work, but=first).pid}")
+    work.stop()
+
+
 @pytest.mark.leaves("qd:masters")
 def test_killed_master_takes_scheduler_and_runs_with_it(project: MakeProject) -> None:
     shop = project(jobs=LONG)

@@ -197,7 +197,7 @@ class Children:
             status,
             verdict,
             slot.job if began else "",
-            slot.queue if began else "",
+            slot.queue if began or worker.role is Role.SCHEDULER else "",
             took,
             slot[W.JOBS],
             slot[W.HANDED_BACK],

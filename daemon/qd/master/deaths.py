@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qd.process.exits import ending
-from qd.process.scoreboard import Slot, State, Verdict, W
+from qd.process.scoreboard import Role, Slot, State, Verdict, W
 
 if TYPE_CHECKING:
     from qd.master.children import Worker
@@ -53,6 +53,8 @@ class Death:
 
     @property
     def how(self) -> str:
+        if self.worker.role is Role.SCHEDULER and self.worker.ready and self.verdict and os.WIFEXITED(self.status):
+            return f"left with exit code {self.exit_code} (os._exit or sys.exit)"
         return ending(self.status, oom=self.oom, in_job=self.verdict is Verdict.CRASH and bool(self.job))
 
     @property

@@ -19,6 +19,7 @@ EVENTS = {
     Verdict.CANCELLED: ("warning", "job.killed"),
 }
 NOUNS = {Role.WORKER: "job", Role.SCHEDULER: "run"}  # what a child may have in hand
+PLACES = {Role.WORKER: "queue", Role.SCHEDULER: "entry"}  # where it is from; whose turn it was, in the scheduler itself
 NO_STACK = "none (it was stopped, or had blocked every signal)"
 REASONS = {
     Verdict.TIMEOUT: "timeout",
@@ -39,7 +40,7 @@ def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
         "reason": reason_of(death, verdict),
         "peak": f"{death.peak // 1_000_000}M",
         NOUNS[worker.role]: death.job or None,
-        "queue": death.queue or None,
+        PLACES[worker.role]: death.queue or None,
         "took": death.took or None,
         "stack": NO_STACK if verdict in (Verdict.TIMEOUT, Verdict.CANCELLED) and not death.stack else None,
         "trace": death.stack or None,
@@ -57,7 +58,7 @@ def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:
     """USR1: a line for each worker, and each worker's own stacks."""
     for worker in children.workers.values():
         slot = worker.slot
-        doing = {NOUNS[worker.role]: slot.job, "queue": slot.queue or None} if worker.busy else {}
+        doing = {NOUNS[worker.role]: slot.job, PLACES[worker.role]: slot.queue or None} if worker.busy else {}
         count = {"jobs": slot[W.JOBS]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
         log.info(worker.event("state"), slot=slot.number, pid=worker.pid, state=state_of(worker), **count, **doing)
         worker.send(signal.SIGUSR1)

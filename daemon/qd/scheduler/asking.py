@@ -196,16 +196,16 @@ def asks(entry: Entry) -> bool:
 
 def refusal(filters: Sequence[Filter], tick: float, guard: Guard) -> str:
     """What of these filters, asked in order, says of the tick: why it does not run, "" when it does."""
-    why = ""
+    if not filters:
+        return ""
 
     def asked() -> str:
         return next((each.why for each in filters if not each.passes(tick)), "")
 
     try:
-        why = guard.run(asked)
+        return guard.run(asked)
     except Broke as broke:
-        why = f"its filter {broke}"
-    return why
+        return f"its filter {broke}"
 
 
 def waited(pid: int) -> int | None:

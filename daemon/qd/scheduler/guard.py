@@ -33,10 +33,12 @@ class Guard:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
+        self.before: Callable[[float], object] = float  # called with the seconds that the next piece of it may take
         self._inside = False
 
     def run(self, body: Callable[[], T]) -> T:
         """What body returns. Raises Broke."""
+        self.before(self.seconds)
         try:
             return self._timed(body) if in_main_thread() else body()
         except TooLong:

@@ -33,7 +33,7 @@ from qd.scheduler.lanes import Lanes
 from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.runs import Runs
-from qd.scheduler.taking import Taken, Taker
+from qd.scheduler.taking import Taken, Taker, still
 from qd.scheduler.telling import Teller
 from qd.store.schedule import sweep
 
@@ -78,6 +78,7 @@ class Scheduler:
         self._standing = Standing(force)
         self._control = self._reach(settings.control)
         guard = guard or Guard()
+        guard.before, self._about = self._user_code, still
         self._jobs = Jobs(app, {entry.name: entry for entry in entries if entry.kind == "job"}, guard)
         self._teller = Teller(app.listeners, log, host, guard)
         self._taker = Taker(self._jobs, self._standing, self._teller, guard)
@@ -141,9 +142,10 @@ class Scheduler:
     def down(self, down: bool) -> None:
         self._taker.down = down
 
-    def beats(self, about: Callable[[float], None]) -> None:
-        """Call `about(seconds)` at each step of a long turn, which may take so long: whoever watches sees it live."""
-        self._taker.alive = about
+    def beats(self, about: Callable[..., None]) -> None:
+        """Call `about(seconds)` at each step of a long turn, which may take so long: whoever watches sees it live. With a
+        second argument it is an entry's turn from now on, or "" nobody's."""
+        self._about = self._taker.alive = about
         for reach in self._reaches.values():
             reach.queue.beats(about)
 
@@ -261,6 +263,12 @@ class Scheduler:
             self._lanes.ended(ended)
         if self.runs.wants <= 0:
             self._renew()
+
+    def _user_code(self, seconds: float) -> None:
+        """Some of it follows in this process: no lease is to run out meanwhile, however much there is of it."""
+        if self.runs.wants <= 0:
+            self._renew()
+        self._about(seconds)
 
     def _renew(self) -> None:
         if not self._control.up:

@@ -25,7 +25,7 @@ from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
 from qd.schedule import Entry
-from qd.scheduler.guard import SECONDS, Guard
+from qd.scheduler.guard import SECONDS
 from qd.scheduler.loop import Scheduler
 from qd.worker import boot
 from qd.worker.leaving import Leaving
@@ -47,18 +47,6 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     os.register_at_fork(after_in_child=child.slot.part)
     ready = partial(hands.voice.tell, "ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
     return child.run(ready)
-
-
-class Watched(Guard):
-    """Tells the master first how long the app's own code may take."""
-
-    def __init__(self, about: Callable[[float], None]) -> None:
-        super().__init__()
-        self._about = about
-
-    def run(self, body: Callable[[], T]) -> T:
-        self._about(self.seconds)
-        return super().run(body)
 
 
 class Child:
@@ -87,14 +75,13 @@ class Child:
             host=socket.gethostname(),
             owner=f"{hands.token}/{seat.slot}",
             force=settings.work.force,
-            guard=Watched(self._about),
         )
         self.scheduler.paused, self.force = seat.paused, settings.work.force
-        self.scheduler.beats(lambda seconds: self._about(min(seconds, SECONDS)))
+        self.scheduler.beats(lambda seconds, *doing: self._about(min(seconds, SECONDS), *doing))
         self.leaving = Leaving(settings.work, self.slot)
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
-        self._title = ""
+        self._title = self._run = self._doing = ""
 
     def run(self, ready: Callable[[], None]) -> int:
         """Until it is told to leave and nothing runs any more. `ready` is called once it hears signals."""
@@ -132,6 +119,7 @@ class Child:
         if self._knows_nothing() and not self.scheduler.drained:
             return LOOK
         wait = self.scheduler.turn()
+        self._about(doing="")
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
         return min(wait, self._before_the_end())
@@ -167,9 +155,16 @@ class Child:
         if self.between is not None:
             self.between()
 
-    def _about(self, seconds: float = 0.0) -> None:
-        """A sign of life for the master; the next one may take `seconds`."""
+    def _about(self, seconds: float = 0.0, doing: str | None = None) -> None:
+        """A sign of life for the master; the next one may take `seconds`. doing: the entry whose turn it is, "" nobody's."""
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
+        if doing is not None and doing != self._doing:
+            self._doing = doing
+            self._note()
+
+    def _note(self) -> None:
+        """What the master tells when this process dies: what ran, and whose turn it was."""
+        self.slot.say(self._run.encode("utf-8", "replace"), self._doing.encode("utf-8", "replace"))
 
     # -- what people see
 
@@ -187,7 +182,8 @@ class Child:
         name, began = running[0] if running else ("", 0)
         since = time.time() - (now() - began) / 1e9 if running else 0
         self.slot[W.RUNS], self.slot[W.JOB_AT], self.slot[W.JOB_UNIX] = len(running), began, int(since)
-        self.slot.say(name.encode("utf-8", "replace"), b"")
+        self._run = name
+        self._note()
         if running:
             more = f" and {len(running) - 1} more" if running[1:] else ""
             self._say(f"{name}{more} since {time.strftime('%H:%M:%S', time.localtime(since))}")

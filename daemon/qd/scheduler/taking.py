@@ -31,18 +31,18 @@ class Taken(NamedTuple):
     took: float
 
 
-def still(seconds: float) -> None:
+def still(seconds: float, doing: str = "") -> None:
     """Nobody watches."""
 
 
 class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
-    alive: called with the seconds that the next step may take."""
+    alive: called with the seconds that the next step may take, and the entry whose turn it is."""
 
     def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
         self.teller, self.standing, self.down = teller, standing, False
         self.theirs = "maintenance mode"
-        self.alive: Callable[[float], None] = still
+        self.alive: Callable[[float, str], None] = still
         self._jobs, self._guard = jobs, guard
         self._tokens = Tokens()
         self._refused: set[str] = set()
@@ -55,8 +55,9 @@ class Taker:
             return []
         began = time.monotonic()
         for want in wants:
-            self.alive(HOLDS)
+            self.alive(HOLDS, want.place.entry.name)
             self._make_ready(want)
+        self.alive(HOLDS, "")
         parcels = [want.parcel for want in wants if want.parcel is not None]
         self.teller.queueing(parcels)
         answers = reach.take(wants)
@@ -141,7 +142,7 @@ class Taker:
     def _told(self, want: Want, holder: str, now: float, took: float) -> bool:
         """Whether it is a run that is to be started."""
         entry = want.place.entry
-        self.alive(HOLDS)
+        self.alive(HOLDS, entry.name)
         if want.due.missed:
             self.teller.missed(want, now)
         if not want.due.runs:
