@@ -37,12 +37,12 @@ def still(seconds: float, doing: str = "") -> None:
 
 class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
-    alive: called with the seconds that the next step may take, and the entry whose turn it is."""
+    alive: called with the seconds that the next step may take, and with the entry if it is one's turn now, "" nobody's."""
 
     def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
         self.teller, self.standing, self.down = teller, standing, False
         self.theirs = "maintenance mode"
-        self.alive: Callable[[float, str], None] = still
+        self.alive: Callable[..., None] = still
         self._jobs, self._guard = jobs, guard
         self._tokens = Tokens()
         self._refused: set[str] = set()
