@@ -18,7 +18,7 @@ from qd.config import load
 from qd.events import ScheduledTaskStarting
 from qd.process import child
 from qd.scheduler import asking
-from qd.scheduler.guard import Guard
+from qd.scheduler.guard import Broke, Guard
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
@@ -253,3 +253,15 @@ def test_no_lease_runs_out_while_listeners_take_their_time(
     (tmp_path / "go").touch()
     host.turns(lambda: host.said("schedule.done"))
     assert set(leases) == {1}
+
+
+def test_an_error_whose_words_cannot_be_had_is_told_by_its_kind() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def raises() -> None:
+        raise Odd
+
+    with pytest.raises(Broke, match="^raised Odd$"):
+        Guard().run(raises)

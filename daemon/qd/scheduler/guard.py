@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from _signal import signal as handle  # type: ignore[import-not-found]  # signal.signal builds an enum member at each call
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TypeVar
 
@@ -25,7 +26,10 @@ class Broke(Exception):
 
 
 def said(error: BaseException) -> str:
-    return f"raised {type(error).__name__}: {error}" if str(error) else f"raised {type(error).__name__}"
+    text = ""
+    with suppress(Exception):  # its words are the user's code, too
+        text = str(error)
+    return f"raised {type(error).__name__}: {text}" if text else f"raised {type(error).__name__}"
 
 
 class Guard:
