@@ -263,5 +263,5 @@ def test_an_error_whose_words_cannot_be_had_is_told_by_its_kind() -> None:
     def raises() -> None:
         raise Odd
 
-    with pytest.raises(Broke, match="^raised Odd$"):
+    with pytest.raises(Broke, match=r"^raised Odd$"):
         Guard().run(raises)
