@@ -6,6 +6,7 @@ The clocks of this host stay as they are, months away: Redis's decides.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,23 @@ def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_i
     for host in hosts:
         assert sorted(line.split()[1] for line in host.said("schedule.ahead")) == ["entry=function", "entry=job"]
         host.close()
+
+
+def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: MovedServer, tmp_path: Path) -> None:
+    moved.set("2026-11-21T11:59:58Z")
+    moved.start()
+    app = Qd(moved.url)
+    app.schedule(lambda: eventually((tmp_path / "go").exists, 30), cron="0 * * * *", name="long")
+    app.schedule(lambda: None, cron="0 * * * *", name="waits")
+    host = Host(app, moved)
+
+    def begins_anew(name: str) -> bool:
+        return any(f"entry={name} " in line for line in host.said("schedule.ahead"))
+
+    host.turns(lambda: host.said("schedule.started"))
+    moved.set("2026-11-20T10:10:00Z")
+    host.turns(lambda: begins_anew("long"))
+    (tmp_path / "go").touch()
+    host.turns(lambda: begins_anew("waits"))
+    assert len(host.said("schedule.started")) == 1
+    host.close()

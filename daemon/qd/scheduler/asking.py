@@ -187,7 +187,7 @@ def back(question: Question, answered: Due | None) -> None:
     if due.at > reach.now:
         return reach.saw(place, place.raw)
     place.answered = answered
-    reach.moments.add(due.at, place)
+    reach.moments.add(min(due.at, reach.now), place)  # the clock may have been put back meanwhile
 
 
 def asks(entry: Entry) -> bool:

@@ -166,6 +166,13 @@ class Reach:
             else:
                 self.plan(place)
 
+    def early(self, place: Place, at: int) -> None:
+        """The server says so. Its clock was set, it may be, while this one stood in line."""
+        if self._clock_set:
+            self.moments.add(at, place)  # all are planned anew by the next look
+        else:
+            self.saw(place, place.raw)
+
     def in_time(self) -> list[tuple[int, list[Place]]]:
         """What is due, but for what should have been taken a while ago: that is in the backlog then."""
         self.fall_behind()

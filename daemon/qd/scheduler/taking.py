@@ -103,7 +103,7 @@ class Taker:
             self._refused.discard(place.entry.name)
             return want
         if answer.early:
-            reach.moments.add(want.due.at, place)
+            reach.early(place, want.due.at)
         elif answer.found is not None:
             mine = place.unsure.pop(answer.found, None)
             reach.saw(place, answer.found)
