@@ -40,9 +40,7 @@ from qd.worker.titles import Titles
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two looks at what keeps this worker from working
-BOOTING = int(
-    2e9
-)  # nanoseconds in which a keeper's first contact is looked for more often: it may be milliseconds away
+BOOTING = int(2e9)  # ns in which a keeper's first contact is looked for more often: it may be milliseconds away
 
 
 class Worker:

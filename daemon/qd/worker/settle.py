@@ -83,9 +83,7 @@ class Settler:
         kept = None if self.keeps else "no"
         told = self._job(job)
         if "attempt" in told:
-            told["attempt"] = max(
-                0, failed.attempts
-            )  # as in its record: one that was reserved and did not begin is none
+            told["attempt"] = max(0, failed.attempts)  # as in its record: one that did not begin is none
         self.log.error(event, **told, kept=kept, error=short(failed.error), trace=full(failed.error))
 
     def tell_cancelled(self, job: Reserved) -> None:
