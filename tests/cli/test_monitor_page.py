@@ -15,6 +15,9 @@ from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.server import Server
 
+ONCE_A_MINUTE = (
+    "client EVALSHA queues:mail:failed"  # the keeper's look at failed jobs, which the page tells below the beat
+)
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "monitor.md").read_text()
 
 
@@ -76,7 +79,7 @@ def recorded(monitor: Monitor) -> list[str]:
     kept, beat = list[str](), False
     for line, said in list(monitor.lines):
         if said.startswith("client"):
-            beat = not said.startswith(("client EVALSHA queues:", "client BLPOP"))
+            beat = said == ONCE_A_MINUTE or not said.startswith(("client EVALSHA queues:", "client BLPOP"))
         if not beat and re.match(r"\+?\d", line):
             kept.append(said)
     return kept
