@@ -12,6 +12,10 @@ from tests.support import clock, reliability
 from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import Server
+from tests.support.servers import beanstalkd as beanstalkds
+from tests.support.servers import mariadb as mariadbs
+from tests.support.servers import postgres as postgreses
+from tests.support.servers import sqs as sqses
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,6 +77,68 @@ def clean_redis(redis: Client, request: pytest.FixtureRequest) -> Iterator[Clien
     allowed = [pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args]
     left = [key for key in redis.text("KEYS", "*") if not any(fnmatch(key, pattern) for pattern in allowed)]
     assert not left, f"keys left in Redis: {sorted(left)}"
+
+
+# The other servers: one of each a pytest process, started on first use. Whoever kills one starts it again.
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgreses.Postgres]:
+    postgreses.installed()
+    with postgreses.Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[mariadbs.MariaDb]:
+    mariadbs.installed()
+    with mariadbs.MariaDb() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: postgreses.Postgres) -> Iterator[str]:
+    """Of an empty database of PostgreSQL, the test's own."""
+    url = postgres.fresh_database()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def mariadb_url(mariadb: mariadbs.MariaDb) -> Iterator[str]:
+    """Of an empty database of MariaDB, the test's own."""
+    url = mariadb.fresh_database()
+    yield url
+    mariadb.drop(url)
+
+
+@pytest.fixture(scope="session")
+def shared_beanstalkd() -> Iterator[beanstalkds.Beanstalkd]:
+    beanstalkds.installed()
+    with beanstalkds.Beanstalkd() as server:
+        yield server
+
+
+@pytest.fixture
+def beanstalkd(shared_beanstalkd: beanstalkds.Beanstalkd) -> Iterator[beanstalkds.Beanstalkd]:
+    """Without a job, at the end too."""
+    shared_beanstalkd.empty()
+    yield shared_beanstalkd
+    shared_beanstalkd.empty()
+
+
+@pytest.fixture(scope="session")
+def shared_sqs() -> Iterator[sqses.Sqs]:
+    sqses.installed()
+    with sqses.Sqs() as server:
+        yield server
+
+
+@pytest.fixture
+def sqs(shared_sqs: sqses.Sqs) -> sqses.Sqs:
+    """An SQS server that knows no queue. sqs.credentials are for the environment of whoever talks to it."""
+    shared_sqs.reset()
+    return shared_sqs
 
 
 @pytest.fixture

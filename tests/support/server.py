@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from random import SystemRandom
 
 from tests.support.clock import eventually
 from tests.support.peers import redis_server
@@ -26,10 +27,21 @@ def die_with_parent() -> None:
 
 
 def free_port() -> int:
+    """Below those that the system gives to outgoing connections: none of them takes it while its server is down. Free as
+    well: the port 10,000 above it, which a node of a cluster takes for the others."""
+    while True:
+        port = SystemRandom().randrange(10_000, 22_000)
+        if unused(port) and unused(port + 10_000):
+            return port
+
+
+def unused(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class Server:

@@ -1,0 +1,72 @@
+"""A real beanstalkd that keeps its jobs in a binlog, so that a restart finds them again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tests.support.peers import missing, program
+from tests.support.servers.running import Running
+
+LARGEST = 4 << 20  # bytes of a job; without -z it is 65,535
+
+
+class Beanstalkd(Running):
+    """url: beanstalkd://127.0.0.1:port. options: more words for the command line; a later -z wins."""
+
+    name = "beanstalkd"
+
+    def __init__(self, *options: str) -> None:
+        super().__init__()
+        self.options = options
+
+    @property
+    def url(self) -> str:
+        return f"beanstalkd://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        (self.folder / "binlog").mkdir()
+
+    def command(self) -> list[str]:
+        kept = ["-b", str(self.folder / "binlog"), "-F"]  # no fsync: a killed one has written all the same
+        return [
+            program("beanstalkd"),
+            "-l",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            *kept,
+            "-z",
+            str(LARGEST),
+            *self.options,
+        ]
+
+    def answers(self) -> bool:
+        with self.client() as client:
+            return bool(client.stats()["pid"])
+
+    def client(self):
+        """A greenstalk client that gives bytes."""
+        import greenstalk
+
+        return greenstalk.Client(("127.0.0.1", self.port), encoding=None)
+
+    def empty(self) -> None:
+        """Delete every job of every tube; what somebody has reserved stays his."""
+        import greenstalk
+
+        with self.client() as client:
+            for tube in client.tubes():
+                client.use(tube)
+                for peek in (client.peek_ready, client.peek_delayed, client.peek_buried):
+                    with suppress(greenstalk.NotFoundError):
+                        while True:
+                            client.delete(peek())
+
+
+def installed() -> None:
+    """Leave the test where beanstalkd or greenstalk is missing."""
+    program("beanstalkd")
+    try:
+        import greenstalk  # noqa: F401
+    except ImportError:
+        missing("greenstalk")

@@ -1,0 +1,62 @@
+"""Amazon SQS as moto speaks it: a server over HTTP in a process of its own. What it knows is in memory: a restart forgets
+all queues."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import urllib.request
+
+from tests.support.peers import missing
+from tests.support.servers.running import Running
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing-secret",
+    "AWS_SESSION_TOKEN": "testing-token",
+    "AWS_DEFAULT_REGION": "eu-west-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+class Sqs(Running):
+    """endpoint: for boto3's endpoint_url. credentials: variables for whoever talks to it; they are no secret."""
+
+    name = "moto"
+    credentials = CREDENTIALS
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return CREDENTIALS
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def answers(self) -> bool:
+        with urllib.request.urlopen(f"{self.endpoint}/moto-api/data.json", timeout=10) as reply:
+            return isinstance(json.load(reply), dict)
+
+    def reset(self) -> None:
+        """Forget every queue."""
+        asked = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST", data=b"")
+        with urllib.request.urlopen(asked, timeout=10) as reply:
+            assert reply.status == 200
+
+    def client(self):
+        """A boto3 client for SQS."""
+        import boto3
+
+        names = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing-secret"}
+        return boto3.client("sqs", endpoint_url=self.endpoint, region_name=CREDENTIALS["AWS_DEFAULT_REGION"], **names)
+
+
+def installed() -> None:
+    """Leave the test where moto or boto3 is missing."""
+    for name in ("moto", "flask", "boto3"):
+        if importlib.util.find_spec(name) is None:
+            missing(f"{name} (moto[server])")
