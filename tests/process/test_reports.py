@@ -25,7 +25,7 @@ def report(redis: Client) -> dict[str, Any]:
     return found
 
 
-def comes(redis: Client, field: str, wanted: Callable[[Any], object], seconds: float = 5.0) -> Any:
+def comes(redis: Client, field: str, wanted: Callable[[Any], object], seconds: float = 20.0) -> Any:
     """What the report says in `field`, once it is as wanted."""
 
     def found() -> list[Any] | None:

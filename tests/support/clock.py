@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T | Literal[False] | None], seconds: float = 5.0, *, every: float = 0.01, what: str = ""
+    predicate: Callable[[], T | Literal[False] | None], seconds: float = 20.0, *, every: float = 0.01, what: str = ""
 ) -> T:
     """The first true answer of `predicate`, asked again until then for `seconds` at most.
 

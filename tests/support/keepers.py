@@ -20,4 +20,4 @@ def seconds_later(redis: Client, seconds: float) -> None:
         return max((float(json.loads(text)["seen_at"]) for text in redis.hash("qd:masters").values()), default=0.0)
 
     begun = eventually(seen_at, what="a report")
-    eventually(lambda: seen_at() >= begun + seconds, seconds + 5, what=f"reports of {seconds} s")
+    eventually(lambda: seen_at() >= begun + seconds, seconds + 20, what=f"reports of {seconds} s")

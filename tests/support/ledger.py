@@ -111,7 +111,7 @@ class Ledger:
     def ends(self, n: int | None = None) -> list[Note]:
         return [note for note in self.notes if note.kind == "E" and n in (None, note.n)]
 
-    def wait_start(self, n: int, count: int = 1, seconds: float = 10.0) -> Note:
+    def wait_start(self, n: int, count: int = 1, seconds: float = 20.0) -> Note:
         """The `count`-th start of job n."""
         return eventually(
             lambda: len(self.starts(n)) >= count and self.starts(n)[count - 1],
@@ -119,7 +119,7 @@ class Ledger:
             what=f"start {count} of job {n}",
         )
 
-    def wait_end(self, n: int, seconds: float = 10.0) -> Note:
+    def wait_end(self, n: int, seconds: float = 20.0) -> Note:
         eventually(lambda: self.ends(n), seconds, what=f"the end of job {n}")
         return self.ends(n)[0]
 

@@ -100,7 +100,7 @@ class LineKill:
                     return suffix, text
             return None
 
-        return eventually(told, 10, what="the line to be reached")
+        return eventually(told, 20, what="the line to be reached")
 
 
 if __name__ == "__main__":

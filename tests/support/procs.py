@@ -77,12 +77,12 @@ class Procs:
         """Log lines from number `start` on in which the regular expression is found."""
         return [m for line in self.lines[start:] if (m := re.search(pattern, line))]
 
-    def wait_line(self, pattern: str, seconds: float = 10.0, *, count: int = 1, start: int = 0) -> re.Match[str]:
+    def wait_line(self, pattern: str, seconds: float = 20.0, *, count: int = 1, start: int = 0) -> re.Match[str]:
         """The `count`-th log line with `pattern`, waited for. Fails with the log when it does not come or qd ended."""
 
         def found() -> re.Match[str] | None:
             hits = self.matches(pattern, start)
-            if len(hits) < count and self.process.poll() is not None and self._err.ended(1):
+            if len(hits) < count and self.process.poll() is not None and self._err.ended(5):
                 hits = self.matches(pattern, start)
                 if len(hits) < count:
                     raise RuntimeError(
@@ -123,35 +123,38 @@ class Procs:
             return []
         return [child for child in children if title in titled(child)]
 
-    def child(self, title: str, seconds: float = 10.0) -> psutil.Process:
+    def child(self, title: str, seconds: float = 20.0) -> psutil.Process:
         """The one child with this title, waited for."""
         return eventually(lambda: self.children(title), seconds, what=f"a child titled {title!r}")[0]
 
-    def wait(self, seconds: float = 10.0) -> int:
+    def wait(self, seconds: float = 20.0) -> int:
         """The exit code, once the program has ended and all of its lines are read."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds:g} s\n{self.tail()}") from None
-        self._out.ended(1)
-        self._err.ended(1)
+        self._out.ended(5)
+        self._err.ended(5)
         return code
 
-    def stop(self, number: signals.Signals = signals.SIGTERM, *, code: int = 0, seconds: float = 15.0) -> None:
+    def stop(self, number: signals.Signals = signals.SIGTERM, *, code: int = 0, seconds: float = 20.0) -> None:
         """Signal it, and assert that it ends clean."""
         self.signal(number)
         self.ends_clean(code=code, seconds=seconds)
 
-    def ends_clean(self, *, code: int = 0, seconds: float = 15.0) -> None:
-        """Assert that it ends by itself, with this exit code, and that no process of its session is left."""
+    def ends_clean(self, *, code: int = 0, seconds: float = 20.0, orphans: float = 10.0) -> None:
+        """Assert that it ends by itself, with this exit code, and that no process of its session is left, `orphans` seconds
+        later at the latest."""
         got = self.wait(seconds)
         assert got == code, f"exit code {got}, expected {code}\n{self.tail()}"
-        eventually(lambda: not self.session(), 2, what=f"no process left of {[titled(p) for p in self.session()]}")
+        eventually(
+            lambda: not self.session(), orphans, what=f"no process left of {[titled(p) for p in self.session()]}"
+        )
 
     def kill(self) -> None:
         """SIGKILL the master, as a machine's OOM killer would, and reap it."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(20)
 
     def sweep(self) -> list[str]:
         """End what is left of the session, by pid; the titles of what was ended."""
@@ -161,8 +164,8 @@ class Procs:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(10)
-        eventually(lambda: not self.session(), 5, what="a dead session")
+        self.process.wait(20)
+        eventually(lambda: not self.session(), 20, what="a dead session")
         return [title for _, title in left]
 
 
@@ -173,7 +176,7 @@ def titled(process: psutil.Process) -> str:
         return ""
 
 
-def waiting(work: Procs, count: int = 1, seconds: float = 5.0) -> list[psutil.Process]:
+def waiting(work: Procs, count: int = 1, seconds: float = 20.0) -> list[psutil.Process]:
     """The workers of `qd work` that wait for jobs, once they are so many."""
 
     def found() -> list[psutil.Process] | None:

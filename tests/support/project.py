@@ -60,7 +60,7 @@ class Project:
         work.ends_clean()
         return work
 
-    def qd(self, *arguments: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
+    def qd(self, *arguments: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """`qd ...`, run to its end."""
         return subprocess.run(
             [*QD, *arguments],
@@ -79,7 +79,7 @@ class Project:
         words = [*arguments, "--config", str(self.root / "qd.toml")]
         return CliRunner().invoke(command, words, prog_name="qd", env=ours)
 
-    def python(self, code: str, seconds: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
+    def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
         done = subprocess.run(
             [QD[0], "-c", textwrap.dedent(code)],
@@ -123,5 +123,5 @@ def ready(project: Project, *arguments: str, workers: int = 1, **env: str) -> Pr
 def idle(project: Project, *arguments: str, workers: int = 1) -> Procs:
     """`qd work` whose workers have found nothing and wait for jobs."""
     work = project.work("-w", str(workers), *arguments)
-    waiting(work, workers, seconds=10)
+    waiting(work, workers)
     return work

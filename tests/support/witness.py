@@ -49,7 +49,7 @@ class Witness:
     def starting(self, word: str) -> list[str]:
         return [line for line in self.lines if line.startswith(word)]
 
-    def wait(self, word: str, count: int = 1, seconds: float = 10.0) -> list[str]:
+    def wait(self, word: str, count: int = 1, seconds: float = 20.0) -> list[str]:
         """At least `count` lines that start with `word`."""
         enough: Callable[[], bool] = lambda: len(self.starting(word)) >= count  # noqa: E731
         eventually(enough, seconds, what=f"{count} x {word!r} in the witness file")
