@@ -13,9 +13,12 @@ from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.servers import beanstalkd as beanstalkds
+from tests.support.servers import cluster as clusters
 from tests.support.servers import mariadb as mariadbs
 from tests.support.servers import postgres as postgreses
+from tests.support.servers import sentinel as sentinels
 from tests.support.servers import sqs as sqses
+from tests.support.servers import valkey as valkeys
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,6 +142,53 @@ def sqs(shared_sqs: sqses.Sqs) -> sqses.Sqs:
     """An SQS server that knows no queue. sqs.credentials are for the environment of whoever talks to it."""
     shared_sqs.reset()
     return shared_sqs
+
+
+@pytest.fixture(scope="session")
+def shared_valkey() -> Iterator[valkeys.Valkey]:
+    with valkeys.Valkey("--appendonly", "yes") as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(shared_valkey: valkeys.Valkey) -> Iterator[valkeys.Valkey]:
+    """A Valkey without a key, at the end too. It keeps what it holds when it is killed."""
+    with shared_valkey.client() as client:
+        client.call("FLUSHALL")
+        yield shared_valkey
+        client.close()  # it may have been killed meanwhile
+        client.call("FLUSHALL")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[clusters.Cluster]:
+    with clusters.Cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster(shared_cluster: clusters.Cluster) -> Iterator[clusters.Cluster]:
+    """Three primaries without a key, at the end too. Each keeps what it holds when it is killed."""
+    shared_cluster.settled()
+    shared_cluster.empty()
+    yield shared_cluster
+    shared_cluster.settled()
+    shared_cluster.empty()
+
+
+@pytest.fixture(scope="session")
+def shared_sentinel() -> Iterator[sentinels.Sentinel]:
+    with sentinels.Sentinel() as servers:
+        yield servers
+
+
+@pytest.fixture
+def sentinel(shared_sentinel: sentinels.Sentinel) -> Iterator[sentinels.Sentinel]:
+    """A primary without a key, at the end too, and its replicas and sentinels."""
+    shared_sentinel.settled()
+    shared_sentinel.empty()
+    yield shared_sentinel
+    shared_sentinel.empty()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -10,7 +10,10 @@ import psutil
 import pytest
 
 from tests.support.servers import beanstalkd, mariadb, postgres, sqs
+from tests.support.servers.cluster import Cluster
 from tests.support.servers.running import Running, alive
+from tests.support.servers.sentinel import Sentinel, role
+from tests.support.servers.valkey import Valkey
 
 
 class Kept(NamedTuple):
@@ -127,3 +130,61 @@ def test_beanstalkd_is_emptied(beanstalkd: beanstalkd.Beanstalkd) -> None:
     beanstalkd.empty()
     with beanstalkd.client() as client:
         assert client.tubes() == ["default"]
+
+
+# -- Redis in its other shapes
+
+
+def processes(servers: Iterable[Any]) -> list[psutil.Process]:
+    return [psutil.Process(each.process.pid) for each in servers]
+
+
+def gone(servers: Iterable[Any], ran: list[psutil.Process]) -> bool:
+    return not any(map(alive, ran)) and not any(each.folder.exists() for each in servers)
+
+
+def test_valkey_is_the_other_brand_and_keeps_what_it_holds() -> None:
+    with Valkey("--appendonly", "yes") as server, server.client() as client:
+        assert "valkey_version" in client.text("INFO", "server")
+        client.call("SET", "a", "1")
+        ran = processes([server])
+        server.kill()
+        server.start()
+        client.close()
+        assert client.call("GET", "a") == b"1"
+        ran += processes([server])
+    assert gone([server], ran)
+
+
+def test_a_cluster_has_a_third_of_the_slots_on_each_node_and_keeps_what_it_holds() -> None:
+    with Cluster() as cluster:
+        ran = processes(cluster.nodes)
+        held = {node.port: key for key in "abcdefghij" if (node := cluster.node_of(key))}
+        assert len(held) == 3
+        for key in held.values():
+            with cluster.node_of(key).client() as client:
+                client.call("SET", key, "1")
+        cluster.nodes[0].kill()
+        cluster.nodes[0].start()
+        cluster.settled()
+        cluster.kill()
+        cluster.start()
+        assert cluster.keys() == sorted(held.values())
+        ran += processes(cluster.nodes)
+    assert gone(cluster.nodes, ran)
+
+
+def test_a_failover_makes_a_replica_the_primary_and_the_old_one_comes_back_as_a_replica() -> None:
+    with Sentinel() as sentinel:
+        each = [*sentinel.nodes, *sentinel.watchers]
+        ran, first = processes(each), sentinel.primary
+        with first.client() as client:
+            client.call("SET", "a", "1")
+            assert client.call("WAIT", 2, 10_000) == 2
+        second = sentinel.failover()
+        assert second is not first
+        assert (role(first), role(second)) == ("slave", "master")
+        with second.client() as client:
+            assert client.call("GET", "a") == b"1"
+        ran += processes(each)
+    assert gone(each, ran)

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from random import SystemRandom
+from typing import Self
 
 from tests.support.clock import eventually
 from tests.support.peers import redis_server
@@ -58,6 +59,9 @@ class Server:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
+    def program(self) -> Path:
+        return redis_server()
+
     @property
     def url(self) -> str:
         return f"unix://{self.socket}"
@@ -73,10 +77,10 @@ class Server:
     def client(self) -> Client:
         return Client(str(self.socket))
 
-    def start(self, *options: str) -> Server:
+    def start(self, *options: str) -> Self:
         """Start, or start again on the same port, and wait until it serves. Extra options hold for this start."""
         self.port = self.port or free_port()
-        command = [str(redis_server()), "--dir", str(self.folder), "--unixsocket", str(self.socket)]
+        command = [str(self.program()), "--dir", str(self.folder), "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--bind", "127.0.0.1", "--port", str(self.port)]
         command += ["--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no"]
         self.process = subprocess.Popen(
@@ -103,7 +107,7 @@ class Server:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,91 @@
+"""A real Redis Cluster: three primaries on this machine, a third of the slots each."""
+
+from __future__ import annotations
+
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import Server, free_port
+
+SLOTS = 16384
+SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))
+OPTIONS = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "5000")
+
+
+class Cluster:
+    """nodes: the servers, each may be killed and started again; it finds the others by what it has written down."""
+
+    def __init__(self, *options: str) -> None:
+        self.nodes = [Server(*OPTIONS, "--appendonly", "yes", *options) for _ in SHARES]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{node.port}" for node in self.nodes]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(self.addresses)}"
+
+    def start(self) -> Cluster:
+        for node in self.nodes:
+            node.port = node.port or free_port()
+            node.start()
+        for node, (first, last) in zip(self.nodes, SHARES, strict=True):
+            with node.client() as client:
+                if b"cluster_slots_assigned:0" in client.call("CLUSTER", "INFO"):
+                    client.call("CLUSTER", "ADDSLOTS", *range(first, last + 1))
+                for other in self.nodes:
+                    client.call("CLUSTER", "MEET", "127.0.0.1", other.port)
+        self.settled()
+        return self
+
+    def settled(self) -> None:
+        """Wait until each of them knows the others and all slots."""
+        eventually(lambda: all(map(knows_all, self.nodes)), 30, what="a cluster that is ok")
+
+    def node_of(self, key: str) -> Server:
+        """The server on which `key` stands."""
+        with self.nodes[0].client() as client:
+            slot = client.call("CLUSTER", "KEYSLOT", key)
+        return next(node for node, (_, last) in zip(self.nodes, SHARES, strict=True) if slot <= last)
+
+    def clients(self) -> list[Client]:
+        """One for each node; the caller closes them."""
+        return [node.client() for node in self.nodes]
+
+    def keys(self) -> list[str]:
+        """Of all nodes."""
+        found = []
+        for node in self.nodes:
+            with node.client() as client:
+                found += client.keys()
+        return sorted(found)
+
+    def empty(self) -> None:
+        for node in self.nodes:
+            with node.client() as client:
+                client.call("FLUSHALL")
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Cluster:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def knows_all(node: Server) -> bool:
+    with node.client() as client:
+        said = client.text("CLUSTER", "INFO")
+        linked = [line.split()[7] for line in client.text("CLUSTER", "NODES").splitlines()]
+    return "cluster_state:ok" in said and f"cluster_slots_ok:{SLOTS}" in said and linked == ["connected"] * len(SHARES)

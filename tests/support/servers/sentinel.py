@@ -1,0 +1,163 @@
+"""Redis under three real sentinels: a primary, two replicas, and failovers in about two seconds."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from tests.support.clock import eventually
+from tests.support.peers import redis_server
+from tests.support.resp import Client
+from tests.support.server import Server, free_port
+from tests.support.servers.running import Running
+
+SERVICE = "qd"  # the name under which sentinels know the primary
+DOWN_AFTER = 1000  # ms without an answer until a sentinel takes a server for dead
+GIVE_UP = 4000  # ms after which a failover that did not come about is tried again
+
+
+class Watcher(Running):
+    """One sentinel. It knows the others and the replicas from the beginning: hearing of them takes seconds."""
+
+    name = "redis-sentinel"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id = uuid.uuid4().hex + "0" * 8
+        self.port = free_port()
+
+    def write(self, primary: Server, replicas: list[Server], others: list[Watcher]) -> None:
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", f"unixsocket {self.folder / 's.sock'}"]
+        lines += [f"sentinel myid {self.id}", f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} 2"]
+        lines += [f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER}"]
+        lines += [f"sentinel failover-timeout {SERVICE} {GIVE_UP}"]
+        lines += [f"sentinel known-replica {SERVICE} 127.0.0.1 {each.port}" for each in replicas]
+        lines += [f"sentinel known-sentinel {SERVICE} 127.0.0.1 {each.port} {each.id}" for each in others]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "sentinel.conf"
+
+    def command(self) -> list[str]:
+        return [str(redis_server()), str(self.config), "--sentinel"]
+
+    def answers(self) -> bool:
+        with self.client() as client:
+            return bool(client.text("PING") == "PONG")
+
+    def client(self) -> Client:
+        return Client(str(self.folder / "s.sock"))
+
+    def primary_port(self) -> int:
+        with self.client() as client:
+            return int(client.text("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+    def sees(self) -> tuple[str, int, int]:
+        """The primary's flags, its replicas that are up, the other sentinels that are up."""
+        with self.client() as client:
+            said = client.text("SENTINEL", "MASTER", SERVICE)
+            facts = dict(zip(said[::2], said[1::2], strict=True))
+            counts = [
+                sum("down" not in flags and "disconnected" not in flags for flags in flags_of(client, word))
+                for word in ("REPLICAS", "SENTINELS")
+            ]
+        return facts["flags"], counts[0], counts[1]
+
+
+class Sentinel:
+    """nodes: the three servers, whoever is primary now. service: its name. Each kind of process may be killed."""
+
+    service = SERVICE
+
+    def __init__(self, *options: str) -> None:
+        self.nodes = [Server("--appendonly", "yes", "--repl-diskless-sync-delay", "0", *options) for _ in range(3)]
+        self.watchers: list[Watcher] = []
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the sentinels."""
+        return [f"127.0.0.1:{each.port}" for each in self.watchers]
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(self.addresses)}/{SERVICE}/0"
+
+    def start(self) -> Sentinel:
+        first, *others = self.nodes
+        first.start()
+        for other in others:
+            other.start("--replicaof", "127.0.0.1", str(first.port))
+        self.watchers = [Watcher() for _ in range(3)]
+        for each in self.watchers:
+            each.write(first, others, [other for other in self.watchers if other is not each])
+        for each in self.watchers:
+            each.start()
+        self.settled()
+        return self
+
+    def settled(self) -> None:
+        """Wait until all is well: the sentinels see each other and each server, and the replicas follow."""
+        eventually(lambda: {each.sees() for each in self.watchers} == {("master", 2, 2)}, 60, what="sentinels at ease")
+        eventually(lambda: followers(self.primary) == 2, 60, what="replicas that follow")
+
+    @property
+    def primary(self) -> Server:
+        """By the word of all sentinels, once they agree and it is one."""
+        return eventually(lambda: self._agreed() or None, 60, what="one primary for all sentinels")
+
+    def failover(self, *, back: bool = True) -> Server:
+        """SIGKILL to the primary; the new one, once all agree on it. back: the old one is there again, as a replica."""
+        old = self.primary
+        old.kill()
+        new = eventually(lambda: self._agreed(old), 60, what="another primary for all sentinels")
+        if back:
+            self.bring_back(old)
+        return new
+
+    def bring_back(self, node: Server, *, as_replica: bool = True) -> None:
+        """as_replica=False: it takes itself for the primary, as one does that was cut off, until a sentinel corrects it."""
+        node.start(*(("--replicaof", "127.0.0.1", str(self.primary.port)) if as_replica else ()))
+        if as_replica:
+            self.settled()
+
+    def _agreed(self, but: Server | None = None) -> Server | None:
+        ports = {each.primary_port() for each in self.watchers}
+        found = [node for node in self.nodes if {node.port} == ports and node is not but and node.process]
+        return found[0] if found and role(found[0]) == "master" else None
+
+    def empty(self) -> None:
+        with self.primary.client() as client:
+            client.call("FLUSHALL")
+
+    def stop(self) -> None:
+        for watcher in self.watchers:
+            watcher.stop()
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Sentinel:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def flags_of(client: Client, what: str) -> list[str]:
+    found = [dict(zip(each[::2], each[1::2], strict=True)) for each in client.text("SENTINEL", what, SERVICE)]
+    return [each["flags"] for each in found]
+
+
+def role(node: Server) -> str:
+    with node.client() as client:
+        return str(client.text("ROLE")[0])
+
+
+def followers(node: Server) -> int:
+    """How many replicas have all that it has, and go on."""
+    with node.client() as client:
+        return sum("state=online" in line for line in client.text("INFO", "replication").splitlines())
