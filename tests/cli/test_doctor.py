@@ -347,7 +347,7 @@ def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
 
 
 def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
-    folder = ROOT / "daemon" / "qd" / "connectors" / "redis"
+    folder = ROOT / "daemon" / "qd" / "connectors" / "scripts"
     others = {"adopt", "clear", "find", "forget", "retry", "unique"}  # called by commands and by who sends unique jobs
     texts = [path.read_text() for path in folder.glob("*.lua") if path.stem not in others]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}

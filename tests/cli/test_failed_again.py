@@ -14,7 +14,7 @@ from qd.cli.failed import again
 from qd.connectors.redis.wire import Wire
 from qd.payload import make, read
 from qd.store.failed import FailedStore
-from qd.store.redis import RedisStore
+from qd.store.keyspace import KeyspaceStore
 from qd.ties import Ties, written
 from tests.cli.conftest import Run, document, done
 from tests.support.burying import bury
@@ -220,7 +220,7 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
 def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
     bury(redis, "a", at=NOW)
     wire = Wire(f"unix://{redis.path}")
-    store = FailedStore(RedisStore(wire))
+    store = FailedStore(KeyspaceStore(wire))
     records = list(store.of_queue("mail"))
     assert store.retry("mail", records, NOW) == [None]
     assert store.retry("mail", records, NOW) == [""]
@@ -250,7 +250,7 @@ def test_a_refused_retry_changes_nothing(redis: Client) -> None:
     redis.call("SET", "qd:unique:n", "another")
     wire = Wire(f"unix://{redis.path}")
     try:
-        store = FailedStore(RedisStore(wire))
+        store = FailedStore(KeyspaceStore(wire))
         held, free = store.read("mail", [("held", NOW), ("free", NOW)])
         assert store.retry("mail", [held], NOW, resumes="B") == ["another job has the lock of its unique name"]
         assert redis.call("HGET", "qd:job:job-held", "status") == b"failed"

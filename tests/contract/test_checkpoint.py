@@ -9,7 +9,7 @@ import pytest
 
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.scripts import Script, script
+from qd.connectors.scripts import Script, script
 from qd.keeper.dead import Dead
 from qd.log import Log
 from qd.payload import read
@@ -130,7 +130,9 @@ def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
     turn = script("turn")
     known = "local function gathered(p)\n"
     assert turn.text.count(known) == 1
-    for attribute, value in vars(Script(turn.text.replace(known, known + "  error('the long way')\n"))).items():
+    for attribute, value in vars(
+        Script(turn.name, turn.text.replace(known, known + "  error('the long way')\n"))
+    ).items():
         monkeypatch.setattr(turn, attribute, value)
     queue.push("a", job(1, data=["x"] * 150_000))
     held = take(queue)

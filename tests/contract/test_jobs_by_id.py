@@ -60,7 +60,7 @@ def test_a_long_queue_is_looked_through_in_short_calls(queue, seen, place_of):
 def test_what_workers_take_meanwhile_makes_the_look_miss_nothing(queue, connect, seen, monkeypatch):
     queue.push_many([("a", job(n), None) for n in range(3000)])
     worker, producer, jobs = connect(2), connect(3), queue.jobs
-    call, held = jobs.wire.receive, list[Reserved | None]()
+    call, held = jobs.space.receive, list[Reserved | None]()
 
     def meanwhile():
         reply = call()
@@ -69,7 +69,7 @@ def test_what_workers_take_meanwhile_makes_the_look_miss_nothing(queue, connect,
             producer.push("a", job(9000))
         return reply
 
-    monkeypatch.setattr(jobs.wire, "receive", meanwhile)
+    monkeypatch.setattr(jobs.space, "receive", meanwhile)
     assert jobs.find("a", "id1050").spot == "ready"
     monkeypatch.undo()
     assert worker.ack(held[0])

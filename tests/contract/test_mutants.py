@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from qd.connectors.redis.scripts import Script, script
+from qd.connectors.scripts import Script, script
 from tests.contract.machine import Machine
 from tests.support.server import Server
 
@@ -83,7 +83,7 @@ def test_a_mistake_in_a_script_is_noticed(name: str, server: Server, monkeypatch
     for old, new in MUTANTS[name].changes.items():
         assert text.count(old) == 1, f"the script has changed: where is {old!r}?"
         text = text.replace(old, new)
-    for attribute, value in vars(Script(text)).items():
+    for attribute, value in vars(Script(real.name, text)).items():
         monkeypatch.setattr(real, attribute, value)
     machine = Machine.at(server.socket)
     try:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from qd.connectors.redis.wire import Wire
+from qd.store.keyspace import KeyspaceStore
 from qd.store.mutex import Lease, Mutex
 from qd.store.rates import Rate
-from qd.store.redis import RedisStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server, free_port
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake
 
 
 @pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
     wire = Wire(server.url)
-    yield RedisStore(wire, "app_")
+    yield KeyspaceStore(wire, "app_")
     wire.close()
 
 
-def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: RedisStore):
+def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: KeyspaceStore):
     ours, theirs = Lease("qd:x", "a", 30), Lease("qd:x", "b", 30)
     assert ours.take(store) is None
     assert theirs.take(store) == "a"
@@ -35,7 +35,7 @@ def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: RedisStore):
     assert theirs.free(store)
 
 
-def test_only_the_owner_frees_and_extends_a_lease(store: RedisStore):
+def test_only_the_owner_frees_and_extends_a_lease(store: KeyspaceStore):
     ours, theirs = Lease("qd:x", "a", 0.3), Lease("qd:x", "b", 30)
     assert ours.take(store) is None
     assert not theirs.free(store)
@@ -48,7 +48,7 @@ def test_only_the_owner_frees_and_extends_a_lease(store: RedisStore):
     assert not ours.extend(store)
 
 
-def test_a_lease_falls_free_when_its_time_is_over(store: RedisStore):
+def test_a_lease_falls_free_when_its_time_is_over(store: KeyspaceStore):
     late, next_one = Lease("qd:x", "a", 0.05), Lease("qd:x", "b", 30)
     assert late.take(store) is None
     eventually(lambda: next_one.take(store) is None, 5)
@@ -58,7 +58,7 @@ def test_a_lease_falls_free_when_its_time_is_over(store: RedisStore):
     assert next_one.free(store)
 
 
-def test_a_lease_that_is_passed_on_is_the_next_owners_and_once_more_does_no_harm(store: RedisStore):
+def test_a_lease_that_is_passed_on_is_the_next_owners_and_once_more_does_no_harm(store: KeyspaceStore):
     ours = Lease("qd:x", "a", 30)
     assert ours.pass_to(store, "b") is None  # nobody's
     assert ours.take(store) is None
@@ -74,7 +74,7 @@ def test_a_lease_that_is_passed_on_is_the_next_owners_and_once_more_does_no_harm
 # -- a Mutex: with a line of those who wait
 
 
-def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: RedisStore):
+def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: KeyspaceStore):
     owner, *waiters = [Mutex("x", name) for name in "abcd"]
     assert owner.take(store, 30, stay=True).token
     asked = [each.take(store, 30, stay=True) for each in waiters]
@@ -92,7 +92,7 @@ def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: Re
     assert Mutex("x", "").by(store) is None
 
 
-def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks(store: RedisStore):
+def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 0.05, stay=True).token
     assert first.take(store, 30, stay=True).front == 0
@@ -108,7 +108,7 @@ def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks
     assert second.give(store)
 
 
-def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: RedisStore):
+def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: KeyspaceStore):
     owner, dead, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     dead.take(store, 30, stay=True)
@@ -122,11 +122,11 @@ def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: RedisStor
     assert second.give(store)
 
 
-def test_who_stops_asking_is_passed_over(store: RedisStore):
+def test_who_stops_asking_is_passed_over(store: KeyspaceStore):
     owner, dead, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     dead.take(store, 30, stay=True)
-    wire = store.wire
+    wire = store.space
     wire.call("ZADD", "app_qd:mutex:{x}:seen", 1, "b")  # long ago
     second.take(store, 30, stay=True)
     assert owner.give(store)
@@ -134,12 +134,12 @@ def test_who_stops_asking_is_passed_over(store: RedisStore):
     assert second.give(store)
 
 
-def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: RedisStore):
+def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     came = first.take(store, 30, stay=True).came
     second.take(store, 30, stay=True)
-    store.wire.call("DEL", "app_qd:mutex:{x}:line", "app_qd:mutex:{x}:seen")  # the server was restarted, say
+    store.space.call("DEL", "app_qd:mutex:{x}:line", "app_qd:mutex:{x}:seen")  # the server was restarted, say
     assert second.take(store, 30, stay=True, came=came + 1).front == 0
     assert first.take(store, 30, stay=True, came=came).front == 0
     assert owner.give(store)
@@ -149,19 +149,19 @@ def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: RedisStore
     assert second.give(store)
 
 
-def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(store: RedisStore):
+def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 0.05, stay=True).token
     came = first.take(store, 30, stay=True).came
     second.take(store, 30, stay=True)
-    store.wire.call("ZREM", "app_qd:mutex:{x}:line", "b")
+    store.space.call("ZREM", "app_qd:mutex:{x}:line", "b")
     eventually(lambda: store.get("qd:mutex:{x}") == [None])
     assert first.take(store, 30, stay=True, came=came).token
     assert not second.take(store, 30, stay=False).token
     assert first.give(store)
 
 
-def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: RedisStore):
+def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: KeyspaceStore):
     owner = Mutex("x", "a")
     first = owner.take(store, 30, stay=True).token
     assert owner.give(store)
@@ -170,7 +170,7 @@ def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: RedisSto
     assert owner.give(store)
 
 
-def test_all_keys_of_a_lock_go_by_themselves(store: RedisStore):
+def test_all_keys_of_a_lock_go_by_themselves(store: KeyspaceStore):
     owner, waiter = Mutex("x", "a"), Mutex("x", "b")
     owner.take(store, 30, stay=True)
     waiter.take(store, 30, stay=True)
@@ -187,7 +187,7 @@ def test_on_a_cluster_all_keys_of_a_lock_and_those_of_a_limit_are_in_one_slot():
         client.call("CLUSTER", "ADDSLOTS", *range(16384))
         eventually(lambda: b"cluster_state:ok" in client.call("CLUSTER", "INFO"), 20)
         wire = Wire(cluster.url)
-        store = RedisStore(wire, "app_")
+        store = KeyspaceStore(wire, "app_")
         owner, waiter = Mutex("report 7", "a"), Mutex("report 7", "b")
         assert owner.take(store, 30, stay=True).token
         assert waiter.take(store, 30, stay=True).by == "a"

@@ -13,7 +13,7 @@ from qd.errors import ConnectionLost
 from qd.schedule import Entry, ShellTask
 from qd.schedule.timing import Every
 from qd.scheduler.overlaps import Overlaps
-from qd.store.redis import RedisStore
+from qd.store.keyspace import KeyspaceStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -24,9 +24,9 @@ KEY = "qd:overlap:nightly"
 
 
 @pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
     wire = Wire(server.url)
-    yield RedisStore(wire, "app_")
+    yield KeyspaceStore(wire, "app_")
     wire.close()
 
 
@@ -34,7 +34,7 @@ def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
 class Host:
     """One scheduler's leases, and what it was told of those it lost."""
 
-    store: RedisStore
+    store: KeyspaceStore
     name: str
     seconds: float = 30.0
     told: list[str] = field(default_factory=list)
@@ -45,12 +45,12 @@ class Host:
         self.overlaps = Overlaps(self.store, self.name, self.seconds, told, refused)
 
 
-def owner(store: RedisStore) -> dict[str, object]:
+def owner(store: KeyspaceStore) -> dict[str, object]:
     (found,) = store.get(KEY)
     return json.loads(found) if found else {}
 
 
-def test_one_that_ran_out_unseen_is_taken_again_and_told(store: RedisStore):
+def test_one_that_ran_out_unseen_is_taken_again_and_told(store: KeyspaceStore):
     one = Host(store, "web1", 0.05)
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
@@ -62,7 +62,7 @@ def test_one_that_ran_out_unseen_is_taken_again_and_told(store: RedisStore):
     assert not owner(store)
 
 
-def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: RedisStore):
+def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: KeyspaceStore):
     one, other = Host(store, "web1", 0.05), Host(store, "web2")
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
@@ -82,7 +82,7 @@ def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: RedisSt
 
 
 def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_back(
-    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ):
     one = Host(store, "web1")
     assert one.overlaps.wants == float("inf")
@@ -104,7 +104,7 @@ def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_b
 
 
 def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
-    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ):
     one, real = Host(store, "web1"), store.step
     assert one.overlaps.take(ENTRY) is None
@@ -119,7 +119,7 @@ def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
     assert not owner(store)
 
 
-def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: RedisStore):
+def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: KeyspaceStore):
     one = Host(store, "web1")
     assert one.overlaps.take(ENTRY) is None
     first = one.overlaps.begun("nightly", 411)
@@ -136,7 +136,7 @@ def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: 
     assert not owner(store)
 
 
-def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed(store: RedisStore):
+def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed(store: KeyspaceStore):
     one = Host(store, "web1", 0.3)
     assert one.overlaps.take(ENTRY) is None
     assert one.overlaps.take(OTHER) is None
@@ -158,7 +158,7 @@ def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed
     assert store.pop(KEY, 1)
 
 
-def test_while_the_server_is_away_nothing_is_wanted_at_once(store: RedisStore):
+def test_while_the_server_is_away_nothing_is_wanted_at_once(store: KeyspaceStore):
     one = Host(store, "web1")
     assert one.overlaps.take(ENTRY) is None
     one.overlaps.end(one.overlaps.begun("nightly", 412))

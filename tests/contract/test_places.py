@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from qd.connectors.redis.wire import Wire
+from qd.store.keyspace import KeyspaceStore
 from qd.store.locks import Places
 from qd.store.rates import Rate, Strikes
-from qd.store.redis import RedisStore
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -19,20 +19,20 @@ LEAVES = pytest.mark.leaves("app_qd:rate:{x}:*")  # they vanish by themselves
 
 
 @pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
     wire = Wire(server.url)
-    yield RedisStore(wire, "app_")
+    yield KeyspaceStore(wire, "app_")
     wire.close()
 
 
-def together(server: Server, number: int, body: Callable[[RedisStore, int], None]) -> None:
+def together(server: Server, number: int, body: Callable[[KeyspaceStore, int], None]) -> None:
     """`body` in so many threads, each with a connection of its own."""
     errors: list[BaseException] = []
 
     def run(n: int) -> None:
         wire = Wire(server.url)
         try:
-            body(RedisStore(wire, "app_"), n)
+            body(KeyspaceStore(wire, "app_"), n)
         except BaseException as error:
             errors.append(error)
         finally:
@@ -49,7 +49,7 @@ def together(server: Server, number: int, body: Callable[[RedisStore, int], None
 # -- places
 
 
-def test_a_lock_is_had_by_one_and_again_when_it_was_freed(store: RedisStore):
+def test_a_lock_is_had_by_one_and_again_when_it_was_freed(store: KeyspaceStore):
     lock = Places("qd:lock:x", 1, 60)
     assert lock.take(store, "a", "a1") == 0
     assert 59 < lock.take(store, "b", "b1") <= 60
@@ -59,7 +59,7 @@ def test_a_lock_is_had_by_one_and_again_when_it_was_freed(store: RedisStore):
     assert lock.free(store, "b", "b1")
 
 
-def test_its_owner_has_it_again_and_the_holder_before_frees_nothing(store: RedisStore):
+def test_its_owner_has_it_again_and_the_holder_before_frees_nothing(store: KeyspaceStore):
     lock = Places("qd:lock:x", 1, 60)
     assert lock.take(store, "a", "first attempt") == 0
     assert lock.take(store, "a", "second attempt") == 0
@@ -68,7 +68,7 @@ def test_its_owner_has_it_again_and_the_holder_before_frees_nothing(store: Redis
     assert lock.free(store, "a", "second attempt")
 
 
-def test_a_lock_that_nobody_frees_vanishes(store: RedisStore, redis: Client):
+def test_a_lock_that_nobody_frees_vanishes(store: KeyspaceStore, redis: Client):
     lock = Places("qd:lock:x", 1, 0.05)
     assert lock.take(store, "a", "a1") == 0
     assert redis.call("PTTL", "app_qd:lock:x") <= 50
@@ -76,7 +76,7 @@ def test_a_lock_that_nobody_frees_vanishes(store: RedisStore, redis: Client):
     lock.free(store, "b", "b1")
 
 
-def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore, redis: Client):
+def test_one_place_falls_free_by_itself_while_others_are_held(store: KeyspaceStore, redis: Client):
     assert Places("qd:slots:x", 2, 60).take(store, "long", "1") == 0
     short = Places("qd:slots:x", 2, 0.05)
     assert short.take(store, "short", "1") == 0
@@ -88,11 +88,11 @@ def test_one_place_falls_free_by_itself_while_others_are_held(store: RedisStore,
     eventually(lambda: redis.call("KEYS", "*") == [], what="the keys to vanish by themselves")
 
 
-def test_so_many_have_a_place_and_no_more_whoever_comes_at_once(store: RedisStore, server: Server):
+def test_so_many_have_a_place_and_no_more_whoever_comes_at_once(store: KeyspaceStore, server: Server):
     slots, most, inside = Places("qd:slots:x", 3, 60), [0], [0]
     lock = threading.Lock()
 
-    def body(own: RedisStore, n: int) -> None:
+    def body(own: KeyspaceStore, n: int) -> None:
         had = 0
         while had < 20:
             if slots.take(own, f"job {n}", f"{n}.{had}") > 0:
@@ -113,11 +113,11 @@ def test_so_many_have_a_place_and_no_more_whoever_comes_at_once(store: RedisStor
 
 
 @LEAVES
-def test_never_more_starts_than_the_rate_in_any_window(store: RedisStore, server: Server):
+def test_never_more_starts_than_the_rate_in_any_window(store: KeyspaceStore, server: Server):
     """Many owners ask as fast as they can, some when they were told, some much too early and too late."""
     rate, started, lock = Rate("x", 10, 0.1), list[float](), threading.Lock()
 
-    def body(own: RedisStore, n: int) -> None:
+    def body(own: KeyspaceStore, n: int) -> None:
         for turn in range(15):
             while (answer := rate.start(own, f"{n}.{turn}", f"{n}.{turn}")).wait:
                 if n % 2:
@@ -132,7 +132,7 @@ def test_never_more_starts_than_the_rate_in_any_window(store: RedisStore, server
 
 
 @LEAVES
-def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: RedisStore, redis: Client):
+def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: KeyspaceStore, redis: Client):
     rate = Rate("x", 2, 60)
     assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
     told = [rate.start(store, f"{n}", "m") for n in range(2, 8)]
@@ -143,7 +143,7 @@ def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: Redi
 
 
 @LEAVES
-def test_who_does_not_come_loses_its_turn_to_those_behind(store: RedisStore, redis: Client):
+def test_who_does_not_come_loses_its_turn_to_those_behind(store: KeyspaceStore, redis: Client):
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     gone, behind = rate.start(store, "gone", "m"), rate.start(store, "behind", "m")
@@ -154,7 +154,7 @@ def test_who_does_not_come_loses_its_turn_to_those_behind(store: RedisStore, red
 
 
 @LEAVES
-def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: RedisStore, redis: Client):
+def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: KeyspaceStore, redis: Client):
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     rate.start(store, "told", "m")
@@ -167,7 +167,7 @@ def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: R
 
 
 @LEAVES
-def test_a_clock_that_was_set_back_shuts_a_window_for_no_longer_than_it_is(store: RedisStore, redis: Client):
+def test_a_clock_that_was_set_back_shuts_a_window_for_no_longer_than_it_is(store: KeyspaceStore, redis: Client):
     rate, quick = Rate("x", 2, 60), Rate("x", 2, 0.1)
     assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
     rate.start(store, "third", "m")
@@ -192,7 +192,7 @@ def two_hours_ahead(redis: Client) -> None:
 
 
 @LEAVES
-def test_two_figures_of_one_name_take_away_no_starts_of_each_other(store: RedisStore, redis: Client):
+def test_two_figures_of_one_name_take_away_no_starts_of_each_other(store: KeyspaceStore, redis: Client):
     """As there are while a deploy goes on."""
     long, short = Rate("x", 5, 60), Rate("x", 5, 0.05)
     assert [long.start(store, f"{n}", "m").wait for n in range(5)] == [0] * 5
@@ -211,7 +211,7 @@ def test_two_figures_of_one_name_take_away_no_starts_of_each_other(store: RedisS
 
 
 @LEAVES
-def test_nobody_is_sent_away_for_longer_than_a_quarter_of_an_hour(store: RedisStore):
+def test_nobody_is_sent_away_for_longer_than_a_quarter_of_an_hour(store: KeyspaceStore):
     rate = Rate("x", 1, 86400)
     rate.start(store, "first", "m")
     told = rate.start(store, "second", "m")
@@ -220,7 +220,7 @@ def test_nobody_is_sent_away_for_longer_than_a_quarter_of_an_hour(store: RedisSt
 
 
 @LEAVES
-def test_a_limit_that_is_raised_counts_for_those_who_wait(store: RedisStore, redis: Client):
+def test_a_limit_that_is_raised_counts_for_those_who_wait(store: KeyspaceStore, redis: Client):
     for n in range(4):
         Rate("x", 1, 60).start(store, f"{n}", "m")
     raised = Rate("x", 10, 60)
@@ -230,7 +230,7 @@ def test_a_limit_that_is_raised_counts_for_those_who_wait(store: RedisStore, red
 # -- rests
 
 
-def test_too_many_errors_within_the_window_mean_a_rest(store: RedisStore, redis: Client):
+def test_too_many_errors_within_the_window_mean_a_rest(store: KeyspaceStore, redis: Client):
     strikes = Strikes("x", 3, within=60, wait=30)
     assert strikes.resting(store) == 0
     assert [strikes.count(store, "m") for _ in range(3)] == [False, False, True]
@@ -239,7 +239,7 @@ def test_too_many_errors_within_the_window_mean_a_rest(store: RedisStore, redis:
     redis.call("DEL", "app_qd:rest:x")
 
 
-def test_errors_that_lie_far_apart_mean_none(store: RedisStore, redis: Client):
+def test_errors_that_lie_far_apart_mean_none(store: KeyspaceStore, redis: Client):
     strikes = Strikes("x", 2, within=0.05, wait=30)
     assert not strikes.count(store, "m")
     eventually(lambda: redis.call("EXISTS", "app_qd:errors:x") == 0, what="the first error to be forgotten")

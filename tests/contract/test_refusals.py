@@ -11,11 +11,11 @@ import pytest
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.scripts import script
+from qd.connectors.scripts import script
 from qd.errors import ServerBusy, ServerRefused
+from qd.store.keyspace import KeyspaceStore
 from qd.store.locks import Places
 from qd.store.rates import Rate, Strikes
-from qd.store.redis import RedisStore
 from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
@@ -71,8 +71,8 @@ def turns(queue: RedisQueue, *slots: int) -> None:
         other.turn(None, ["a"])
 
 
-def store_of(queue: RedisQueue) -> RedisStore:
-    return RedisStore(queue.wire)
+def store_of(queue: RedisQueue) -> KeyspaceStore:
+    return KeyspaceStore(queue.wire)
 
 
 Operation = Callable[[RedisQueue, Reserved], object]

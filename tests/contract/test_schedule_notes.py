@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.connectors.redis.wire import Wire
 from qd.store import schedule
-from qd.store.redis import RedisStore
+from qd.store.keyspace import KeyspaceStore
 from qd.store.schedule import Last
 from tests.support.clock import eventually
 from tests.support.resp import Client
@@ -17,9 +17,9 @@ from tests.support.server import Server
 
 
 @pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[RedisStore]:
+def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
     wire = Wire(server.url)
-    yield RedisStore(wire, "app_")
+    yield KeyspaceStore(wire, "app_")
     for key in (keys.SCHEDULE_LAST, keys.SCHEDULE_SKIPPED, keys.SCHEDULE_PAUSED, keys.TICKS):
         wire.call("DEL", f"app_{key}")
     wire.close()
@@ -32,7 +32,7 @@ def ran(at: float, outcome: schedule.Outcome = "done") -> Last:
 # -- pauses
 
 
-def test_entries_are_paused_and_resumed_by_name(store: RedisStore) -> None:
+def test_entries_are_paused_and_resumed_by_name(store: KeyspaceStore) -> None:
     note = schedule.pause(store, ["a", "b"], by="ana@app-1", reason="upgrade")
     assert (note.by, note.reason, note.until) == ("ana@app-1", "upgrade", None)
     assert abs((note.at or 0) - store.now()) < 30
@@ -43,7 +43,7 @@ def test_entries_are_paused_and_resumed_by_name(store: RedisStore) -> None:
     assert schedule.paused(store) == schedule.resume(store, []) == {}
 
 
-def test_a_pause_of_all_stands_beside_those_of_single_entries(store: RedisStore) -> None:
+def test_a_pause_of_all_stands_beside_those_of_single_entries(store: KeyspaceStore) -> None:
     one, every = schedule.pause(store, ["a"], by="x"), schedule.pause(store, [schedule.ALL], by="y")
     notes = schedule.paused(store)
     assert notes == {"a": one, "*": every}
@@ -53,7 +53,7 @@ def test_a_pause_of_all_stands_beside_those_of_single_entries(store: RedisStore)
     assert schedule.pause_of(schedule.paused(store), "a") == one
 
 
-def test_a_pause_with_an_end_is_over_by_itself(store: RedisStore) -> None:
+def test_a_pause_with_an_end_is_over_by_itself(store: KeyspaceStore) -> None:
     note = schedule.pause(store, ["a"], by="x", seconds=0.2)
     assert note.until is not None
     assert schedule.paused(store, note.until - 0.1) == {"a": note}
@@ -62,15 +62,15 @@ def test_a_pause_with_an_end_is_over_by_itself(store: RedisStore) -> None:
     assert schedule.resume(store, ["a"]) == {}
 
 
-def test_what_others_wrote_holds_with_nobodys_name(store: RedisStore) -> None:
-    store.wire.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "a", "1")
+def test_what_others_wrote_holds_with_nobodys_name(store: KeyspaceStore) -> None:
+    store.space.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "a", "1")
     assert schedule.paused(store) == {"a": schedule.Pause()}
 
 
 # -- how it last went
 
 
-def test_a_skipped_tick_does_not_hide_the_last_run(store: RedisStore) -> None:
+def test_a_skipped_tick_does_not_hide_the_last_run(store: KeyspaceStore) -> None:
     schedule.note_each(store, {"a": ran(1000)})
     schedule.note_each(store, {"a": ran(1060, "skipped")})
     assert schedule.last(store) == {"a": ran(1000)}
@@ -80,38 +80,38 @@ def test_a_skipped_tick_does_not_hide_the_last_run(store: RedisStore) -> None:
     assert {name: one.outcome for name, one in schedule.last(store).items()} == {"a": "failed", "b": "sent"}
 
 
-def test_what_is_no_note_is_left_out(store: RedisStore) -> None:
+def test_what_is_no_note_is_left_out(store: KeyspaceStore) -> None:
     for field, raw in {"a": "1", "b": "{", "c": '{"tick":1}', "d": "[" * 9999}.items():
-        store.wire.call("HSET", f"app_{keys.SCHEDULE_LAST}", field, raw)
+        store.space.call("HSET", f"app_{keys.SCHEDULE_LAST}", field, raw)
     schedule.note_each(store, {"e": ran(1)})
     assert schedule.last(store) == {"e": ran(1)}
 
 
-def test_where_the_claims_stand(store: RedisStore) -> None:
+def test_where_the_claims_stand(store: KeyspaceStore) -> None:
     for field, raw in {"a": "1700000000250 * * * * * UTC", "b": "x", "h c": "1700000000000 e5", "d": ""}.items():
-        store.wire.call("HSET", f"app_{keys.TICKS}", field, raw)
+        store.space.call("HSET", f"app_{keys.TICKS}", field, raw)
     assert schedule.ticked(store) == {"a": 1700000000.25, "h c": 1700000000.0}
 
 
 # -- forgetting
 
 
-def test_entries_that_are_gone_are_forgotten_after_400_days(store: RedisStore) -> None:
+def test_entries_that_are_gone_are_forgotten_after_400_days(store: KeyspaceStore) -> None:
     now = store.now()
     long_ago, young = now - 401 * 86400, now - 399 * 86400
     schedule.note_each(store, {"declared": ran(long_ago), "gone": ran(long_ago), "young": ran(young)})
     schedule.note_each(store, {"gone": ran(long_ago, "skipped")})
-    store.wire.call("HSET", f"app_{keys.SCHEDULE_LAST}", "unreadable", "{")
+    store.space.call("HSET", f"app_{keys.SCHEDULE_LAST}", "unreadable", "{")
     for name, at in (("*", long_ago), ("declared", long_ago), ("gone", long_ago), ("young", young)):
-        store.wire.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", name, f'{{"at": {at}}}')
-    store.wire.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "over", f'{{"at": 1, "until": {now - 1}}}')
+        store.space.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", name, f'{{"at": {at}}}')
+    store.space.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "over", f'{{"at": 1, "until": {now - 1}}}')
     assert schedule.sweep(store, ["declared"], now) == 5
     assert set(schedule.last(store)) == {"declared", "young"}
     assert schedule.skipped(store) == {}
     assert set(store.fields(keys.SCHEDULE_PAUSED)) == {"*", "declared", "young"}
 
 
-def test_more_fields_than_a_script_may_unpack(store: RedisStore) -> None:
+def test_more_fields_than_a_script_may_unpack(store: KeyspaceStore) -> None:
     lasts = {f"e{n}": ran(0) for n in range(9000)}
     schedule.note_each(store, lasts)
     assert len(schedule.last(store)) == 9000

@@ -48,18 +48,18 @@ CALLED = {"then": told.bind("then"), "catch": told.bind("catch"), "finally_": to
 """
 )
 KILLED = """
-from qd.connectors.redis import batches
+from qd.connectors.keyspace import batches
 
 @app.job("bulk")
 def bulk() -> None:
     batches.CHUNK = 2  # jobs that are sent in one call
     if not os.path.exists("killed"):
-        call = batches.RedisBatches._call
+        call = batches.KeptBatches._call
         def call_and_die(*given):
             call(*given)
             open("killed", "w").close()
             os.kill(os.getpid(), 9)
-        batches.RedisBatches._call = call_and_die
+        batches.KeptBatches._call = call_and_die
     app.current_batch().add(*[part.bind(n) for n in range(3)])
 """
 

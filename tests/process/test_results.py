@@ -11,7 +11,7 @@ import pytest
 
 from qd import Qd
 from qd.bus import results
-from qd.connectors.redis.jobs import RedisJobs
+from qd.connectors.keyspace.jobs import KeptJobs
 from qd.errors import DeclarationError, JobError, NoResult
 from qd.jobs import Handle, JobFunction
 from tests.support.clock import eventually
@@ -349,7 +349,7 @@ def test_a_ready_job_that_workers_take_has_run_or_was_cancelled_and_never_both(
     shop: Project, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only waiting jobs are cancelled here: one that runs is left alone."""
-    monkeypatch.setattr(RedisJobs, "stop", lambda *_: False)
+    monkeypatch.setattr(KeptJobs, "stop", lambda *_: False)
     witness = Witness(shop)
 
     @jobs.app.job("quick", result_ttl=60)

@@ -192,7 +192,7 @@ def waits_for(open_host: Open, app: Qd, folder: Path) -> Host:
     (entry,) = app.schedule.entries()
     host: Host = open_host(entries=hourly(app))
     field = f"{round((time.time() - 2 * HOUR) * 1000)} x hourly"
-    host.scheduler._control.queue.wire.call("HSET", "qd:ticks", entry.name, field)
+    host.scheduler._control.store.space.call("HSET", "qd:ticks", entry.name, field)
     host.turns((folder / "asked").exists)
     return host
 

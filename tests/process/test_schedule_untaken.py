@@ -14,7 +14,7 @@ import pytest
 
 from qd import Qd
 from qd.config import load
-from qd.connectors.redis.ticks import RedisTicks
+from qd.connectors.keyspace.ticks import KeptTicks
 from qd.errors import ConnectionLost
 from qd.scheduler import reach
 from qd.scheduler.guard import Guard
@@ -137,16 +137,16 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """lose(before=...): from now on the reply to the next claim of a tick is lost, after the server has done it."""
 
     def arm(meanwhile: Callable[[], object] = bool) -> None:
-        real = RedisTicks.take
+        real = KeptTicks.take
 
-        def take(ticks: RedisTicks, claims: Any) -> Any:
-            monkeypatch.setattr(RedisTicks, "take", real)
+        def take(ticks: KeptTicks, claims: Any) -> Any:
+            monkeypatch.setattr(KeptTicks, "take", real)
             real(ticks, claims)
             meanwhile()
-            ticks.wire.close()
+            ticks.space.close()
             raise ConnectionLost("the connection broke")
 
-        monkeypatch.setattr(RedisTicks, "take", take)
+        monkeypatch.setattr(KeptTicks, "take", take)
 
     return arm
 
@@ -194,14 +194,14 @@ def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(
     app.schedule(lambda: None, every=1, name="touch")
     host = open_host()
     host.turns(lambda: field(redis, app))
-    real = RedisTicks.take
+    real = KeptTicks.take
 
-    def take(ticks: RedisTicks, claims: Any) -> Any:
-        monkeypatch.setattr(RedisTicks, "take", real)
-        ticks.wire.close()
+    def take(ticks: KeptTicks, claims: Any) -> Any:
+        monkeypatch.setattr(KeptTicks, "take", real)
+        ticks.space.close()
         raise ConnectionLost("the connection broke")
 
-    monkeypatch.setattr(RedisTicks, "take", take)
+    monkeypatch.setattr(KeptTicks, "take", take)
     host.turns(lambda: host.said("schedule.done"))
     redis.call("HSET", "qd:ticks", "touch", f"{round(time.time() * 1000) + 500} other e1")
     there = len(host.said("schedule.done"))

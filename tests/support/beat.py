@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg
+from qd.connectors.scripts import script
 
 
 class Beat(NamedTuple):

@@ -25,7 +25,7 @@ from qd.connectors.manager import open_queue
 from qd.log import Log
 from qd.process import signals
 from qd.scheduler.runs import Runs
-from qd.store.redis import beside
+from qd.store.keyspace import beside
 from qd.worker import boot
 import jobs
 

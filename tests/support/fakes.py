@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from qd import Qd
 from qd.config import ConnectionSettings, FailedSettings, ScheduleSettings, Settings, SigningSettings
 from qd.connectors.base import Outgoing, Sizes
+from qd.connectors.manager import no_memory
+from qd.errors import ConfigError
 from qd.options import WorkOptions
 
 
@@ -42,6 +44,10 @@ class FakeQueue:
         self.cleared: list[str] = []
         self.made_by = (os.getpid(), threading.get_ident())
         self.error: Exception | None = None
+
+    @property
+    def kept(self) -> tuple[Any, str]:
+        raise ConfigError(no_memory(self.connection, "fake"))
 
     def push(self, queue: str, payload: bytes) -> None:
         self._note([(queue, payload, None)])

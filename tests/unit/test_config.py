@@ -213,7 +213,7 @@ def test_urls_that_are_known(url, folder):
     [
         ("localhost:6379", "unknown kind of url 'localhost:'"),
         ("reddis://u:secret@h/0", "unknown kind of url 'reddis:' (did you mean 'redis'?)"),
-        ("redis+cluster://h/0", "redis+cluster:// is not built in this version"),
+        ("redis+clutser://h/0", "unknown kind of url 'redis+clutser:' (did you mean 'redis+cluster'?)"),
         ("redis:secret", "unknown kind of url 'redis:'"),
         ("secret", "not a url"),
     ],
@@ -262,20 +262,30 @@ def test_an_unknown_pool_is_refused_with_the_known_ones(write):
     assert "write [pools.x] into qd.toml" in refused(flags={"pool": "x"})
 
 
-@pytest.mark.parametrize("driver", ["database", "beanstalkd", "sqs", "sync", "null"])
-def test_a_driver_that_is_planned_says_so(driver, write):
-    write(f'[connections.redis]\ndriver = "{driver}"\n')
-    assert refused() == (
-        f"driver in qd.toml:2 [connections.redis]: driver '{driver}' is not built in this version (built: redis)"
-    )
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("redis://h/0", "redis"),
+        ("rediss+sentinel://h/main", "redis"),
+        ("postgresql+psycopg://h/shop", "database"),
+        ("sqlite:///jobs.db", "database"),
+        ("beanstalkd://h", "beanstalkd"),
+        ("sqs://eu-central-1", "sqs"),
+    ],
+)
+def test_the_kind_of_a_url_is_its_driver(url, driver, write):
+    write(f'[connections.redis]\nurl = "{url}"\n')
+    assert load().connection("redis").driver == driver
 
 
-def test_an_unknown_driver_is_refused_with_the_known_ones(write):
-    write('[connections.redis]\ndriver = "reddis"\n')
-    said = refused()
-    assert (
-        "unknown driver 'reddis' (did you mean 'redis'?) (known: redis; not built in this version: database, " in said
-    )
+def test_a_driver_that_does_not_fit_the_url_is_refused(write):
+    write('[connections.redis]\ndriver = "sqs"\nurl = "mysql://u:secret@h/shop"\n')
+    assert refused() == ("qd.toml:2: driver 'sqs' does not fit a url of kind 'mysql:' (it takes sqs)")
+
+
+def test_what_is_no_word_of_a_driver_is_refused_with_the_known_ones(write):
+    write('[connections.redis]\ndriver = "Redis"\n')
+    assert "unknown driver 'Redis' (did you mean 'redis'?) (known: redis, database, beanstalkd, " in refused()
 
 
 def test_a_lease_of_zero_is_refused(write):

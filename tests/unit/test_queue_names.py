@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from qd import ArgumentError, DeclarationError
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.options import BESIDE, WORK
 from tests.support.fakes import FakeQd
 

@@ -86,7 +86,7 @@ def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
     def work() -> None: ...
 
     job = RunningJob("an-id", "x", "default", 1, common=app.common)
-    with pytest.raises(Exception, match="keeps no locks"):
+    with pytest.raises(Exception, match="keeps jobs and nothing else"):
         WithoutOverlapping()(job, lambda: None)
 
 

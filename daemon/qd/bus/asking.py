@@ -101,7 +101,7 @@ def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
 
 
 def store_of(queue: Queue) -> Store:
-    from qd.store.redis import beside  # whose app has no such middleware loads no driver for it
+    from qd.store.keyspace import beside  # whose app has no such middleware loads no driver for it
 
     own: Store | None = getattr(queue, "store", None)  # of one that is made up, for run() and for tests
     return beside(queue) if own is None else own

@@ -10,7 +10,7 @@ from qd.events import JobRetryRequested
 from qd.listeners import Listeners
 from qd.process.shield import shield
 from qd.store.failed import FailedStore, Record
-from qd.store.redis import beside
+from qd.store.keyspace import beside
 
 if TYPE_CHECKING:
     from qd.config import Settings

@@ -23,7 +23,7 @@ from qd.process.exits import Exit
 if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Queue
-    from qd.store.redis import RedisStore
+    from qd.store.keyspace import KeyspaceStore
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,24 +118,27 @@ def not_running(root: Path) -> str:
     return f"the embedded server of {root} is not running; `qd work` starts it"
 
 
-def store(found: Settings, name: str) -> RedisStore:
-    """The small facts on the connection called `name`. Raises ConfigError; it connects on first use."""
-    from qd.connectors.manager import located
+def store(found: Settings, name: str) -> KeyspaceStore:
+    """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
+    use."""
+    from qd.connectors.manager import open_memory
+    from qd.store.keyspace import KeyspaceStore
 
     running(found, name)
-    at = located(found.connection(name), found)
-    return store_at(at.url or "", at.prefix)
+    space, prefix = open_memory(found, name, title="qd: command", patience=given().patience)
+    click.get_current_context().call_on_close(space.close)
+    return KeyspaceStore(space, prefix)
 
 
-def store_at(url: str, prefix: str) -> RedisStore:
-    """The small facts under `prefix` at `url`, until the command ends."""
+def store_at(url: str, prefix: str) -> KeyspaceStore:
+    """The small facts under `prefix` of the Redis at `url`, until the command ends."""
     from qd.connectors.redis.wire import Wire
-    from qd.store.redis import RedisStore
+    from qd.store.keyspace import KeyspaceStore
 
     patience = given().patience
     wire = Wire(url, name="qd: command", connect_timeout=patience, timeout=patience)
     click.get_current_context().call_on_close(wire.close)
-    return RedisStore(wire, prefix)
+    return KeyspaceStore(wire, prefix)
 
 
 def queue(found: Settings, name: str) -> Queue:

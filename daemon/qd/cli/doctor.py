@@ -15,6 +15,7 @@ from qd.bus.send import signing_of
 from qd.cli import common, output
 from qd.cli.checks import access, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, warn
+from qd.connectors.redis.wire import Wire
 from qd.errors import QdError
 from qd.process.exits import Exit
 
@@ -100,17 +101,20 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         yield warn(f"{name}.answers", "the embedded server is not running", "`qd work` starts it")
         return
     store = common.store(settings, name)
-    answer = server.answers(store.wire, name)
+    answer = server.answers(store.space, name)
     yield answer
     if answer.sign == "fail":
         return
-    facts = server.facts_of(store.wire)
-    yield from server.check(store.wire, name, facts)
+    role = "master"
+    if isinstance(store.space, Wire):
+        facts = server.facts_of(store.space)
+        role = facts.get("role", role)
+        yield from server.check(store.space, name, facts)
     state = reported(settings)
     masters = [master for master in state.masters if master.connection == name] if state else []
     queues = worked(name, found, masters)
-    if facts.get("role", "master") == "master":
-        yield from access.check(store.wire, name, store.prefix, queues)
+    if isinstance(store.space, Wire) and role == "master":
+        yield from access.check(store.space, name, store.prefix, queues)
     yield from waiting.check(store, queues, found.app, masters, signing_of(settings))
     yield from flow.check(settings, name, queues, state)
     yield from waiting.unworked(name, found, masters)
@@ -139,7 +143,7 @@ def of_laravel(settings: Settings) -> Finding:
     assert settings.laravel is not None
     try:
         store = common.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
-        return server.answers(store.wire, "laravel.cache")
+        return server.answers(store.space, "laravel.cache")
     except QdError as error:
         return fail("laravel.cache_url", error, "mend cache_url below [laravel]", Exit.CONFIG)
 

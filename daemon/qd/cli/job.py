@@ -19,7 +19,7 @@ from qd.unit import split_mark
 if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Found, Kept
-    from qd.store.redis import RedisStore
+    from qd.store.keyspace import KeyspaceStore
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) 
     return None if seen.status == "unknown" else seen
 
 
-def names(found: Settings, connection: str, store: RedisStore, masters: list[hosts.Master]) -> list[str]:
+def names(found: Settings, connection: str, store: KeyspaceStore, masters: list[hosts.Master]) -> list[str]:
     """Every queue that somebody names, works on, or has sent jobs to."""
     worked = hosts.queues_of(masters).get(connection, [])
     own = [found.connection(connection).queue, *common.queues_named(found, connection)]

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qd.cli import common
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store import hosts, schedule, stamps
 
 if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Sizes
-    from qd.store.redis import RedisStore
+    from qd.store.keyspace import KeyspaceStore
 
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 HELD = 99  # reservations of a queue that are looked at
@@ -89,11 +89,11 @@ def lines(
     return [Line(place, name, sizes[name], paused.get(name), serve[name], php.get(name, False)) for name in names]
 
 
-def for_php(store: RedisStore, queue: str) -> bool:
+def for_php(store: KeyspaceStore, queue: str) -> bool:
     """Whether the next job in line is an object job of Laravel, and no job of this queue is in a PHP worker's hands: one
     that takes the next job at once would be seen with the one before."""
     ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
-    head, held = store.wire.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD)])
+    head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD)])
     if not isinstance(head, bytes) or not isinstance(held, list):
         return False
     return is_object_job(head) and all(b'"rsv":"' in member for member in held)

@@ -25,6 +25,7 @@ from qd.config.settings import (
 )
 from qd.errors import ConfigError
 from qd.options import WORK, Option, WorkOptions
+from qd.options.kinds import DRIVERS, SCHEMES, scheme_of
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
 SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
@@ -162,7 +163,19 @@ class _Loading:
             key: self._value(f"{section}.{key}", option, "url" if default and key == "url" else "", name)
             for key, option in table.CONNECTION.items()
         }
+        held["driver"] = self._driver(section, held["driver"], held["url"])
         return ConnectionSettings(name=name, **held, url_origin=self.origins[f"{section}.url"])
+
+    def _driver(self, section: str, said: str, url: str | None) -> str:
+        """That of the url, unless one is said; both must mean the same."""
+        by_url = SCHEMES[scheme_of(url)] if url else ""
+        if said in DRIVERS and by_url and said != by_url:
+            where = self.origins[f"{section}.driver"]
+            kinds = ", ".join(scheme for scheme, driver in SCHEMES.items() if driver == said) or "no url"
+            raise ConfigError(
+                f"{where}: driver '{said}' does not fit a url of kind '{scheme_of(url or '')}:' (it takes {kinds})"
+            )
+        return said or by_url or "redis"
 
     def _failed(self) -> FailedSettings:
         found = FailedSettings(**self._all("failed", table.FAILED))

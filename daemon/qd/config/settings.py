@@ -12,15 +12,19 @@ from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
 from qd.masks import hide, password_in
 from qd.options import WorkOptions
+from qd.options.kinds import BARE
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """One [connections.NAME]. url None: nobody named a server. retry_after: seconds, at least 1."""
+    """One [connections.NAME]. url None: nobody named a server. retry_after: seconds, at least 1. table: of a database.
+    connections: of failover, those that it tries."""
 
     name: str
     driver: str = "redis"
     url: str | None = field(default=None, repr=False)  # it may hold a password
+    table: str = "jobs"
+    connections: tuple[str, ...] = ()
     prefix: str = ""
     queue: str = "default"
     retry_after: float = 30.0
@@ -126,7 +130,7 @@ class Settings:
         name = name or self.default
         check_connection(name, self.connections)
         found = self.connections[name]
-        if found.url is None:
+        if found.url is None and found.driver not in BARE:
             raise ConfigError(self._no_url(found.name))
         return found
 
@@ -183,7 +187,10 @@ def from_json(data: bytes) -> Settings:
     given["root"] = Path(given["root"])
     given["file"] = Path(given["file"]) if given["file"] else None
     given["imports"] = tuple(given["imports"])
-    given["connections"] = {name: ConnectionSettings(**each) for name, each in given["connections"].items()}
+    given["connections"] = {
+        name: ConnectionSettings(**{**each, "connections": tuple(each["connections"])})
+        for name, each in given["connections"].items()
+    }
     given["work"] = WorkOptions(**work)
     given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
     given["failed"] = FailedSettings(**given["failed"])

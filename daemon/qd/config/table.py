@@ -44,10 +44,21 @@ QD = _rows(
 
 # {NAME} is the connection's name in capitals: QD_REDIS_URL for [connections.redis].
 CONNECTION = _rows(
-    _key("driver", "redis", "driver", "what keeps the queues: redis (Redis or Valkey)", "QD_{NAME}_DRIVER"),
     _key(
-        "url", None, "url", "where it is: redis://, rediss://, unix:// or embedded:", "QD_{NAME}_URL",
+        "driver", "", "driver", "what keeps the queues: redis (Redis or Valkey), database, beanstalkd, sqs, sync, null, "
+        "failover", "QD_{NAME}_DRIVER", shown="that of the url",
+    ),
+    _key(
+        "url", None, "url", "where it is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
+        "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", "QD_{NAME}_URL",
         shown="none; for the connection redis also REDIS_URL",
+    ),
+    _key(
+        "table", "jobs", "name", "of a database: Laravel's table of jobs", "QD_{NAME}_TABLE",
+    ),
+    _key(
+        "connections", (), "names", "of failover: those that are tried, in this order", "QD_{NAME}_CONNECTIONS",
+        shown="none",
     ),
     _key(
         "prefix", "", "text", "what every key begins with, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",

@@ -3,14 +3,30 @@ keeper is of its server's kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from qd.connectors.batches import Batches
 from qd.connectors.effects import Effect
 from qd.payload import Payload
+from qd.unit import unanswered
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+    from qd.connectors.keyspace.base import Keyspace
+
+
+Limit = Literal["order", "head", "delay", "lease", "counts", "ends", "find", "clear", "sizes", "failed", "memory"]
+Limits = Mapping[Limit, str]
+"""What a connection cannot do as Redis does, each with what that means, in words for who runs `qd work`:
+order: first in, first out; head: put back in front of others; delay: to the millisecond; lease: renewed by the keeper,
+whatever its job does; counts: of attempts, crashes and exceptions, exact; ends: what the end of a job does beside is one
+step with it; find: single jobs by their ids, cancelled and listed; clear; sizes: exact, of each kind; failed: the failed
+store in one step with the queue; memory: it has a keyspace of its own."""
+NONE: Limits = MappingProxyType({})
 
 
 class Reserved(NamedTuple):
@@ -149,6 +165,9 @@ class Ticks(Protocol):
     def read(self, fields: Sequence[str]) -> list[bytes]:
         """What each of them is; b"": it is not there."""
 
+    def strange(self, queue: str) -> str:
+        """Which keys that a tick of this queue needs hold something else, in words; "": none."""
+
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
         """Some of all fields, 0: the first. Returns where the next page is, 0 where there is none."""
 
@@ -160,6 +179,21 @@ class Ticks(Protocol):
 class Queue(Protocol):
     """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
     of it but what `held` tells."""
+
+    @property
+    def settings(self) -> ConnectionSettings: ...
+
+    @property
+    def limits(self) -> Limits:
+        """What it cannot do. The same for every connection of its kind: nobody is asked."""
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        """Where what it keeps beside its jobs stands, and what every name there begins with. Raises ConfigError where
+        there is no such place."""
+
+    def patience(self, connect: float, answer: float) -> None:
+        """Seconds to connect, and for each answer, from now on."""
 
     @property
     def batches(self) -> Batches:
@@ -240,3 +274,14 @@ class Queue(Protocol):
         """Call `about(seconds)` at each step of a call that may take so long: whoever watches the caller sees it live."""
 
     def close(self) -> None: ...
+
+
+def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
+    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known. What
+    stood there before the reserve is told as one attempt less: right for what was never reserved and has its count; else
+    our own keys, and no other byte, may differ from what was pushed where a payload is kept raw."""
+    unit = unanswered(member, base)
+    if unit is None:
+        return Reserved(queue, member, "", 0, 0, b"")
+    before = b'"attempts":%d' % max(0, unit.attempts - 1)
+    return Reserved(queue, member, unit.mark, unit.start, unit.end - unit.start, before)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
 from qd.connectors.base import Queue
@@ -16,8 +17,26 @@ from qd.units import did_you_mean
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
+    from qd.connectors.keeping import Keeping
+    from qd.connectors.keyspace.base import Keyspace
 
-DRIVERS = ("redis",)
+
+class Reserver(NamedTuple):
+    """Who opens a connection. token, slot, turns: who reserves, and how many turns those made who had the slot before; empty
+    for a producer. title: what the server's list of clients shows. patience: seconds to connect, and for each reply."""
+
+    token: str = ""
+    slot: int = 0
+    turns: int = 0
+    title: str = ""
+    patience: float = 5.0
+
+
+Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
+DRIVERS: Mapping[str, str] = {"redis": "qd.connectors.redis.opening:open_queue"}
+"""driver -> module:function, a Factory; loaded when it is used."""
+MEMORIES: Mapping[str, str] = {"redis": "qd.connectors.redis.opening:open_space"}
+"""Of those with a keyspace of their own -> module:function that opens it."""
 
 
 def open_queue(
@@ -30,31 +49,53 @@ def open_queue(
     title: str = "",
     patience: float = 5.0,
 ) -> Queue:
-    """A connection of its own to the connection called `name` (None: the default); it connects on first use.
+    """A connection of its own to the connection called `name` (None: the default); it connects on first use. See Reserver.
 
-    token, slot, turns: who reserves, and how many turns those made who had the slot before; empty for a producer. title:
-    what the server's list of clients shows. patience: seconds to connect, and for each reply. An `embedded:` url starts the
-    project's server. Raises ConfigError.
+    An `embedded:` url starts the project's server. Raises ConfigError.
     """
     found = settings.connection(name)
     if found.driver not in DRIVERS:
         near = did_you_mean(found.driver, DRIVERS)
-        raise ConfigError(f"unknown driver '{found.driver}' of connection '{found.name}' (known: redis){near}")
-    from qd.connectors.redis.queue import Bounds, RedisQueue  # a driver is loaded when it is used
-
-    kept = settings.failed
-    keep = Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes)
-    queue = RedisQueue(
-        located(found, settings),
-        token=token,
-        slot=slot,
-        turns=turns,
-        name=title,
-        keep=keep,
-        max_payload=settings.max_payload,
+        raise ConfigError(
+            f"unknown driver '{found.driver}' of connection '{found.name}'{near} (known: {', '.join(DRIVERS)})"
+        )
+    made: Queue = loaded(DRIVERS[found.driver])(
+        settings, located(found, settings), Reserver(token, slot, turns, title, patience)
     )
-    queue.wire.connect_timeout = queue.wire.timeout = patience
-    return queue
+    return made
+
+
+def open_keeping(settings: Settings, name: str, *, token: str, title: str) -> Keeping:
+    """The same for the keeper of the master called `token`."""
+    return cast("Keeping", open_queue(settings, name, token=token, title=title))
+
+
+def open_memory(settings: Settings, name: str, *, title: str = "", patience: float = 5.0) -> tuple[Keyspace, str]:
+    """Where the connection called `name` keeps what it keeps beside its jobs, and what every name there begins with: a
+    keyspace of its own, or a part of the control connection's. Raises ConfigError where there is none."""
+    found = settings.connection(name)
+    if found.driver in MEMORIES:
+        space: Keyspace = loaded(MEMORIES[found.driver])(located(found, settings), title, patience)
+        return space, found.prefix
+    control = settings.connection(settings.control)
+    if control.driver not in MEMORIES:
+        raise ConfigError(no_memory(found.name, found.driver))
+    space, prefix = open_memory(settings, control.name, title=title, patience=patience)
+    return space, f"{prefix}qd:at:{found.name}:"
+
+
+def no_memory(name: str, driver: str) -> str:
+    return (
+        f"connection '{name}' ({driver}) keeps jobs and nothing else: name a connection with driver "
+        f"{' or '.join(MEMORIES)} as control of [qd], for pauses, locks and failed jobs"
+    )
+
+
+def loaded(where: str) -> Callable[..., Any]:
+    """Raises ConfigError naming the extra when the driver's library is not installed."""
+    module, _, name = where.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:
@@ -68,7 +109,7 @@ def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings
 
 def check_url(found: ConnectionSettings) -> None:
     """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
-    if (found.url or "").startswith("embedded:"):
+    if found.driver != "redis" or (found.url or "").startswith("embedded:"):
         return
     from qd.connectors.redis.target import Target
 

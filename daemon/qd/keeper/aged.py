@@ -8,9 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from qd.connectors.redis import keys
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.scripts import script
+from qd.connectors.keeping import Keeping
 from qd.errors import ServerRefused
 from qd.log import Log
 
@@ -19,7 +17,7 @@ STEP = 500
 
 
 class Aged:
-    def __init__(self, queue: RedisQueue, queues: Sequence[str], keep: float, log: Log) -> None:
+    def __init__(self, queue: Keeping, queues: Sequence[str], keep: float, log: Log) -> None:
         """keep: seconds; 0: whatever is there stays."""
         self.queue, self.queues, self.keep, self.log = queue, queues, keep, log
         self._due = 0.0
@@ -32,11 +30,7 @@ class Aged:
         self._due = at + min(EVERY, self.keep)
         for name in self.queues:
             try:
-                if self._step(name) == STEP:
+                if self.queue.forget_aged(name, self.keep, STEP) == STEP:
                     self._due = at
             except ServerRefused as error:
                 self.log.warning("failed.not_forgotten", queue=name, error=str(error))
-
-    def _step(self, name: str) -> int:
-        names = [self.queue.settings.prefix + kind(name) for kind in (keys.failed, keys.failed_at)]
-        return int(script("aged").call(self.queue.wire, names, self.keep, STEP))

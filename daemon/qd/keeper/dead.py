@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from qd.bus.ends import put_back
+from qd.connectors.base import reserved_of
 from qd.connectors.effects import Effect
-from qd.connectors.redis.queue import RedisQueue, reserved_of
+from qd.connectors.keeping import Keeping
 from qd.errors import Malformed
 from qd.keeper import leftover
 from qd.log import Log, cut
@@ -32,7 +33,7 @@ BUDGET = 0.5  # seconds a beat gives to masters that died
 
 
 class Dead:
-    def __init__(self, queue: RedisQueue, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
+    def __init__(self, queue: Keeping, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
         self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again

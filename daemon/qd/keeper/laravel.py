@@ -11,8 +11,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from qd.connectors.redis import keys
-from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.keeping import Keeping
+from qd.connectors.keyspace import keys
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
@@ -30,7 +30,7 @@ UNSEEN = object()
 
 
 class LaravelKeys:
-    def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: RedisQueue, log: Log) -> None:
+    def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: Keeping, log: Log) -> None:
         self.wire, self.queue, self.queues, self.log = wire, queue, settings.work.queues, log
         connection = settings.work.connection
         names = [RESTART, DOWN, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
@@ -42,7 +42,7 @@ class LaravelKeys:
         self._away_until: float | None = None
 
     @classmethod
-    def of(cls, settings: Settings, queue: RedisQueue, log: Log) -> LaravelKeys | None:
+    def of(cls, settings: Settings, queue: Keeping, log: Log) -> LaravelKeys | None:
         laravel = settings.laravel
         if laravel is None or not laravel.cache_url:
             return None
@@ -79,8 +79,9 @@ class LaravelKeys:
 
     def _mirror(self, queue: str) -> None:
         """qd's own pause, unless somebody has paused it with qd: his word and reason stay."""
-        name = self.queue.settings.prefix + keys.paused(queue)
+        space, prefix = self.queue.kept
+        name = prefix + keys.paused(queue)
         note = json.dumps({"by": "Laravel", "reason": "queue:pause", "at": None, "until": None})
-        fresh = self.queue.wire.call("SET", name, note, "NX", "PX", MIRROR)
-        if not fresh and b'"by": "Laravel"' in (self.queue.wire.call("GET", name) or b""):
-            self.queue.wire.call("PEXPIRE", name, MIRROR)
+        fresh = space.call("SET", name, note, "NX", "PX", MIRROR)
+        if not fresh and b'"by": "Laravel"' in (space.call("GET", name) or b""):
+            space.call("PEXPIRE", name, MIRROR)

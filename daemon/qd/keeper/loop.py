@@ -19,13 +19,13 @@ import time
 from setproctitle import setproctitle
 
 from qd.config import Settings
-from qd.connectors.manager import located
-from qd.connectors.redis import keys
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.wire import Wire
+from qd.connectors.keeping import Answer, Asked, Keeping
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.beat import beat
+from qd.connectors.manager import open_keeping, open_memory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
-from qd.keeper.beat import Answer, Asked, beat
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
@@ -51,24 +51,30 @@ def run(hands: Hands, line: socket.socket, settings: Settings, also: tuple[str, 
     no longer name, and that a worker may still have a job of."""
     log = hands.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
-    worked = located(settings.connection(settings.work.connection), settings)
     title = f"qd:{settings.work.pool or 'default'}:keeper"
-    queue = RedisQueue(worked, token=hands.token, name=title)
-    queue.wire.connect_timeout, queue.wire.timeout = PATIENCE
-    control = queue.wire
+    queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title)
+    queue.patience(*PATIENCE)
+    control = None
     if settings.control != settings.work.connection:
-        at = located(settings.connection(settings.control), settings)
-        control = Wire(at.url or "", name=title, connect_timeout=PATIENCE[0], timeout=PATIENCE[1])
+        control = open_memory(settings, settings.control, title=title)
+        control[0].connect_timeout, control[0].timeout = PATIENCE
     return Keeper(settings, queue, control, hands, log, also).run(Inbox(line))
 
 
 class Keeper:
     def __init__(
-        self, settings: Settings, queue: RedisQueue, control: Wire, hands: Hands, log: Log, also: tuple[str, ...] = ()
+        self,
+        settings: Settings,
+        queue: Keeping,
+        control: tuple[Keyspace, str] | None,
+        hands: Hands,
+        log: Log,
+        also: tuple[str, ...] = (),
     ) -> None:
-        """queue: the worked connection; control: where stamps and reports live, the queue's own wire when it is there."""
-        self.settings, self.queue, self.control = settings, queue, control
-        self.control_prefix = settings.connection(settings.control).prefix
+        """queue: the worked connection; control: where stamps and reports live, None: with the queue."""
+        self.settings, self.queue = settings, queue
+        self.apart = control is not None
+        self.control, self.control_prefix = control or queue.kept
         self.board: Scoreboard = hands.board
         self.hands, self.log = hands, log
         self.lease = queue.settings.retry_after
@@ -135,20 +141,19 @@ class Keeper:
             self._laravel_asks = True
         first = not self._forked_redis[0]
         report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
-        here = self.control is self.queue.wire
-        answer = self._ask(self.queues, report if here else "", self._renews(at))
+        answer = self.queue.beat(self.queues, self._asked("" if self.apart else report, self._renews(at)))
         received = time.monotonic()
-        control = answer if here else self._ask((), report, False, self.control)
+        control = answer
+        if self.apart:
+            control = beat(self.control, self.control_prefix, (), self._asked(report, False))
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._hear(answer, control, at, first)
         return received + (SOON if first else self._until_next(answer))
 
-    def _ask(self, queues: tuple[str, ...], report: str, renew: bool, wire: Wire | None = None) -> Answer:
-        prefix = self.queue.settings.prefix if wire is None else self.control_prefix
+    def _asked(self, report: str, renew: bool) -> Asked:
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
-        asked = Asked(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
-        return beat(wire or self.queue.wire, prefix, queues, asked)
+        return Asked(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
 
     def _hear(self, answer: Answer, control: Answer, at: float, first: bool) -> None:
         """control: of the server where restarts and maintenance stand, by whose clock restarts are stamped."""
@@ -261,7 +266,7 @@ class Keeper:
         while time.monotonic() < until:
             try:
                 self.dead.dead_workers()
-                self._ask(self.queues, "", False)  # no token may be left that no job stands behind
+                self.queue.beat(self.queues, self._asked("", False))  # no token may be left that no job stands behind
                 if not self.dead.unsettled():
                     self._forget(self.hands.token)
                 return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from qd.connectors.redis import rights
-from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.keeping import Keeping
 from qd.log import Log
 from qd.process.scoreboard import H, Scoreboard
 
@@ -15,7 +14,7 @@ WAY = "no job is taken: `qd doctor` says how to grant what is missing"
 
 
 class Rights:
-    def __init__(self, queue: RedisQueue, name: str, board: Scoreboard, log: Log) -> None:
+    def __init__(self, queue: Keeping, name: str, board: Scoreboard, log: Log) -> None:
         """name: the queue beside whose keys they are tried."""
         self.queue, self.name, self.board, self.log = queue, name, board, log
         self.missing: set[str] = set()
@@ -28,7 +27,7 @@ class Rights:
             return
         self._tried_at = at
         before = self.missing
-        self.missing = rights.missing(self.queue.wire, self.queue.settings.prefix, self.name)
+        self.missing = self.queue.missing_rights(self.name)
         if self.missing:
             self.board.set_header(H.KEEPER_CONTACT, 0)  # which is what workers look at
         if self.missing != before:
@@ -39,7 +38,7 @@ class Rights:
         return bool(self.missing) and any(word in str(error) for word in REFUSALS)
 
     def _say(self) -> None:
-        user = rights.name_of(self.queue.wire)
+        user = self.queue.user()
         if self.missing:
             self.log.error("redis.refused", user=user, missing=" ".join(sorted(self.missing)).upper(), reason=WAY)
         else:

@@ -11,10 +11,17 @@ from typing import Any
 
 from qd import units
 
-DRIVERS = ("redis",)
-DRIVERS_PLANNED = ("database", "beanstalkd", "sqs", "sync", "null")
-SCHEMES = ("redis", "rediss", "unix", "embedded")
-SCHEMES_PLANNED = ("redis+sentinel", "redis+cluster")
+SCHEMES = {
+    **dict.fromkeys(("redis", "rediss", "unix", "embedded"), "redis"),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
+    **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb", "sqlite"), "database"),
+    "beanstalkd": "beanstalkd",
+    "sqs": "sqs",
+}
+"""Kind of url -> the driver for it. A database's may name how it is reached, as SQLAlchemy writes it: mysql+pymysql://."""
+BARE = ("sync", "null", "failover")  # drivers without a server of their own
+DRIVERS = (*dict.fromkeys(SCHEMES.values()), *BARE)
+_WORD = re.compile(r"[a-z][a-z0-9_-]*")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
 
 
@@ -106,13 +113,19 @@ def _spans(value: object) -> tuple[float, ...]:
 
 
 def _driver(value: object) -> str:
-    if value in DRIVERS:
-        return str(value)
-    if value in DRIVERS_PLANNED:
-        raise ValueError(f"driver '{value}' is not built in this version (built: {', '.join(DRIVERS)})")
-    near = units.did_you_mean(str(value), (*DRIVERS, *DRIVERS_PLANNED))
-    known = f"known: {', '.join(DRIVERS)}; not built in this version: {', '.join(DRIVERS_PLANNED)}"
-    raise ValueError(f"unknown driver {value!r}{near} ({known})")
+    """The word of a driver: one of ours, or what the app calls its own (app.extend). "" where the url says it."""
+    if value == "" or (isinstance(value, str) and _WORD.fullmatch(value)):
+        return value
+    near = units.did_you_mean(str(value), DRIVERS)
+    raise ValueError(f"unknown driver {value!r}{near} (known: {', '.join(DRIVERS)})")
+
+
+def scheme_of(url: str) -> str:
+    """The kind of a url, as SCHEMES has it: `mysql` of mysql+pymysql://. "" for what is none."""
+    match = _SCHEME.match(url)
+    kind = match[1] if match else ""
+    base = kind.partition("+")[0]
+    return base if SCHEMES.get(base) == "database" else kind
 
 
 def _url(value: object) -> str:
@@ -121,10 +134,9 @@ def _url(value: object) -> str:
     match = _SCHEME.match(text)
     if match is None or not text.isprintable():
         raise ValueError("not a url (written redis://host:6379/0)")
-    if match[1] in SCHEMES and (match[1] == "embedded" or text.startswith("//", match.end())):
+    scheme = scheme_of(text)
+    if scheme in SCHEMES and (scheme == "embedded" or text.startswith("//", match.end())):
         return text
-    if match[1] in SCHEMES_PLANNED:
-        raise ValueError(f"{match[1]}:// is not built in this version (known: {', '.join(SCHEMES)})")
     near = units.did_you_mean(match[1], SCHEMES)
     raise ValueError(
         f"unknown kind of url '{match[1]}:'{near} (written redis://host:6379/0; known: {', '.join(SCHEMES)})"

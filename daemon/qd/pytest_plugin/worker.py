@@ -20,7 +20,7 @@ from qd.pytest_plugin.places import settings_of
 from qd.pytest_plugin.scratch import DATABASES, LOOK_AGAIN, START_WAIT, Held, Server, clean
 from qd.store.failed import FailedStore, Record
 from qd.store.hosts import queues_found
-from qd.store.redis import RedisStore
+from qd.store.keyspace import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -137,11 +137,11 @@ def ready_queues(app: Qd, settings: Settings, connection: str) -> list[str]:
 
 
 @contextmanager
-def store_of(settings: Settings, connection: str) -> Iterator[RedisStore]:
+def store_of(settings: Settings, connection: str) -> Iterator[KeyspaceStore]:
     found = settings.connection(connection)
     wire = Wire(found.url or "")
     try:
-        yield RedisStore(wire, found.prefix)
+        yield KeyspaceStore(wire, found.prefix)
     finally:
         wire.close()
 

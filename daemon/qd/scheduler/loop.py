@@ -19,9 +19,8 @@ from contextlib import suppress
 
 from qd.app import Qd
 from qd.config import Settings
+from qd.connectors.keyspace import keys
 from qd.connectors.manager import open_queue
-from qd.connectors.redis import keys
-from qd.connectors.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.schedule import Entry
@@ -97,8 +96,8 @@ class Scheduler:
         if name not in self._reaches:
             title = f"qd:{self._settings.connection(name).queue}:scheduler"
             queue = open_queue(self._settings, name, title=title)
-            if not isinstance(queue, RedisQueue):
-                raise ConfigError(f"connection '{name}' keeps no schedule: use one with driver redis")
+            if "memory" in queue.limits:
+                raise ConfigError(f"connection '{name}' keeps no schedule: {queue.limits['memory']}")
             late = self._settings.schedule.late
             self._reaches[name] = Reach(queue, self._log, late, None if self._reaches else self._standing)
         return self._reaches[name]

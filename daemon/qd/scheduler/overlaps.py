@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.errors import ServerBusy, ServerRefused
 from qd.schedule import Entry
 from qd.store.base import Store

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from qd.connectors.base import Claimed
-from qd.connectors.redis import keys
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.wire import Arg
+from qd.connectors.base import Claimed, Queue
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.scheduler.claims import Place, Want
 from qd.scheduler.moments import Backlog, Due, Moments, Reckoner, decided
 from qd.scheduler.sweeping import Sweeping
-from qd.store.redis import RedisStore
+from qd.store.keyspace import beside
 from qd.store.schedule import read_paused
 from qd.store.stamps import Pause, by_and_why, read_down
 
@@ -42,10 +41,10 @@ class Standing:
 
 
 class Reach:
-    def __init__(self, queue: RedisQueue, log: Log, late: float, standing: Standing | None) -> None:
+    def __init__(self, queue: Queue, log: Log, late: float, standing: Standing | None) -> None:
         self.queue, self.standing = queue, standing
-        queue.wire.connect_timeout = queue.wire.timeout = PATIENCE
-        self.store = RedisStore(queue.wire, queue.settings.prefix)
+        queue.patience(PATIENCE, PATIENCE)
+        self.store = beside(queue)
         self.places: list[Place] = []
         self.moments: Moments[Place] = Moments()
         self.backlog: Backlog[Place] = Backlog()
@@ -99,11 +98,11 @@ class Reach:
         return True
 
     def _ask(self) -> None:
-        prefix = self.queue.settings.prefix
+        prefix = self.store.prefix
         commands: list[tuple[Arg, ...]] = [("TIME",)]
         if self.standing is not None:
             commands += [("HGETALL", prefix + keys.SCHEDULE_PAUSED), ("GET", prefix + keys.DOWN)]
-        replies = self.queue.wire.call_many(commands)
+        replies = self.store.space.call_many(commands)
         if isinstance(replies[0], Exception):
             raise replies[0]
         self.heard(int(replies[0][0]) + int(replies[0][1]) / 1e6)
@@ -115,7 +114,7 @@ class Reach:
         if isinstance(reply, ServerRefused):
             if key not in self._unread:
                 self._unread.add(key)
-                name = self.queue.settings.prefix + key
+                name = self.store.prefix + key
                 self._log.error("schedule.unread", key=name, error=str(reply), way="as if it were not there")
             return None
         if isinstance(reply, Exception):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from qd.connectors.base import Ticks
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.errors import ServerRefused
 from qd.scheduler.claims import Place
 from qd.store.schedule import FORGOTTEN, Field, read_field, written_field

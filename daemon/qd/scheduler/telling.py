@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from qd.bus.parcel import Parcel
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.events import (
     Event,
     JobQueued,

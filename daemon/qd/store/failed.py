@@ -1,7 +1,7 @@
 """The failed jobs of a connection: what failed, when, where and why, read a page at a time and never as a whole.
 
 cli/failed/ and Batch.retry_failed ask here. A record is one line of JSON, a newline, and the payload's own bytes
-(connectors/redis/keys.py); its score in the index is the moment by the server's clock. Bytes that nobody of ours has
+(connectors/keyspace/keys.py); its score in the index is the moment by the server's clock. Bytes that nobody of ours has
 written are a record, too.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from qd import payload
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.scripts import script
 from qd.errors import Malformed
 from qd.retried import sent_again
 from qd.store import hosts
-from qd.store.redis import RedisStore
+from qd.store.keyspace import KeyspaceStore
 from qd.ties import HOLD, Ties
 
 PAGE = 500  # records whose names are read at once
@@ -108,8 +108,8 @@ def record_of(queue: str, id: str, failed_at: float, raw: bytes) -> Record:
 class FailedStore:
     """The failed stores of the queues on one connection. Every call may raise ConnectionLost or ServerRefused."""
 
-    def __init__(self, store: RedisStore) -> None:
-        self.store, self.wire = store, store.wire
+    def __init__(self, store: KeyspaceStore) -> None:
+        self.store, self.space = store, store.space
 
     def _key(self, name: str) -> str:
         return self.store.prefix + name
@@ -117,7 +117,7 @@ class FailedStore:
     def queues(self, also: Iterable[str] = ()) -> list[str]:
         """Those in which something has failed, of those found on the server and of `also`."""
         names = sorted({*hosts.queues_found(self.store), *also})
-        kinds = self.wire.call_many([("TYPE", self._key(keys.failed_at(name))) for name in names]) if names else []
+        kinds = self.space.call_many([("TYPE", self._key(keys.failed_at(name))) for name in names]) if names else []
         return [name for name, kind in zip(names, kinds, strict=True) if kind in (b"zset", "zset")]
 
     # -- reading
@@ -142,7 +142,7 @@ class FailedStore:
         while True:
             bounds = (edge or high, low) if newest else (edge or low, high)
             name = self._key(keys.failed_at(queue))
-            flat = self.wire.call(command, name, *bounds, "WITHSCORES", "LIMIT", 0, size)
+            flat = self.space.call(command, name, *bounds, "WITHSCORES", "LIMIT", 0, size)
             pairs = list(zip(flat[::2], flat[1::2], strict=True))
             new = [(id, score) for id, score in pairs if id not in seen]
             if not new:
@@ -158,7 +158,7 @@ class FailedStore:
     def read(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[Record]:
         """The records of these ids; those that are gone are left out."""
         for chunk in self._light(queue, page):
-            raws = self.wire.call("HMGET", self._key(keys.failed(queue)), *[_raw(id) for id, _ in chunk])
+            raws = self.space.call("HMGET", self._key(keys.failed(queue)), *[_raw(id) for id, _ in chunk])
             for (id, at), raw in zip(chunk, raws, strict=True):
                 if raw is not None:
                     yield record_of(queue, id, at, raw)
@@ -166,7 +166,7 @@ class FailedStore:
     def _light(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[list[tuple[str, float]]]:
         """The page in parts that are no load for the memory."""
         name = self._key(keys.failed(queue))
-        sizes = self.wire.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page])
+        sizes = self.space.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page])
         part, total = list[tuple[str, float]](), 0
         for pair, size in zip(page, sizes, strict=True):
             if isinstance(size, Exception):
@@ -193,7 +193,7 @@ class FailedStore:
 
     def count(self, queues: Sequence[str]) -> int | None:
         """How many records there are; None: that is not known."""
-        counts = self.wire.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
+        counts = self.space.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
         return sum(count for count in counts if isinstance(count, int))
 
     # -- changing
@@ -237,18 +237,18 @@ class FailedStore:
             args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place(lock), place(kept)]
             said.append(None)
         found = [self._key(name) for name in names]
-        answers = iter(script("retry").call(self.wire, found, int(resumes is not None), *args) if args else ())
+        answers = iter(script("retry").call(self.space, found, int(resumes is not None), *args) if args else ())
         return [ANSWERS[next(answers)] if why is None else why for why in said]
 
     def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:
         """Delete these (at most 100). None for each."""
         names = [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))]
-        script("forget").call(self.wire, names, *[_raw(record.id) for record in records])
+        script("forget").call(self.space, names, *[_raw(record.id) for record in records])
         return [None] * len(records)
 
     def uncopied(self, queue: str, ids: Sequence[str]) -> None:
         """Note that these (at most 100) have no row in failed_jobs any more."""
-        script("copied").call(self.wire, [self._key(keys.failed(queue))], "0", *map(_raw, ids))
+        script("copied").call(self.space, [self._key(keys.failed(queue))], "0", *map(_raw, ids))
 
     def adopt(self, queue: str, records: Sequence[Record]) -> None:
         """Take these (at most 100) into the store; those that are there already stay as they are."""
@@ -256,17 +256,17 @@ class FailedStore:
         for record in records:
             facts = {name: getattr(record, name) for name in _Line.__struct_fields__}
             args += [_raw(record.id), msgspec.json.encode({"id": record.id, "queue": queue, **facts}), record.payload]
-        script("adopt").call(self.wire, [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))], *args)
+        script("adopt").call(self.space, [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))], *args)
 
     def kept(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """Which of these have a record."""
         name = self._key(keys.failed(queue))
-        sizes = self.wire.call_many([("HSTRLEN", name, _raw(id)) for id in ids]) if ids else []
+        sizes = self.space.call_many([("HSTRLEN", name, _raw(id)) for id in ids]) if ids else []
         return [isinstance(size, int) and size > 0 for size in sizes]
 
     def _of_id(self, queues: Sequence[str], id: str) -> list[Record]:
         commands = [("ZSCORE", self._key(keys.failed_at(queue)), _raw(id)) for queue in queues]
-        scores = self.wire.call_many(commands) if commands else []
+        scores = self.space.call_many(commands) if commands else []
         there = [(queue, score) for queue, score in zip(queues, scores, strict=True) if isinstance(score, bytes)]
         return [record for queue, score in there for record in self.read(queue, [(id, float(score))])]
 

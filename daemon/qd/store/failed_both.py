@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from qd import payload
 from qd.errors import Malformed
 from qd.store.failed import EVERY, PAGE, FailedStore, Record, Wanted
+from qd.store.keyspace import KeyspaceStore
 from qd.store.laravel_failed import FailedJobs, Row
-from qd.store.redis import RedisStore
 
 GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan (--force sends it all the same)"
 
@@ -28,7 +28,7 @@ GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan
 class BothStores(FailedStore):
     """connection: the name under which Laravel and qd know the place of the queues. Calls may raise DatabaseError, too."""
 
-    def __init__(self, store: RedisStore, table: FailedJobs, connection: str) -> None:
+    def __init__(self, store: KeyspaceStore, table: FailedJobs, connection: str) -> None:
         super().__init__(store)
         self.table, self.connection = table, connection
 

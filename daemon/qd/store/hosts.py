@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 SILENT = 10.0  # seconds without a report: the master is gone, or its keeper does not reach the server

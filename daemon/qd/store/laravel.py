@@ -1,7 +1,7 @@
 """Laravel's own keys in its cache: how `qd restart`, `pause`, `resume` reach PHP workers, and whether it is down itself.
 
 The store is the cache's Redis, its prefix the cache's (`cache_prefix`). Names and values as Laravel 13 keeps them
-(Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/RedisStore.php): numbers as plain text, else serialized.
+(Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/KeyspaceStore.php): numbers as plain text, else serialized.
 """
 
 from __future__ import annotations

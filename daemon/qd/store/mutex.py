@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 THERE = 1.5  # seconds for which a waiter counts as there after it has asked; it asks three times as often

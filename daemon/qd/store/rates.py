@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 LATE = 5.0  # seconds that one who was told a moment may come late; then its turn is given away

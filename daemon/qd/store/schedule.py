@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 from qd.store.stamps import Pause as Pause
 from qd.store.stamps import read_pause

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 ROLLING = " rolling"

@@ -47,7 +47,7 @@ def script_without(name: str, text: str, instead: str) -> Patch:
             if wanted not in known:
                 made = real(wanted)
                 assert made.text.count(text) == 1, f"the script {name} has changed: where is {text!r}?"
-                known[wanted] = type(made)(made.text.replace(text, instead))
+                known[wanted] = type(made)(name, made.text.replace(text, instead))
             return known[wanted]
 
         return script
@@ -118,7 +118,7 @@ def spending(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: real(*args, **kwargs | {"spends": True})
 
 
-SCRIPTS = "qd.connectors.redis.scripts"
+SCRIPTS = "qd.connectors.scripts"
 FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
 
 # Mechanism -> what is done to which module.

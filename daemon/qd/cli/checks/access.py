@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Iterator, Sequence
 
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.connectors.redis import keys, rights
+from qd.connectors.keyspace import keys
+from qd.connectors.redis import rights
 from qd.connectors.redis.rights import Tries, name_of, of_key, refused
 from qd.connectors.redis.wire import Wire
 

@@ -12,7 +12,7 @@ from qd.cli.notes import by_whom
 from qd.cli.output import count, duration
 from qd.cli.reasons import named, stale
 from qd.cli.state import State
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.store import hosts, stamps
 from qd.store.hosts import Master
 from qd.store.stamps import Restart
@@ -27,7 +27,7 @@ def read(settings: Settings) -> State:
     """What counts for the whole fleet, by commands that a worker's user may call too. Raises ConnectionLost or
     ServerRefused."""
     store = common.store(settings, settings.control)
-    down, restart = (store.wire.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
+    down, restart = (store.space.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
     note = None if down is None else stamps.read_down(down)
     return State(store.now(), note, stamps.read_restart(restart), hosts.masters(store), [])
 

@@ -11,7 +11,7 @@ from qd.cli.notes import by_whom
 from qd.cli.output import count
 from qd.cli.reasons import of_queue
 from qd.cli.state import Line, State, for_php
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.errors import ServerRefused
 from qd.store import stamps
 
@@ -38,7 +38,7 @@ def line_of(settings: Settings, place: str, name: str) -> Line:
     """By commands that a worker's user may call too."""
     store = common.store(settings, place)
     sizes = common.queue(settings, place).sizes(name)
-    raw = store.wire.call("GET", store.prefix + keys.paused(name))
+    raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else stamps.read_pause(raw)
     return Line(place, name, sizes, paused, 0, for_php(store, name))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, ServerRefused, WrongPassword
 from qd.process.exits import Exit
@@ -23,11 +24,11 @@ IN_CONF = "and the same in redis.conf"
 clock = time.time
 
 
-def answers(wire: Wire, where: str) -> Finding:
+def answers(space: Keyspace, where: str) -> Finding:
     """Whether it can be reached with this user and password. A fail: ask it nothing more."""
     what = f"{where}.answers"
     try:
-        wire.call("PING")
+        space.call("PING")
     except WrongPassword as error:
         if "NOPERM" not in str(error):
             return fail(what, error, "write the right user and password into the url", Exit.UNAVAILABLE)
@@ -35,7 +36,7 @@ def answers(wire: Wire, where: str) -> Finding:
         return fail(
             what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", Exit.UNAVAILABLE
         )
-    return ok(what, wire.target.place)
+    return ok(what, space.place)
 
 
 def check(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from qd import payload
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
 from qd.cli.state import is_object_job
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused
 from qd.process import vitals
 from qd.store.hosts import Master
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qd.app import Qd
     from qd.cli.checks.project import Project
     from qd.signing import Signing
-    from qd.store.redis import RedisStore
+    from qd.store.keyspace import KeyspaceStore
 
 HEAD = 50  # jobs of each queue that are looked at, and of those that are delayed
 
@@ -54,7 +54,7 @@ class Seen:
 
 
 def check(
-    store: RedisStore,
+    store: KeyspaceStore,
     queues: Sequence[str],
     app: Qd | None,
     masters: list[Master],
@@ -74,11 +74,11 @@ def check(
         yield from found or [ok(f"queue {queue}", well(there))]
 
 
-def standing(store: RedisStore, queue: str) -> Standing:
+def standing(store: KeyspaceStore, queue: str) -> Standing:
     """By commands that a worker's user may call too."""
     ready, reserved, delayed = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved, keys.delayed))
     ranges = [("ZRANGE", delayed, 0, HEAD - 1), ("ZRANGE", reserved, 0, HEAD - 1)]
-    *head, later, held = store.wire.call_many([*(("LINDEX", ready, at) for at in range(HEAD)), *ranges])
+    *head, later, held = store.space.call_many([*(("LINDEX", ready, at) for at in range(HEAD)), *ranges])
     for reply in (*head, later, held):
         if isinstance(reply, Exception):
             raise reply
@@ -141,8 +141,8 @@ def of_php(queue: str, there: Standing) -> Iterator[Finding]:
 # -- jobs in dead hands
 
 
-def dead_hands(store: RedisStore, queue: str, masters: list[Master]) -> list[Finding]:
-    (owners,) = store.wire.call_many([("HKEYS", store.prefix + keys.owners(queue))])
+def dead_hands(store: KeyspaceStore, queue: str, masters: list[Master]) -> list[Finding]:
+    (owners,) = store.space.call_many([("HKEYS", store.prefix + keys.owners(queue))])
     tokens = (
         [field.decode("utf-8", "replace").partition("/")[0] for field in owners] if isinstance(owners, list) else []
     )

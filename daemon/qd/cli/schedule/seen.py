@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qd.cli import common
 from qd.cli.schedule.which import Sent, lock_keys, off, sent, where
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost
 from qd.schedule import Entry
 from qd.store import schedule, stamps

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qd.bus.chain import Chain
 from qd.cli import common, output
-from qd.connectors.redis import keys
+from qd.connectors.keyspace import keys
 from qd.schedule import CallTask, Entry, JobTask, ShellTask
 from qd.schedule.zones import zone_of
 from qd.units import did_you_mean

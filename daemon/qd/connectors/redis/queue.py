@@ -18,18 +18,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import Jobs, Outgoing, Reserved, Sizes, Turn
+from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Reserved, Sizes, Turn, reserved_of
 from qd.connectors.effects import Effect
-from qd.connectors.redis import keyed, keys
-from qd.connectors.redis.batches import RedisBatches
-from qd.connectors.redis.effects import spoken
-from qd.connectors.redis.jobs import RedisJobs
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.sending import sent
-from qd.connectors.redis.ticks import RedisTicks
-from qd.connectors.redis.wire import Arg, Wire, packed, packed_items, ready_of
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keyed, keys
+from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.batches import KeptBatches
+from qd.connectors.keyspace.beat import beat
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.jobs import KeptJobs
+from qd.connectors.keyspace.sending import sent
+from qd.connectors.keyspace.ticks import KeptTicks
+from qd.connectors.redis import rights
+from qd.connectors.redis.wire import Wire, packed, packed_items, ready_of
+from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
-from qd.unit import unanswered
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
@@ -71,18 +74,29 @@ class RedisQueue:
     ) -> None:
         self.settings = settings
         self.wire = Wire(settings.url or "", name=name)
-        self.batches = RedisBatches(self.wire, settings.prefix)
+        self.batches = KeptBatches(self.wire, settings.prefix)
         self.owner = f"{token}/{slot}"
         self.base = f"{token}.{slot}."
         self.keep = keep
         self.longest = TAKEN * max_payload
         self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
-        self.jobs: Jobs = RedisJobs(self.wire, settings.prefix)
-        self.ticks = RedisTicks(self.wire, settings.prefix)
+        self.jobs: Jobs = KeptJobs(self.wire, settings.prefix)
+        self.ticks = KeptTicks(self.wire, settings.prefix)
         self._heads: dict[tuple[str, ...], tuple[bytes, tuple[str, ...]]] = {}
         if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
             for each in ANSWERS:
                 script(each)
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        return self.wire, self.settings.prefix
+
+    @property
+    def limits(self) -> Limits:
+        return NONE
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.wire.connect_timeout, self.wire.timeout = connect, answer
 
     def _keys(self, *names: str) -> list[str]:
         return [self.settings.prefix + name for name in names]
@@ -100,7 +114,7 @@ class RedisQueue:
         added = script(name).call(self.wire, self._keys(*names), *args)
         if added != len(args) // (2 if name == "later" else 1):
             self.wire.close()
-            raise ConnectionLost(self.wire.no_redis)
+            raise ConnectionLost(self.wire.stranger)
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
         """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
@@ -135,7 +149,7 @@ class RedisQueue:
             tail = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(base), base, len(place), place)
             tail += b"$%d\r\n%b\r\n" % (len(done.member), done.member)
         tail += NONE_SHUT if not shut else packed_items([places_of(names, shut)])
-        reply = script("turn").send(self.wire, head + tail)
+        reply = self.wire.evaluate(script("turn"), head + tail)
         acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
         if acked == -2:
             raise ConnectionLost("Redis has run a call of this worker that was given up before")
@@ -247,6 +261,19 @@ class RedisQueue:
         note, _ = self.wire.call_many([("HGET", name, mark), ("HDEL", name, mark)])
         return note if isinstance(note, bytes) else None
 
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        return beat(self.wire, self.settings.prefix, queues, asked)
+
+    def forget_aged(self, queue: str, seconds: float, most: int) -> int:
+        names = self._keys(keys.failed(queue), keys.failed_at(queue))
+        return int(script("aged").call(self.wire, names, seconds, most))
+
+    def missing_rights(self, queue: str) -> set[str]:
+        return rights.missing(self.wire, self.settings.prefix, queue)
+
+    def user(self) -> str:
+        return rights.name_of(self.wire)
+
     # -- looking
 
     def sizes(self, queue: str) -> Sizes:
@@ -290,17 +317,6 @@ def places_of(names: Sequence[str], shut: Sequence[str]) -> str:
     """` 2 3 `: which of `names` stand in `shut`, counted from 1; "" for none."""
     places = [str(place) for place, name in enumerate(names, 1) if name in shut]
     return f" {' '.join(places)} " if places else ""
-
-
-def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
-    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known. What
-    stood there before the reserve is told as one attempt less: right for what was never reserved and has its count; else
-    our own keys, and no other byte, may differ from what was pushed where a payload is kept raw."""
-    unit = unanswered(member, base)
-    if unit is None:
-        return Reserved(queue, member, "", 0, 0, b"")
-    before = b'"attempts":%d' % max(0, unit.attempts - 1)
-    return Reserved(queue, member, unit.mark, unit.start, unit.end - unit.start, before)
 
 
 def age_of(payload: bytes | None, now: int) -> float | None:

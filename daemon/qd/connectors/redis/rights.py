@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from qd.connectors.redis import keys
-from qd.connectors.redis.wire import Arg, Wire
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.redis.wire import Wire
 
 Tries = Sequence[tuple[Arg, ...]]
 OF_A_MEMBER = ("ZREM", "ZSCORE", "ZRANK", "HGET", "HDEL", "HEXISTS", "HMGET", "HSTRLEN", "SREM")

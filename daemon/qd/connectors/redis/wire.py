@@ -18,11 +18,13 @@ from typing import Any
 
 import hiredis
 
+from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.redis.target import Target, reason
+from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.process.descriptors import Identity, identity
+from qd.process.shield import shield
 
-Arg = bytes | str | int | float
 BUSY = (
     "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED",
 )  # fmt: skip
@@ -47,6 +49,20 @@ def packed_items(args: Sequence[Arg]) -> bytes:
 def packed(args: Sequence[Arg]) -> bytes:
     """A whole command: an array of bulk strings."""
     return b"*%d\r\n" % len(args) + packed_items(args)
+
+
+def evalsha(script: Script, names: Sequence[str], args: Sequence[Arg]) -> bytes:
+    return packed(("EVALSHA", script.sha, len(names), *names, *args))
+
+
+def with_text(script: Script, command: bytes) -> bytes:
+    """The same EVALSHA for a server that does not know the script: it keeps it then."""
+    by_hash = packed_items(("EVALSHA", script.sha))
+    return command.replace(by_hash, packed_items(("EVAL", script.text)), 1)
+
+
+def is_unknown(reply: object) -> bool:
+    return isinstance(reply, ServerRefused) and str(reply).startswith("NOSCRIPT")
 
 
 class Wire:
@@ -91,7 +107,7 @@ class Wire:
                 if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
                     raise reply
             if not isinstance(reply, Exception) and not (isinstance(reply, list) and len(reply) == 2):
-                raise Unreachable(self.no_redis)
+                raise Unreachable(self.stranger)
         except BaseException:
             self.close()
             raise
@@ -108,7 +124,11 @@ class Wire:
         return commands
 
     @property
-    def no_redis(self) -> str:
+    def place(self) -> str:
+        return self.target.place
+
+    @property
+    def stranger(self) -> str:
         return f"the server at {self.target.place} answers what no Redis answers: does the url name another program's port?"
 
     def call(self, *args: Arg) -> Any:
@@ -136,6 +156,54 @@ class Wire:
                 raise replies[0] from None
             raise
         return replies
+
+    # A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run
+    # anything, so it is sent again with its text: the only repetition there is.
+
+    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
+        return self.evaluate(script, evalsha(script, names, args))
+
+    def evaluate(self, script: Script, command: bytes) -> Any:
+        """Send a packed EVALSHA of this script."""
+        self.send(command)
+        try:
+            return self.receive()
+        except ServerRefused as error:
+            if not is_unknown(error):
+                raise
+        self.send(with_text(script, command))
+        return self.receive()
+
+    def run_many(self, calls: Sequence[Call]) -> list[Any]:
+        if not calls:
+            return []
+        commands = [evalsha(call.script, call.names, call.args) for call in calls]
+        replies = self.exchange(commands)
+        again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
+        if again:
+            told, texts = set[str](), list[bytes]()
+            for place in again:
+                script = calls[place].script
+                texts.append(commands[place] if script.sha in told else with_text(script, commands[place]))
+                told.add(script.sha)
+            for place, reply in zip(again, self.exchange(texts), strict=True):
+                replies[place] = reply
+        return [with_refusals(reply) for reply in replies]
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        """One BLPOP. An alarm may end the wait and nothing else; left early, the connection is given up with it."""
+        command = packed(("BLPOP", name, max(0.001, round(seconds, 3))))
+        try:
+            with shield:
+                self.send(command)
+            came = self.readable(seconds + self.timeout, wake)
+            with shield:
+                return bool(self.receive() if came else self.leave())
+        except ConnectionLost:
+            raise
+        except BaseException:
+            self.leave()
+            raise
 
     def send(self, command: bytes) -> None:
         """Send packed bytes, on a fresh connection when there is none or when an idle one was closed by the server."""
@@ -268,6 +336,13 @@ class Wire:
             sock.close()
         else:
             sock.detach()
+
+
+def with_refusals(reply: Any) -> Any:
+    """With the refusals inside of it, of a script that goes on after one, as exceptions of ours."""
+    if not isinstance(reply, list):
+        return reply
+    return [classified(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in reply]
 
 
 def may_be_refused(command: Arg, error: Exception) -> bool:

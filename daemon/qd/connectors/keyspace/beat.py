@@ -1,13 +1,14 @@
-"""The keeper's script call (beat.lua): what it is asked, and what it answers."""
+"""The keeper's script call (beat.lua), on any keyspace. Without queues it reads and writes the control connection's part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg, Wire
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.scripts import script
 
 KINDS = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
 GLOBAL = (keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL)
@@ -15,40 +16,12 @@ MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes
 DIGITS = 40  # of a number that is read: a job's arguments may hold longer ones
 
 
-class Asked(NamedTuple):
-    """token: of the master. report: JSON, "" for none. lease: seconds. reclaims_until: the last moment of the server's clock
-    at which it may reclaim, 0: not at all. slots: those that are alive."""
-
-    token: str
-    report: str
-    lease: float
-    renew: bool
-    reclaims_until: float
-    slots: Sequence[int]
-
-
-class Answer(NamedTuple):
-    """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
-    -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
-    cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone."""
-
-    now: float
-    restart: str
-    down: str
-    due: int
-    more: bool
-    reclaimed: int
-    waiting: list[int]
-    cancelled: list[tuple[int, int]]
-    lost: list[tuple[int, int]]
-
-
-def beat(wire: Wire, prefix: str, queues: Sequence[str], asked: Asked) -> Answer:
+def beat(space: Keyspace, prefix: str, queues: Sequence[str], asked: Asked) -> Answer:
     """Raises ConnectionLost, ServerRefused."""
     names = [*GLOBAL, *(kind(queue) for queue in queues for kind in KINDS)]
     slots = asked.slots
     args: tuple[Arg, ...] = (*asked[:3], int(asked.renew), asked.reclaims_until, MOVE, len(slots), *slots)
-    return read(script("beat").call(wire, [prefix + name for name in names], *args))
+    return read(script("beat").call(space, [prefix + name for name in names], *args))
 
 
 def read(reply: list[Any]) -> Answer:

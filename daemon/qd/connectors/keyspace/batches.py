@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from qd.connectors.batches import BatchState, Entry, NewBatch
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Arg, Wire
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.scripts import script
 from qd.errors import BatchFinished, ConnectionLost, UnknownBatch
 
 CHUNK, MUCH = 1000, 16 << 20  # jobs a call carries at most, and bytes, as far as one job is not larger
 FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at")
 
 
-class RedisBatches:
-    """Uses the wire of its queue."""
+class KeptBatches:
+    """Uses the space of its queue."""
 
-    def __init__(self, wire: Wire, prefix: str) -> None:
-        self._wire, self._prefix = wire, prefix
+    def __init__(self, space: Keyspace, prefix: str) -> None:
+        self._space, self._prefix = space, prefix
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
         self._add(batch.id, jobs, fields_of(batch))
@@ -48,24 +48,24 @@ class RedisBatches:
         args: list[Arg] = [self._prefix, opens, len(fields) // 2, *fields]
         for job in jobs:
             args += [numbers[job.queue], job.uuid, job.delay, job.payload]
-        said = script("batch_add").call(self._wire, self._keys(*names), *args)
+        said = script("batch_add").call(self._space, self._keys(*names), *args)
         if said == 0:
             raise UnknownBatch(f"no batch '{id}' is there (a finished one is kept for a day)")
         if said == -1:
             raise BatchFinished(f"batch '{id}' is finished: add to it from inside one of its jobs")
         if said != 1:
-            self._wire.close()
-            raise ConnectionLost(self._wire.no_redis)
+            self._space.close()
+            raise ConnectionLost(self._space.stranger)
 
     def cancel(self, id: str) -> bool:
-        return bool(script("batch_cancel").call(self._wire, self._keys(keys.batch(id))))
+        return bool(script("batch_cancel").call(self._space, self._keys(keys.batch(id))))
 
     def cancelled(self, id: str) -> bool:
-        return self._wire.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
+        return self._space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
 
     def state(self, id: str) -> BatchState | None:
         batch, pending, failed = self._keys(*keys_of(id))
-        said = self._wire.call_many([("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)])
+        said = self._space.call_many([("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)])
         for answer in said:
             if isinstance(answer, Exception):
                 raise answer
@@ -77,7 +77,7 @@ class RedisBatches:
         )
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        flat = self._wire.call("HGETALL", *self._keys(keys.batch_failed(id)))
+        flat = self._space.call("HGETALL", *self._keys(keys.batch_failed(id)))
         places = [place.decode().rpartition(" ") for place in flat[1::2]]
         return {uuid.decode(): (queue, id) for uuid, (queue, _, id) in zip(flat[::2], places, strict=True) if id}
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import hiredis
-
 from qd.connectors.base import Claim, Claimed, Outgoing
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.sending import Call, each_reply, keyed_words, single_words
-from qd.connectors.redis.wire import Arg, Wire, classified, packed
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Call, Keyspace
+from qd.connectors.keyspace.sending import keyed_words, single_words
+from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 
 CHUNK = 500  # ticks a script call takes at most
 
 
-class RedisTicks:
-    def __init__(self, wire: Wire, prefix: str) -> None:
-        self.wire, self.prefix, self._key = wire, prefix, prefix + keys.TICKS
+class KeptTicks:
+    def __init__(self, space: Keyspace, prefix: str) -> None:
+        self.space, self.prefix, self._key = space, prefix, prefix + keys.TICKS
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         calls = calls_of(self.prefix, claims)
         found = [Claimed()] * len(claims)
-        for call, reply in zip(calls, each_reply(self.wire, calls) if calls else (), strict=True):
+        for call, reply in zip(calls, self.space.run_many(calls), strict=True):
             for place, answer in zip(call.places, self._answers(call, reply), strict=True):
                 found[place] = answer
         return found
@@ -37,13 +35,13 @@ class RedisTicks:
             return [Claimed(refused=reply)] * len(call.places)
         if isinstance(reply, list) and len(reply) == 1 + len(call.places):
             return [answer_of(each, reply[0] / 1000) for each in reply[1:]]
-        self.wire.close()
-        raise ConnectionLost(self.wire.no_redis)
+        self.space.close()
+        raise ConnectionLost(self.space.stranger)
 
     def read(self, fields: Sequence[str]) -> list[bytes]:
         found = list[bytes]()
         for some in chunks(fields):
-            found += [raw or b"" for raw in self.wire.call("HMGET", self._key, *some)]
+            found += [raw or b"" for raw in self.space.call("HMGET", self._key, *some)]
         return found
 
     def strange(self, queue: str) -> str:
@@ -51,7 +49,7 @@ class RedisTicks:
         kinds = {keys.TICKS: b"hash"}
         if queue:
             kinds |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
-        found = self.wire.call_many([("TYPE", self.prefix + key) for key in kinds])
+        found = self.space.call_many([("TYPE", self.prefix + key) for key in kinds])
         wrong = [
             (key, is_, kind) for is_, (key, kind) in zip(found, kinds.items(), strict=True) if isinstance(is_, bytes)
         ]
@@ -62,15 +60,15 @@ class RedisTicks:
         )
 
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
-        following, flat = self.wire.call("HSCAN", self._key, at, "COUNT", CHUNK)
+        following, flat = self.space.call("HSCAN", self._key, at, "COUNT", CHUNK)
         return int(following), {text_of(flat[n]): flat[n + 1] for n in range(0, len(flat), 2)}
 
     def put(self, field: str, value: bytes) -> None:
-        self.wire.call("HSET", self._key, field, value)
+        self.space.call("HSET", self._key, field, value)
 
     def forget(self, fields: Sequence[str]) -> None:
         for some in chunks(fields):
-            self.wire.call("HDEL", self._key, *some)
+            self.space.call("HDEL", self._key, *some)
 
 
 def chunks(fields: Sequence[str]) -> Iterator[list[bytes]]:
@@ -83,8 +81,8 @@ def text_of(name: bytes) -> str:
 
 
 def answer_of(reply: Any, now: float) -> Claimed:
-    if isinstance(reply, hiredis.ReplyError):
-        return Claimed(now, refused=classified(str(reply)))
+    if isinstance(reply, Exception):
+        return Claimed(now, refused=reply)
     if isinstance(reply, list):
         return Claimed(now, found=reply[0] or b"")
     if isinstance(reply, bytes):
@@ -111,7 +109,7 @@ def call_of(prefix: str, queue: str, claims: Sequence[Claim], places: Sequence[i
         args += (claim.field, claim.before, claim.after, claim.at, *words_of(claim.job))
         if claim.job is not None and claim.job.lock and not claim.job.key:
             known.append(keys.unique(claim.job.lock))
-    return Call(its, packed(("EVALSHA", its.sha, len(known), *[prefix + name for name in known], *args)), places)
+    return Call(its, [prefix + name for name in known], args, places)
 
 
 def words_of(job: Outgoing | None) -> tuple[Arg, ...]:

@@ -13,10 +13,10 @@ from typing import Any
 
 from qd.connectors.base import Found, Kept, Spot
 from qd.connectors.effects import Effect
-from qd.connectors.redis import keys
-from qd.connectors.redis.effects import spoken
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Wire
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.scripts import script
 from qd.errors import Malformed
 from qd.payload import Payload, read
 from qd.process.shield import shield
@@ -27,9 +27,9 @@ PLACES: tuple[tuple[Spot, str], ...] = (("delayed", "zset"), ("ready", "list"), 
 NAMES = {"delayed": keys.delayed, "ready": keys.ready, "running": keys.reserved, "failed": keys.failed}
 
 
-class RedisJobs:
-    def __init__(self, wire: Wire, prefix: str) -> None:
-        self.wire, self.prefix = wire, prefix
+class KeptJobs:
+    def __init__(self, space: Keyspace, prefix: str) -> None:
+        self.space, self.prefix = space, prefix
 
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
@@ -49,7 +49,7 @@ class RedisJobs:
         name, at = self.prefix + NAMES[spot](queue), b"0"
         while True:
             with shield:
-                at, *found = script("find").call(self.wire, [name], kind, at, id)
+                at, *found = script("find").call(self.space, [name], kind, at, id)
             yield from zip(found[::2], found[1::2], strict=True)
             if at == b"0":
                 return
@@ -61,7 +61,7 @@ class RedisJobs:
         issue, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
             return bool(
-                script("drop").call(self.wire, names, found.spot, found.text, key, issue, found.behind or 0, *said)
+                script("drop").call(self.space, names, found.spot, found.text, key, issue, found.behind or 0, *said)
             )
 
     def stop(self, found: Found) -> bool:
@@ -73,11 +73,11 @@ class RedisJobs:
             return False
         names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
         with shield:
-            return bool(script("stop").call(self.wire, names, f"{mark.token}/{mark.slot}", mark.base))
+            return bool(script("stop").call(self.space, names, f"{mark.token}/{mark.slot}", mark.base))
 
     def kept(self, id: str) -> Kept | None:
         with shield:
-            flat: list[Any] = self.wire.call("HGETALL", self.prefix + keys.kept(id))
+            flat: list[Any] = self.space.call("HGETALL", self.prefix + keys.kept(id))
         said = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         if not said:
             return None
@@ -85,7 +85,7 @@ class RedisJobs:
         return Kept(status, said.get("value", b""), number(said.get("progress")), number(said.get("at")))
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
-        script("progress").call(self.wire, [self.prefix + keys.kept(id)], percent, ttl)
+        script("progress").call(self.space, [self.prefix + keys.kept(id)], percent, ttl)
 
 
 def understood(raw: bytes) -> Payload | None:

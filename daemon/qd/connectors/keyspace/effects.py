@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
-from qd.connectors.redis import keys
-from qd.connectors.redis.wire import Arg
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
 
 NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
 

@@ -21,24 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import script
-from qd.connectors.redis.wire import Wire
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.scripts import script
 
 Keys = Callable[..., list[str]]
 
 
-def cancelled(wire: Wire, named: Keys, queue: str, name: str) -> bool:
+def cancelled(space: Keyspace, named: Keys, queue: str, name: str) -> bool:
     names = named(keys.delayed(queue), keys.keyed(queue))
-    return bool(script("keyed_cancel").call(wire, names, name))
+    return bool(script("keyed_cancel").call(space, names, name))
 
 
-def moved(wire: Wire, named: Keys, queue: str, name: str, delay: float) -> bool:
+def moved(space: Keyspace, named: Keys, queue: str, name: str, delay: float) -> bool:
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
     names = named(*[kind(queue) for kind in kinds])
-    return bool(script("keyed_move").call(wire, names, name, delay))
+    return bool(script("keyed_move").call(space, names, name, delay))
 
 
-def due(wire: Wire, named: Keys, queue: str, name: str) -> float | None:
-    found = script("keyed_due").call(wire, named(keys.keyed(queue)), name)
+def due(space: Keyspace, named: Keys, queue: str, name: str) -> float | None:
+    found = script("keyed_due").call(space, named(keys.keyed(queue)), name)
     return None if found is None else float(found)

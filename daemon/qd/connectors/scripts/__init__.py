@@ -1,8 +1,5 @@
-"""The .lua files beside this one, read once a process, and how they are called.
-
-A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run anything,
-so it is sent again with its text, which the server then keeps; that is the only repetition in this folder.
-"""
+"""The steps of qd as .lua files, read once a process. A Redis server runs them itself (redis/wire.py), for a database
+they are run beside it (database/keyspace.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qd.connectors.redis.wire import Arg, Wire, packed, packed_items
-from qd.errors import ServerRefused
+if TYPE_CHECKING:
+    from qd.connectors.keyspace.base import Arg, Keyspace
 
 EFFECTS = ("due.lua", "keep.lua", "batch.lua", "effects.lua")
 PARTS = {  # every other script is its own file
@@ -39,28 +36,15 @@ PARTS = {  # every other script is its own file
 
 
 class Script:
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        self.by_hash = packed_items(("EVALSHA", self.sha))
-        self.by_text = packed_items(("EVAL", text))
 
-    def call(self, wire: Wire, keys: Sequence[str], *args: Arg) -> Any:
-        return self.send(wire, packed(("EVALSHA", self.sha, len(keys), *keys, *args)))
-
-    def send(self, wire: Wire, command: bytes) -> Any:
-        """Send a packed EVALSHA of this script, with its text when the server does not have it."""
-        wire.send(command)
-        try:
-            return wire.receive()
-        except ServerRefused as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise
-        wire.send(command.replace(self.by_hash, self.by_text, 1))
-        return wire.receive()
+    def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
+        return space.run(self, keys, args)
 
 
 @cache
 def script(name: str) -> Script:
     folder = Path(__file__).parent
-    return Script("\n".join([(folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))
+    return Script(name, "\n".join([(folder / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))

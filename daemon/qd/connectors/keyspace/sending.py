@@ -10,71 +10,42 @@ queue.py calls it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qd.connectors.base import Outgoing
-from qd.connectors.redis import keys
-from qd.connectors.redis.scripts import Script, script
-from qd.connectors.redis.wire import Arg, Wire, packed
-from qd.errors import ConnectionLost, ServerRefused
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Call, Keyspace
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost
 
 CHUNK = 1000  # payloads a script call carries at most
 Keys = Callable[..., list[str]]
 
 
-class Call(NamedTuple):
-    """places: which of the jobs it sends. A good reply to it has one answer each, or their number."""
-
-    script: Script
-    command: bytes
-    places: Sequence[int]
-
-
-def sent(wire: Wire, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
+def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
     """Send them, in the order given within a queue and kind. For each the id of the job that holds its lock, None: it was
     sent. Raises as Queue.post."""
     found: list[str | None] = [None] * len(jobs)
     calls = calls_of(named, jobs)
-    for call, reply in zip(calls, together(wire, calls), strict=True):
+    for call, reply in zip(calls, together(space, calls), strict=True):
         if reply == len(call.places):
             continue
         if not isinstance(reply, list) or len(reply) != len(call.places):
-            wire.close()
-            raise ConnectionLost(wire.no_redis)
+            space.close()
+            raise ConnectionLost(space.stranger)
         for place, holder in zip(call.places, reply, strict=True):
             if (holder := holder.decode("utf-8", "replace")) != jobs[place].owner:
                 found[place] = holder
     return found
 
 
-def together(wire: Wire, calls: Sequence[Call]) -> list[Any]:
+def together(space: Keyspace, calls: Sequence[Call]) -> list[Any]:
     """All replies, after one write. Raises the first error; the calls behind it have been made all the same."""
-    replies = each_reply(wire, calls)
+    replies = space.run_many(calls)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     return replies
-
-
-def each_reply(wire: Wire, calls: Sequence[Call]) -> list[Any]:
-    """The same with errors in their places. Calls that met a server without their script are sent once more, the first of
-    each script with its text."""
-    replies = wire.exchange([call.command for call in calls])
-    again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
-    if again:
-        told: set[str] = set()
-        commands = []
-        for place in again:
-            its, command = calls[place].script, calls[place].command
-            commands.append(command if its.sha in told else command.replace(its.by_hash, its.by_text, 1))
-            told.add(its.sha)
-        for place, reply in zip(again, wire.exchange(commands), strict=True):
-            replies[place] = reply
-    return replies
-
-
-def is_unknown(reply: object) -> bool:
-    return isinstance(reply, ServerRefused) and str(reply).startswith("NOSCRIPT")
 
 
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[Call]:
@@ -90,8 +61,7 @@ def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[Call]:
 
 
 def call(name: str, names: Sequence[str], args: Iterable[Arg], places: Sequence[int]) -> Call:
-    its = script(name)
-    return Call(its, packed(("EVALSHA", its.sha, len(names), *names, *args)), places)
+    return Call(script(name), names, list(args), places)
 
 
 def push(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> Call:
