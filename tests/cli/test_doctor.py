@@ -470,8 +470,8 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
     shop.allowed.add("go")
     work = shop.work("-w", "1")
     push(redis, "wait")
-    eventually(lambda: redis.call("HLEN", "queues:default:owners") == 1, 10, what="a running job")
-    eventually(lambda: redis.call("HLEN", "qd:masters") == 1, 10, what="a report")
+    eventually(lambda: redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
+    eventually(lambda: redis.call("HLEN", "qd:masters") == 1, 20, what="a report")
     assert doctor(shop).line("queue default").sign == "ok"
     for process in work.session():
         process.kill()

@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_command_at_once_with_130(project: Projects) -> None:
     shop = project("@app.job('hang')\ndef hang() -> None:\n    print('here', flush=True)\n    time.sleep(60)\n")
     running = Procs([*QD, "run", "hang"], cwd=shop.root, env=shop.env())
     try:
-        eventually(lambda: "here" in running.output, 10)
+        eventually(lambda: "here" in running.output, 20)
         running.signal(signal.SIGINT)
         assert running.wait(10) == 130
         assert running.lines in ([], [""])

@@ -353,5 +353,5 @@ def test_a_dispatched_job_runs(project: Projects) -> None:
     work = shop.work("mail", "-w", "1")
     work.wait_line("master.ready")
     shop.qd("dispatch", "mail.welcome", "to=ada")
-    eventually(lambda: work.output == ["ada 1"], 10)
+    eventually(lambda: work.output == ["ada 1"], 20)
     work.stop()

@@ -230,7 +230,7 @@ def test_a_paused_queue_rests_on_every_worker_until_it_is_resumed(project: Proje
     found = json.loads(shop.qd("status", "--json").stdout)
     assert [queue["ready"] for queue in found["queues"]] == [1]
     assert shop.qd(*end).returncode == 0
-    eventually(lambda: work.output == ["ran"], 10)
+    eventually(lambda: work.output == ["ran"], 20)
     work.stop()
 
 
@@ -244,10 +244,10 @@ def test_down_rests_all_and_up_wakes_them(project: Projects) -> None:
         masters = json.loads(shop.qd("status", "--json").stdout)["masters"]
         return str(masters and masters[0]["state"])
 
-    eventually(lambda: state() == "down", 10)
+    eventually(lambda: state() == "down", 20)
     shop.qd("dispatch", "note")
     shop.qd("up")
-    eventually(lambda: work.output == ["ran"], 10)
+    eventually(lambda: work.output == ["ran"], 20)
     work.stop()
 
 
@@ -255,8 +255,8 @@ def test_restart_drains_a_worker_and_a_rolling_one_comes_back(project: Projects)
     shop = project(JOBS)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")
-    eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 10)
-    back = shop.qd("restart", "--rolling", "--wait", "20s")
+    eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 20)
+    back = shop.qd("restart", "--rolling", "--wait", "40s")
     assert (back.returncode, back.stderr) == (0, ""), back.stdout
     assert f"pid {work.pid} -> {work.pid}" in back.stdout
     assert shop.qd("restart", "--wait", "0").returncode == 1

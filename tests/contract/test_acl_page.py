@@ -120,7 +120,7 @@ def test_a_worker_does_all_of_its_work_and_a_producer_sends_all_of_its_kinds(
     }
     assert shop.qd("pause", "default", **operator).returncode == 0
     shop.python("from jobs import quick\nquick.dispatch(7)", **env(url, "producer"))
-    eventually(lambda: len(work.children("waiting on")) == 2, 10)
+    eventually(lambda: len(work.children("waiting on")) == 2, 20)
     assert not witness.starting("quick 7")
     assert shop.qd("resume", "default", **operator).returncode == 0
     witness.wait("quick 7")
@@ -162,7 +162,7 @@ def test_a_worker_that_lacks_a_right_takes_no_job_until_it_has_it(
     shop.python(BATCH, QD_REDIS_URL=server.url)
     work = shop.work("-w", workers)
     work.wait_line('redis.refused user=qd-worker missing="HINCRBY SADD SCARD SREM" .*qd doctor')
-    eventually(lambda: tried(redis, "sadd") >= 3, 10, what="the third try")
+    eventually(lambda: tried(redis, "sadd") >= 3, 20, what="the third try")
     assert (witness.lines, redis.call("LLEN", "queues:default")) == ([], 3)
     assert not redis.call("KEYS", "queues:default:r*")
     assert len(work.matches("redis.refused")) == 1

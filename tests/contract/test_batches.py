@@ -66,10 +66,10 @@ def test_a_batch_and_its_jobs_are_there_in_one_step(queue, seen):
     assert (seen.tokens("a"), seen.tokens("b")) == (2, 1)
     state = queue.batches.state("B")
     assert (state.name, state.total, state.pending, state.failed, state.progress) == ("import", 4, 4, 0, 0)
-    assert state.created_at == pytest.approx(seen.now(), abs=2)
+    assert state.created_at == pytest.approx(seen.now(), abs=20)
     assert (state.cancelled_at, state.finished_at) == (None, None)
-    assert MONTH - 5 < ttl(seen) <= MONTH
-    assert MONTH - 5 < ttl(seen, ":pending") <= MONTH
+    assert MONTH - 60 < ttl(seen) <= MONTH
+    assert MONTH - 60 < ttl(seen, ":pending") <= MONTH
 
 
 def test_then_is_sent_once_all_have_succeeded_and_finally_behind_it(queue, seen):
@@ -81,7 +81,7 @@ def test_then_is_sent_once_all_have_succeeded_and_finally_behind_it(queue, seen)
     assert (called(seen), counts(queue.batches)) == (["then", "finally"], (3, 0, 0))
     assert queue.batches.state("B").finished_at is not None
     assert queue.batches.state("B").progress == 100
-    assert DAY - 5 < ttl(seen) <= DAY
+    assert DAY - 60 < ttl(seen) <= DAY
 
 
 def test_the_moments_of_a_callback_count_from_when_it_is_sent(queue, seen):
@@ -90,9 +90,9 @@ def test_the_moments_of_a_callback_count_from_when_it_is_sent(queue, seen):
     end(queue, 1)
     ((raw, due),) = seen.delayed("c").items()
     payload = json.loads(raw)
-    assert payload["createdAt"] == pytest.approx(before, abs=2)
+    assert payload["createdAt"] == pytest.approx(before, abs=20)
     assert payload["retryUntil"] - payload["createdAt"] == 60
-    assert due == pytest.approx(before + 60, abs=1)
+    assert due == pytest.approx(before + 60, abs=20)
     for moment, made in (("createdAt", b"1000000000"), ("retryUntil", b"1000000060")):
         raw = raw.replace(b"%d" % payload[moment], made)
     assert raw == callback("then").payload
@@ -116,8 +116,8 @@ def test_the_first_failure_cancels_and_is_caught_once(queue, seen):
     end(queue, 2, "failed")
     end(queue, 3, "skipped")
     assert (called(seen), counts(queue.batches)) == (["catch", "finally"], (3, 0, 2))
-    assert MONTH - 5 < ttl(seen) <= MONTH
-    assert MONTH - 5 < ttl(seen, ":failed") <= MONTH
+    assert MONTH - 60 < ttl(seen) <= MONTH
+    assert MONTH - 60 < ttl(seen, ":failed") <= MONTH
 
 
 def test_failures_that_are_allowed_cancel_nothing(queue, seen):
@@ -255,7 +255,7 @@ def test_a_sender_that_dies_between_two_calls_leaves_a_batch_that_calls_nobody(s
     end(queue, 2)
     assert (called(seen), counts(queue.batches)) == ([], (2, 0, 0))
     assert queue.batches.state("B").finished_at is None
-    assert MONTH - 5 < ttl(seen) <= MONTH
+    assert MONTH - 60 < ttl(seen) <= MONTH
 
 
 @one_place

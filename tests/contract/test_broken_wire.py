@@ -154,7 +154,7 @@ def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
         for _ in range(2):
             with pytest.raises(ConnectionLost, match="no answer in time"):
                 queue.turn(None, ["a"])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # the wire's own patience
     assert (queue.wire.connect_timeout, queue.wire.timeout) == (5, 5)
     proxy.heal()
     queue.turn(None, ["a"])

@@ -54,7 +54,7 @@ def test_one_that_ran_out_unseen_is_taken_again_and_told(store: KeyspaceStore):
     one = Host(store, "web1", 0.05)
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
-    eventually(lambda: not owner(store), 5)
+    eventually(lambda: not owner(store), 20)
     one.overlaps.renew()
     assert one.told == ["it ran out, and was taken again"]
     one.overlaps.end(run)
@@ -66,7 +66,7 @@ def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: Keyspac
     one, other = Host(store, "web1", 0.05), Host(store, "web2")
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
-    eventually(lambda: other.overlaps.take(ENTRY) is None, 5)
+    eventually(lambda: other.overlaps.take(ENTRY) is None, 20)
     others = other.overlaps.begun("nightly", 77)
     other.overlaps.renew()
     one.overlaps.renew()
@@ -144,7 +144,7 @@ def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed
     store.take(KEY)
     store.token(KEY)  # a list
     for _ in range(3):
-        eventually(lambda: one.overlaps.wants <= 0, 5)
+        eventually(lambda: one.overlaps.wants <= 0, 20)
         one.overlaps.renew()
     assert json.loads(store.get("qd:overlap:hourly")[0] or b"{}")["pid"] == 412
     assert "is refused" in str(one.overlaps.take(ENTRY))

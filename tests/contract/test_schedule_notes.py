@@ -58,7 +58,7 @@ def test_a_pause_with_an_end_is_over_by_itself(store: KeyspaceStore) -> None:
     assert note.until is not None
     assert schedule.paused(store, note.until - 0.1) == {"a": note}
     assert schedule.paused(store, note.until) == {}
-    eventually(lambda: schedule.paused(store) == {}, 5)
+    eventually(lambda: schedule.paused(store) == {}, 20)
     assert schedule.resume(store, ["a"]) == {}
 
 

@@ -231,7 +231,7 @@ def test_what_failed_has_opened_is_closed_too(shop: Framed, witness: Witness):
     work = shop.start("manage.py", "qd", "work", "-w", "1")
     work.wait_line("job.failed")
     assert witness.lines == ["failed 1"]
-    (worker,) = waiting(work, seconds=10)
+    (worker,) = waiting(work, seconds=20)
     assert [file.path for file in worker.open_files() if "sqlite" in file.path] == []
     work.stop()
 

@@ -76,7 +76,7 @@ def test_what_a_dead_worker_reserved_late_is_found_by_the_next_in_its_place(
     late.close()
     at = time.monotonic()
     work.signal(signal.SIGCONT)
-    ledger.wait_all(10)
+    ledger.wait_all(20)
     figures.add(lost=len(ledger.lost()), back=[ledger.ends(0)[0].at - at], p99=1.5)
     work.stop()
     ledger.conserve()

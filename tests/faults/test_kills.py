@@ -68,7 +68,7 @@ def storm(work: Procs, ledger: Ledger, count: int, every: float) -> None:
 def test_a_storm_of_kills_loses_nothing(count: int, start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start("--max-crashes", "1000", workers=4)
     storm(work, ledger, count, 0.2)
-    eventually(lambda: len(work.children("waiting on")) == 4, 5, what="four workers again")
+    eventually(lambda: len(work.children("waiting on")) == 4, 20, what="four workers again")
     work.stop()
     ledger.conserve(doubles=ledger.in_flight())
     figures.tell(ledger, p50=0.2, p99=1.0)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 
 def gone_after(children: list[psutil.Process], at: float) -> float:
     """Seconds from `at` until the last of them has ended."""
-    eventually(lambda: not any(living(child) for child in children), 2, every=0.002, what="no child left")
+    eventually(lambda: not any(living(child) for child in children), 20, every=0.002, what="no child left")
     return time.monotonic() - at
 
 
@@ -79,7 +79,7 @@ def logged(work: Procs, pattern: str) -> list[float]:
 def test_a_whole_tree_killed_amid_jobs_goes_on_where_it_was(start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start(workers=4)
     ledger.push(200, seconds=0.05)
-    eventually(lambda: len(ledger.ends()) > 60, 10, what="60 jobs")
+    eventually(lambda: len(ledger.ends()) > 60, 20, what="60 jobs")
     in_hand = work.children("qd: worker")
     for process in work.session():
         ledger.kill(process.pid)

@@ -78,7 +78,7 @@ def test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt(
     ledger, work = Ledger(shop, clean_redis), shop.work("-w", "1", "--stop-timeout", "1s")
     (n,) = ledger.push(job="deaf")
     ledger.wait_start(n)
-    work.stop(seconds=5)
+    work.stop(seconds=20)
     (payload,) = clean_redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
     assert '"crashes"' not in payload

@@ -52,7 +52,7 @@ def test_as_pid_1_it_reaps_strangers_and_hears_term(shop: Project, ledger: Ledge
     ledger.wait_all()
     assert work.matches(r"master\[1\]")
     init = psutil.Process(namespace.first(work))
-    eventually(lambda: len(init.children(recursive=True)) == 4, 5, what="only the template, the keeper, two workers")
+    eventually(lambda: len(init.children(recursive=True)) == 4, 20, what="only the template, the keeper, two workers")
     assert not work.matches("died|boot_failed|WARN|ERROR")
     began = time.monotonic()
     init.send_signal(signal.SIGTERM)

@@ -59,7 +59,7 @@ def work(shop: Project, request: pytest.FixtureRequest) -> Procs:
     """One worker, that has made a turn and waits. @pytest.mark.parametrize("lease", ...): its retry_after."""
     shop.config(f"retry_after = {getattr(request, 'param', 30)}")
     started = shop.work("-w", "1", "--sleep", "1", "--log-level", "debug")
-    eventually(lambda: waits(started), 15, what="a worker that waits")
+    eventually(lambda: waits(started), 20, what="a worker that waits")
     return started
 
 
@@ -71,7 +71,7 @@ def settled(ledger: Ledger, n: int) -> None:
     """Job n has begun, and every job was answered."""
     ledger.wait_start(n)
     kinds = ("", ":delayed", ":reserved")
-    eventually(lambda: not any(ledger.client.call("EXISTS", f"queues:default{kind}") for kind in kinds), 10)
+    eventually(lambda: not any(ledger.client.call("EXISTS", f"queues:default{kind}") for kind in kinds), 20)
 
 
 def ends_well(work: Procs, ledger: Ledger, figures: Figures, **limits: Any) -> None:
@@ -125,8 +125,8 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
     for times in (1, 2):
         fault = proxy.on(sha("beat"), "hold")  # it does not even reach the server
         assert fault.met.wait(5)
-        work.wait_line("redis.away", 5, count=times)
-        work.wait_line("redis.back", 5, count=times)
+        work.wait_line("redis.away", 20, count=times)
+        work.wait_line("redis.back", 20, count=times)
         fault.let_go()
     least = 5.0
 
@@ -135,7 +135,7 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
         least = min([least, *ledger.leases()])
         return bool(ledger.ends(n))
 
-    eventually(over, 15, every=0.05, what="the end of the job")
+    eventually(over, 20, every=0.05, what="the end of the job")
     assert least > 0, "its lease ran out meanwhile"
     ledger.wait_all()
     ends_well(work, ledger, figures)
@@ -181,7 +181,7 @@ def test_a_lost_reply_and_an_outage_leave_nothing_behind(
     fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second
     proxy.refuse()
     assert fault.done.wait(5)
-    work.wait_line("redis.broken", 5, count=4)
+    work.wait_line("redis.broken", 20, count=4)
     proxy.heal()
     ledger.wait_end(second)
     ledger.wait_all()

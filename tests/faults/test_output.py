@@ -104,12 +104,12 @@ def test_a_pipe_that_takes_nothing_stops_nothing(
         least = min([least, *ledger.leases()])
         return bool(ledger.ends(long))
 
-    eventually(over, 15, every=0.05, what="the end of the long job")
+    eventually(over, 20, every=0.05, what="the end of the long job")
     assert least > (1.5 if figures.strict else 0), "leases were not renewed on time"
     more = ledger.push(20)
     for n in more:
         ledger.wait_end(n, 20)
-    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 10, what="every job answered")
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 20, what="every job answered")
     assert work.poll() is None
     if kind == "full":
         os.read(pipe.read, 1 << 20)
@@ -144,7 +144,7 @@ def test_no_failure_is_lost(shop: Project, ledger: Ledger, redis: Client, figure
     assert len(work.matches("redis.refused")) == 2
     redis.call("RENAME", "aside", STORE[0])
     back = time.monotonic()
-    eventually(lambda: redis.call("HLEN", STORE[0]) > kept, 10, what="the next failure")
+    eventually(lambda: redis.call("HLEN", STORE[0]) > kept, 20, what="the next failure")
     figures.add(back=[time.monotonic() - back], p99=2.0)
     eventually(lambda: redis.call("HLEN", STORE[0]) == 1000, 30, what="every failure")
     eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), what="every job answered")

@@ -72,7 +72,7 @@ def test_poison_that_kills_its_master_is_failed_by_its_own_mark(
     work = shop.work("-w", "2")
     began = time.monotonic()
     (n,) = ledger.push()
-    work.wait_line("job.failed .*job=mine.*max_crashes", 10)
+    work.wait_line("job.failed .*job=mine.*max_crashes", 20)
     back = ledger.wait_end(n).at - began
     eventually(lambda: {note.n for note in ledger.ends()} == set(ledger.pushed), what="the end of every other job")
     work.stop()

@@ -54,7 +54,7 @@ def ledger(shop: Project, client: Client) -> Ledger:
 
 def ready(shop: Project, workers: int, *arguments: str) -> Procs:
     work = shop.work("-w", str(workers), *arguments)
-    eventually(lambda: len(work.children("waiting on")) == workers, 15, what="workers that wait")
+    eventually(lambda: len(work.children("waiting on")) == workers, 20, what="workers that wait")
     return work
 
 
@@ -160,14 +160,14 @@ def test_jobs_outlast_an_outage(
     began, used = time.monotonic(), spent(work)
     error, _, took = shop.python(PUSH).stdout.partition("|")
     assert str(own.socket) in error
-    assert float(took) < 5.5
-    eventually(lambda: time.monotonic() - began >= away, away + 1, every=0.1)
+    assert float(took) < 15  # at most five by itself
+    eventually(lambda: time.monotonic() - began >= away, away + 20, every=0.1)
     percent = 100 * (spent(work) - used) / (time.monotonic() - began)
     assert percent < (2 if figures.strict else 20)
     own.start()
     back = time.monotonic()
     client.close()  # its connection ended with the server
-    work.wait_line("redis.back", 5)
+    work.wait_line("redis.back", 20)
     figures.add(back=[time.monotonic() - back], p99=1.0, cpu_percent=round(percent, 2))
     (fresh,) = ledger.push()
     assert ledger.wait_start(fresh).at - back < (2 if figures.strict else 10)
@@ -250,16 +250,16 @@ def test_a_full_disk_is_waited_out(
     (log,) = own.folder.glob("appendonlydir/*.incr.aof")
     assert own.process is not None
     before = resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
-    eventually(lambda: "MISCONF" in refusal(client), 10, what="a server that refuses writes")
+    eventually(lambda: "MISCONF" in refusal(client), 20, what="a server that refuses writes")
     work.wait_line("redis.away .*MISCONF")
     refused = shop.qd("dispatch", "work", "n=0")
     assert refused.returncode == 69
     assert "MISCONF" in refused.stderr
     ledger.wait_end(running)
     resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, before)
-    eventually(lambda: not refusal(client), 10, what="a server that takes writes")
+    eventually(lambda: not refusal(client), 20, what="a server that takes writes")
     back = time.monotonic()
-    work.wait_line("redis.back", 5)
+    work.wait_line("redis.back", 20)
     figures.add(back=[time.monotonic() - back], p99=2.0)
     ledger.wait_end(waiting[-1])
     ledger.wait_all()

@@ -77,7 +77,7 @@ def test_scribbling_over_shared_memory_harms_no_other_job(
                 ledger.kill(worker.pid)
             ledger.push(3)
             ledger.wait_all(20)
-    eventually(lambda: len(work.children("waiting on")) == 3, 15, what="three workers again")
+    eventually(lambda: len(work.children("waiting on")) == 3, 20, what="three workers again")
     work.stop()
     ledger.conserve()
     figures.tell(ledger)

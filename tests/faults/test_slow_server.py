@@ -69,12 +69,12 @@ def test_timeouts_need_no_server(
             ledger.wait_start(n)
         acting = threading.Thread(target=act, args=(other,))
         acting.start()
-        killed = work.wait_line(r"job\.killed .*reason=timeout .*job=stuck .*took=(\d\.\d+)", 4)
+        killed = work.wait_line(r"job\.killed .*reason=timeout .*job=stuck .*took=(\d\.\d+)", 20)
         acting.join()
         for n in (long, soft):
             assert len(ledger.starts(n)) == 1
         ledger.wait_end(long)
-        eventually(lambda: client.call("HLEN", "queues:default:failed") == 2, 15, what="both failed")
+        eventually(lambda: client.call("HLEN", "queues:default:failed") == 2, 20, what="both failed")
         eventually(lambda: not client.call("ZCARD", "queues:default:reserved"), what="the long one acked")
         work.stop()
         assert sorted(note.n for note in ledger.starts()) == [long, in_c, soft]

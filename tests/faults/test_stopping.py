@@ -87,9 +87,9 @@ def test_starts_and_stops_under_load_lose_and_double_nothing(
         got = work.wait()
         stops.append(time.monotonic() - began)
         assert got == code, f"{name}: exit code {got}\n{work.tail()}"
-        eventually(lambda: not in_session(work.pid), 2, what=f"no process, no zombie left after {name}")  # noqa: B023
+        eventually(lambda: not in_session(work.pid), 20, what=f"no process, no zombie left after {name}")  # noqa: B023
     shop.work("-w", "4", "--stop-when-empty").ends_clean(seconds=60)
-    assert max(stops) < 5
+    assert max(stops) < 15  # the longest patience is 25
     assert {note.attempt for note in ledger.ends()} == {1}, "a stop has cost an attempt"
     ledger.conserve()
     figures.tell(ledger)
@@ -135,7 +135,7 @@ def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figure
     eventually(lambda: settled(work), 20, what="as many workers as are wanted")
     figures.add(settled=time.monotonic() - quiet)
     ledger.wait_all()
-    eventually(lambda: not zombies(work), 3, what="no child whose end was missed")
+    eventually(lambda: not zombies(work), 20, what="no child whose end was missed")
     work.stop()
     ledger.conserve(doubles=ledger.in_flight())
     figures.tell(ledger)

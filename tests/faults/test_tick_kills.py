@@ -56,7 +56,7 @@ def takes_all(one: Scheduler, redis: Client, base: float) -> None:
         last = [redis.text("HGET", "qd:ticks", "j0"), redis.text("HGET", "qd:ticks", "f0")]
         return all(int(text.split()[0]) == base * 1000 for text in last) and not one.runs.alive
 
-    eventually(over, 10, every=0.001)
+    eventually(over, 20, every=0.001)
 
 
 def killed_at(server: Server, base: float, line: int) -> bool:

@@ -77,8 +77,8 @@ class Sweep:
             self.kill.arm(number)
             over = send(number)
             how, line = self.kill.met()
-            eventually(over, 15, what=f"the end after a kill at {line}")
-            eventually(self._idle, 10, what=f"an empty queue after a kill at {line}")
+            eventually(over, 20, what=f"the end after a kill at {line}")
+            eventually(self._idle, 20, what=f"an empty queue after a kill at {line}")
             self.check(number, names, line)
             if how == "all":
                 break

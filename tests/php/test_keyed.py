@@ -37,7 +37,7 @@ def test_answers_are_true_once_laravel_has_moved_the_queue(laravel: Laravel, pro
     shop.python(SEND, **laravel.qd_env)
     ready, delayed = f"{PREFIX}queues:q", f"{PREFIX}queues:q:delayed"
     due = float(redis.text("ZRANGE", delayed, -1, -1, "WITHSCORES")[1])
-    eventually(lambda: int(redis.text("TIME")[0]) > due, 5)
+    eventually(lambda: int(redis.text("TIME")[0]) > due, 20)
     laravel.push({"queue": "q", "count": 20})  # PHP's own, in front of what it moves
     laravel.worker("q", max_jobs=1).ends_clean()
     assert (redis("ZCARD", delayed), redis("LLEN", ready)) == (0, 24)
@@ -45,7 +45,7 @@ def test_answers_are_true_once_laravel_has_moved_the_queue(laravel: Laravel, pro
     assert said == "[True, True, True, True, True, False] True True"
     work = shop.work("q", "-w", "2", **laravel.qd_env)
     laravel.wait_ran(2, name="remind")
-    eventually(lambda: redis("HLEN", f"{PREFIX}queues:q:keyed") == 2, 10)  # the moved one and the new one
+    eventually(lambda: redis("HLEN", f"{PREFIX}queues:q:keyed") == 2, 20)  # the moved one and the new one
     work.stop()
     assert sorted(ran.data["order"] for ran in laravel.ran("remind")) == [4, 5]
     assert redis("ZCARD", delayed) == 2

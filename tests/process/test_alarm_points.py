@@ -123,8 +123,8 @@ def test_an_alarm_at_any_point_tears_nothing_of_ours(project: MakeProject, redis
             push(redis, kind, n=n)
         pushed += 50
         eventually(lambda: not redis.call("EXISTS", "queues:default"), 30, what="a worked off queue")
-    work.wait_line("job.(done|failed|released)", 10)
-    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 10, what="every job settled")
+    work.wait_line("job.(done|failed|released)", 20)
+    eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"), 20, what="every job settled")
     work.stop()
 
     ended = [m[1] for m in work.matches(r"job.(?:done|failed) .*id=(\w+)")]

@@ -131,7 +131,7 @@ def test_backoffs_of_flag_declaration_and_payload(shop: Project, witness: Witnes
 def until_failed(shop: Project, *flags: str) -> Procs:
     """Until the job has failed: a queue with delayed jobs is empty for --stop-when-empty."""
     work = shop.work("-w", "1", *flags)
-    work.wait_line("job.failed", 10)
+    work.wait_line("job.failed", 20)
     work.stop()
     return work
 

@@ -87,7 +87,7 @@ def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_ru
             push_raw(redis, raw)
     push(redis, "quick", count=10, n=-1)
     witness.wait("quick -1", 10, seconds=30)
-    kept = eventually(lambda: (found := failed(redis)) and len(found) >= len(corpus) and found, 10)
+    kept = eventually(lambda: (found := failed(redis)) and len(found) >= len(corpus) and found, 20)
     assert sorted(raw for _, raw in kept) == sorted(corpus)
     assert {record["error"] for record, _ in kept} == {"Malformed"}
     assert waiting(work) == workers, "a worker died of a payload"
@@ -140,7 +140,7 @@ def test_an_unknown_name_is_held_spends_nothing_and_is_failed_after_the_ttl_nami
     assert held["attempts"] == 0
     assert held["held"]
     witness.wait("quick")
-    work.wait_line("job.failed .*job=typd .*UnknownJob.*did you mean 'typed'", 10)
+    work.wait_line("job.failed .*job=typd .*UnknownJob.*did you mean 'typed'", 20)
     assert len(work.matches("job.released .*job=typd")) >= 2
     ((record, raw),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("UnknownJob", 0)  # an unknown name costs none
@@ -159,7 +159,7 @@ def test_a_parameter_of_another_version_is_held_and_then_failed(
     name = "number" if not data else "nmber"
     work.wait_line(f"job.released .*job=typed .*delay=1.000 .*{name}")
     assert held_of(redis)["attempts"] == 0
-    work.wait_line(f"job.failed .*job=typed .*UnknownParameters.*{name}", 10)
+    work.wait_line(f"job.failed .*job=typed .*UnknownParameters.*{name}", 20)
     assert not witness.lines
     work.stop()
 

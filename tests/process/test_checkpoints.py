@@ -353,7 +353,7 @@ def test_while_the_server_is_away_it_is_remembered_and_goes_with_the_answer(
         witness.wait("early")
         assert server.process is not None
         proxy.silence() if how == "silent" else server.process.send_signal(signal.SIGSTOP)
-        work.wait_line("redis.away", 10)
+        work.wait_line("redis.away", 20)
         (shop.root / "go").touch()
         witness.wait("late")
         proxy.heal() if how == "silent" else server.process.send_signal(signal.SIGCONT)

@@ -225,11 +225,11 @@ def test_code_that_hangs_at_import_is_given_up(
     work.wait_line("master.ready")
     shop.jobs("print('hangs', flush=True)\nimport time\napp = time.sleep(1000)\n")
     work.signal(signal.SIGHUP)
-    eventually(lambda: "hangs" in work.output, 10)
+    eventually(lambda: "hangs" in work.output, 20)
     said(redis, witness, "one")
     if not flags:
         os.kill(work.children("waiting on")[0].pid, signal.SIGKILL)
-        eventually(lambda: len(work.children("waiting on")) == 2, 5, what="another worker while the import hangs")
+        eventually(lambda: len(work.children("waiting on")) == 2, 20, what="another worker while the import hangs")
         assert not work.matches("reload_refused")
     work.wait_line("master.reload_refused.*longer than [1-9] s.*the old code goes on", 20)
     eventually(lambda: len(work.children()) == (3 if flags else 4), what="nothing left of the new code")
@@ -252,7 +252,7 @@ def test_a_changed_configuration_counts_after_hup(
     eventually(lambda: len(work.children("waiting on b,a")) == 3)
     work.wait_line("master.reloaded workers=3")
     redis.call("RPUSH", "queues:b", '{"job":"say","data":{"n":1}}')  # without a token: only a keeper of b sees it
-    witness.wait("say", seconds=5)
+    witness.wait("say", seconds=20)
     shop.config('[worker]\nworkers = 2\nqueues = ["c"]\nsleep = "60s"')
     work.signal(signal.SIGHUP)
     eventually(lambda: len(work.children("waiting on c")) == 2)

@@ -27,7 +27,7 @@ def test_failed_jobs_are_forgotten_in_a_queue_in_which_nothing_fails_any_more(
     work = ready(project(jobs=JOBS, config='[failed]\nkeep = "2s"\n'))
     push(redis, "fails", count=8)
     eventually(lambda: len(work.matches("job.failed ")) == 8, what="all failed")
-    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 10, what="nothing left of them")
+    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 20, what="nothing left of them")
     work.stop()
 
 
@@ -38,7 +38,7 @@ def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProje
     for n in range(3):
         bury(redis, f"young.{n}", queue="default")
     work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1h"\n'))
-    eventually(lambda: redis.call("HLEN", STORE[0]) == 3, 10, what="the old ones gone")
+    eventually(lambda: redis.call("HLEN", STORE[0]) == 3, 20, what="the old ones gone")
     assert redis.text("ZRANGE", STORE[1], 0, -1) == ["bytes", "young.0", "young.1", "young.2"]
     assert -int(redis.call("ZSCORE", STORE[1], "bytes")) == sum(map(len, redis.call("HVALS", STORE[0])))
     work.stop()
@@ -63,5 +63,5 @@ def test_a_store_that_cannot_be_looked_at_is_said_and_stops_no_keeper(project: M
     assert not work.matches("redis.away")
     redis.call("DEL", STORE[1])
     bury(redis, "old", queue="default", at=time.time() - 7200)
-    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 10, what="nothing left of it")
+    eventually(lambda: redis.call("EXISTS", *STORE) == 0, 20, what="nothing left of it")
     work.stop()

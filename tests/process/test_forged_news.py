@@ -190,7 +190,7 @@ def test_news_without_end_keep_the_master_from_nothing(shop: Project, witness: W
     work = shop.work("-w", "1")
     push(redis, "flood", {})
     witness.wait("flood")
-    work.wait_line("job.killed.*reason=timeout", 10)
+    work.wait_line("job.killed.*reason=timeout", 20)
     push(redis, "quick", {})
     witness.wait("quick")
     work.wait_line("job.failed")

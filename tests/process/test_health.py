@@ -50,9 +50,9 @@ def test_a_server_without_a_checked_certificate_is_warned_of(project: Make) -> N
 def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 10, what="a master that reports")
+    eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
     push(clean_redis, "ok", count=3)
-    eventually(lambda: "0 jobs ready" in told(shop)[1], 10, what="work that is done")
+    eventually(lambda: "0 jobs ready" in told(shop)[1], 20, what="work that is done")
     worker = work.child("qd: worker")
     os.kill(worker.pid, signal.SIGSTOP)
     push(clean_redis, "ok")
@@ -73,19 +73,19 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
     assert "workers crashed in the last 30s; its log tells how, at `worker.died`" in said
     assert len(work.matches("worker.died")) >= 5
     (shop.root / "calm").touch()
-    eventually(lambda: clean_redis.call("EXISTS", "queues:default", "queues:default:reserved") == 0, 15)
+    eventually(lambda: clean_redis.call("EXISTS", "queues:default", "queues:default:reserved") == 0, 20)
     work.stop()
 
 
 def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 master " in told(shop)[1], 10, what="a master that reports")
+    eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
     work.kill()
     _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 20, every=0.2, what="a reason")
     assert "its keeper has not reported for" in said
     again = shop.work("-w", "1")
-    eventually(lambda: told(shop)[0] == 0, 15, every=0.2, what="well again")
+    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
     again.stop()
 
 
@@ -94,8 +94,8 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
     shop.allowed.add("calm")
     work = shop.work("-w", "1")
     push(clean_redis, "wait")
-    eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 10, what="a running job")
-    eventually(lambda: told(shop)[0] == 0, 10, what="a master that reports")
+    eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
+    eventually(lambda: told(shop)[0] == 0, 20, what="a master that reports")
     stopped = (work.pid, work.child("qd: worker").pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -106,7 +106,7 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
     assert f"pid {work.pid} has not answered for 1" in shop.qd("doctor").stdout
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: told(shop)[0] == 0, 15, every=0.2, what="well again")
+    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
     (shop.root / "calm").touch()
     work.stop()
 
@@ -114,14 +114,14 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
 def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 master " in told(shop)[1], 10, what="a master that reports")
+    eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
     work.signal(signal.SIGUSR2)
     work.wait_line("paused")
     push(clean_redis, "ok")
-    eventually(lambda: " paused " in shop.qd("status").stdout, 10, what="a report of the pause")
+    eventually(lambda: " paused " in shop.qd("status").stdout, 20, what="a report of the pause")
     assert told(shop)[0] == 0
     work.signal(signal.SIGCONT)
-    eventually(lambda: clean_redis.call("LLEN", "queues:default") == 0, 10, what="work that is done")
+    eventually(lambda: clean_redis.call("LLEN", "queues:default") == 0, 20, what="work that is done")
     work.stop()
 
 
@@ -130,12 +130,12 @@ def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone
     assert told(shop, "--live")[0] == 1
     work = shop.work("-w", "1")
     work.wait_line("redis.away")
-    eventually(lambda: told(shop, "--live")[0] == 0, 10, every=0.2, what="a master that lives")
+    eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     assert shop.qd("health").returncode == 69
     os.kill(work.pid, signal.SIGSTOP)
     said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 20, every=0.5, what="a hanging one")
     assert f"default (pid {work.pid}): the master gave no sign for 1" in said
     os.kill(work.pid, signal.SIGCONT)
-    eventually(lambda: told(shop, "--live")[0] == 0, 10, every=0.2, what="a master that lives")
+    eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     work.stop()
     assert told(shop, "--live")[0] == 1

@@ -52,8 +52,8 @@ def test_no_workers_leaves_when_it_is_told_to(
     shop: Project, witness: Witness, redis: Client, number: signal.Signals
 ) -> None:
     work = shop.work("-w", "0")
-    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 10)
-    work.stop(number, seconds=3)
+    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 20)
+    work.stop(number, seconds=20)
     push_laravel(redis, "slow", {"seconds": 0.5})
     work = shop.work("-w", "0")
     witness.wait("start")
@@ -67,7 +67,7 @@ def test_no_workers_hands_the_job_back_at_the_second_signal(shop: Project, witne
     witness.wait("start")
     work.signal(signal.SIGINT)
     time.sleep(1.1)  # wait out the second in which two signals count as one
-    work.stop(signal.SIGINT, seconds=3)
+    work.stop(signal.SIGINT, seconds=20)
     assert '"attempts":0' in redis.text("LRANGE", "queues:default", 0, -1)[0]
     assert work.matches("job.released.*the worker stops")
     shop.qd("clear", "default")
@@ -88,11 +88,11 @@ def test_no_workers_replaces_a_keeper_that_died(shop: Project, witness: Witness,
 @pytest.mark.leaves("qd:restart")
 def test_no_workers_obeys_restart_and_down(shop: Project, witness: Witness, redis: Client) -> None:
     work = shop.work("-w", "0")
-    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 10)
+    eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 20)
     shop.qd("down")
     push_laravel(redis, "quick")
     shop.qd("up")
     witness.wait("quick")
     shop.qd("restart")
-    work.ends_clean(seconds=5)
+    work.ends_clean(seconds=20)
     assert work.matches("worker.stopping reason=.qd restart")

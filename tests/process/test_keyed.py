@@ -142,10 +142,10 @@ def test_a_lock_is_freed_however_the_job_ends_and_kept_while_it_is_tried_again(
     witness.wait("charge 1")
     witness.wait("charge 2", 3)
     witness.wait("charge 3", 2)
-    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 10, what="no lock left")
+    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 20, what="no lock left")
     assert len(set(ids((1, "well"), (2, "well"), (3, "well"))) | set(first)) == 6
     witness.wait("charge 2 well")
-    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 10)
+    eventually(lambda: not redis.call("KEYS", "qd:unique:*"), 20)
     work.stop()
 
 

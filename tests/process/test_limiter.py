@@ -120,8 +120,8 @@ def waits() -> None:
     push(redis, "waits")
     work = shop.work("-w", "1")
     assert witness.wait("ended") == ["ended JobTimeout"]
-    eventually(lambda: redis.call("ZCARD", TURNS) == 0, 1)
-    work.wait_line("job.failed", 10)
+    eventually(lambda: redis.call("ZCARD", TURNS) == 0, 20)
+    work.wait_line("job.failed", 20)
     work.stop()
 
 

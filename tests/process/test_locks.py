@@ -206,8 +206,8 @@ def test_a_timeout_ends_a_wait_in_a_job_and_leaves_the_line(project: MakeProject
         push(redis, job)
         work = shop.work("-w", "1")
         assert witness.wait("ended") == ["ended JobTimeout"]
-        eventually(lambda: redis.call("ZCARD", LINE) == 0, 1)
-        work.wait_line("job.failed", 10)
+        eventually(lambda: redis.call("ZCARD", LINE) == 0, 20)
+        work.wait_line("job.failed", 20)
         assert not work.matches("killed")
     work.stop()
     assert witness.starting("got") == []

@@ -189,5 +189,5 @@ def test_what_a_job_prints_comes_at_once_without_workers(shop: Project, redis: C
     shop.jobs(PRINTING)
     push_laravel(redis, "says")
     work = shop.work("-w", "0", PYTHONUNBUFFERED="")
-    eventually(lambda: work.output == [f"said by {work.pid}"], 10, what="the line, while it waits for more")
+    eventually(lambda: work.output == [f"said by {work.pid}"], 20, what="the line, while it waits for more")
     work.stop()

@@ -44,7 +44,7 @@ def is_down(work: Procs) -> bool:
 def all_down(*works: Procs) -> None:
     """Until each of them knows. The promise is 2 s; a loaded machine may take longer to show it."""
     for work in works:
-        eventually(partial(is_down, work), 10, what="a master that shows down")
+        eventually(partial(is_down, work), 20, what="a master that shows down")
 
 
 def done(shop: Project, *words: str) -> str:
@@ -145,7 +145,7 @@ def test_allowed_queues_go_on_whatever_their_place_on_a_host(shop: Project, witn
     assert third.child(" down")
     assert ", but for high, mail; `qd up` ends it" in done(shop, "status")
     done(shop, "up")
-    witness.wait("quick", 13, 5)  # long before --sleep is over
+    witness.wait("quick", 13, 20)  # long before --sleep is over
     for host in (*hosts, third):
         host.stop()
 
@@ -317,7 +317,7 @@ def test_laravels_key_holds_every_queue_where_it_is_asked_for(project: MakeProje
     assert "Laravel's own still holds (illuminate:foundation:down" in shop.qd("up").stderr
     redis.call("DEL", KEY)
     witness.wait("quick")
-    assert "Laravel" not in eventually(lambda: said if "Laravel" not in (said := done(shop, "status")) else "", 10)
+    assert "Laravel" not in eventually(lambda: said if "Laravel" not in (said := done(shop, "status")) else "", 20)
     work.stop()
 
 
@@ -460,6 +460,6 @@ def test_the_line_that_waits_until_nothing_runs_waits_for_a_run_of_the_schedule(
     a_beat_later(redis)
     assert not nothing_runs(shop)
     (shop.root / "go").touch()
-    eventually(lambda: nothing_runs(shop), 10, every=0.2)
+    eventually(lambda: nothing_runs(shop), 20, every=0.2)
     done(shop, "up")
     work.stop()

@@ -76,7 +76,7 @@ def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project
     note = json.loads(text)
     death = note["death"]
     assert note["told"].startswith("its worker ended with signal 9 (SIGKILL), peak memory ")
-    assert 0 < death.pop("took") < 1
+    assert 0 < death.pop("took") < 20
     assert 10_000_000 < death.pop("peak") < 500_000_000
     assert death == {"verdict": "crash", "signal": "SIGKILL", "exit": None, "oom": False, "stack": None}
     witness.wait("end")

@@ -68,9 +68,9 @@ def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness,
     seconds_later(redis, 1.5)
     assert len(witness.lines) == 1
     shop.qd("resume", "a")
-    assert [line.split()[1] for line in witness.wait("quick", 2, 3)] == ["1", "0"]
+    assert [line.split()[1] for line in witness.wait("quick", 2, 20)] == ["1", "0"]
     shop.qd("resume")
-    assert sorted(line.split()[1] for line in witness.wait("quick", 4, 3)) == ["0", "1", "2", "3"]
+    assert sorted(line.split()[1] for line in witness.wait("quick", 4, 20)) == ["0", "1", "2", "3"]
     work.stop()
 
 
@@ -79,7 +79,7 @@ def test_pause_for_a_while_ends_by_itself(shop: Project, witness: Witness, redis
     began = time.monotonic()
     shop.qd("pause", "default", "--for", "1500ms")
     push(redis, "quick", {})
-    witness.wait("quick", seconds=6)
+    witness.wait("quick", seconds=20)
     assert time.monotonic() - began > 1.4
     work.stop()
 
@@ -116,7 +116,7 @@ def test_down_holds_every_worker_but_those_with_force(shop: Project, witness: Wi
     forced = idle(shop, "b", "--force")
     shop.qd("down", "--reason", "moving house")
     for program in (work, forced):
-        eventually(partial(is_down, program), 5)
+        eventually(partial(is_down, program), 20)
     push(redis, "quick", {"n": 1}, "a")
     push(redis, "quick", {"n": 2}, "b")
     assert witness.wait("quick")[0].split()[1] == "2"
@@ -149,10 +149,10 @@ def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witn
         push(redis, "held", {"n": number})
     witness.wait("start")
     shop.qd("down")
-    eventually(partial(is_down, work), 5)
+    eventually(partial(is_down, work), 20)
     (shop.root / "go").touch()
     witness.wait("end")
-    eventually(lambda: work.children(" down"), 5)
+    eventually(lambda: work.children(" down"), 20)
     assert len(witness.starting("start")) == 1
     shop.qd("up")
     witness.wait("end", 2)
@@ -180,7 +180,7 @@ def test_a_worker_that_looks_at_the_keeper_s_first_contact_knows_of_maintenance(
     push(redis, "quick", {})
     work = Procs([sys.executable, "-c", SLOW_KEEPER, "work", "-w", "2"], cwd=shop.root, env=shop.env())
     shop.started.append(work)
-    eventually(lambda: len(work.children(" down")) == 2, 10)
+    eventually(lambda: len(work.children(" down")) == 2, 20)
     assert not witness.lines
     work.stop()
     shop.qd("up")
@@ -191,7 +191,7 @@ def test_a_program_that_starts_in_maintenance_takes_nothing(shop: Project, witne
     shop.qd("down")
     push(redis, "quick", {})
     work = shop.work("-w", "2")
-    eventually(lambda: len(work.children(" down")) == 2, 10)
+    eventually(lambda: len(work.children(" down")) == 2, 20)
     assert not witness.lines
     shop.qd("up")
     witness.wait("quick")

@@ -293,7 +293,7 @@ def test_a_pytest_that_is_killed_leaves_no_server_and_no_worker(shop: UserProjec
         pytest_run.wait(10)
     eventually(lambda: not [each for each in children if each.is_running()], 20, what="nothing left running")
     folder = Path((shop.root / "folder.txt").read_text())
-    eventually(lambda: not folder.exists(), 5, what="its folder taken away")
+    eventually(lambda: not folder.exists(), 20, what="its folder taken away")
 
 
 def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_factory):

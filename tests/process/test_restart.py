@@ -41,7 +41,7 @@ def test_restart_is_seen_soon_whatever_it_does(shop: Project, witness: Witness, 
     elif state != "idle":
         assert shop.qd(*(["down"] if state == "down" else ["pause", "default"])).returncode == 0
     assert shop.qd("restart").returncode == 0
-    work.wait_line("master.stopping reason=.qd restart", 5)  # 2 on a machine that is not busy
+    work.wait_line("master.stopping reason=.qd restart", 20)  # 2 on a machine that is not busy
     work.ends_clean(code=0)
     assert witness.starting("end") if state == "busy" else not witness.lines
     redis.call("DEL", "qd:down", "queues:default:paused")
@@ -68,7 +68,7 @@ def test_a_restart_during_the_import_counts(project: MakeProject, redis: Client)
     shop = project(jobs="print('importing', flush=True)\nPath('go').exists() or time.sleep(1.5)\n" + JOBS)
     shop.allowed.add("go")
     work = shop.work("-w", "1")
-    eventually(lambda: "importing" in work.output, 10)
+    eventually(lambda: "importing" in work.output, 20)
     shop.qd("restart")
     work.wait_line("master.stopping reason=.qd restart")
     work.ends_clean()
@@ -80,7 +80,7 @@ def test_a_rolling_restart_keeps_the_master_and_moves_its_boot_time(
     work = idle(shop, workers=2)
     (before,) = eventually(lambda: masters(shop))
     old = {child.pid for child in work.children("qd: worker")}
-    done = shop.qd("restart", "--rolling", "--wait", "10s")
+    done = shop.qd("restart", "--rolling", "--wait", "40s")
     assert (done.returncode, done.stdout.count("back after")) == (0, 1), done.stdout
     (after,) = masters(shop)
     assert (after["token"], after["pid"]) == (before["token"], before["pid"])
@@ -147,7 +147,7 @@ def test_wait_is_over_when_the_supervisor_has_started_every_master_anew(
     eventually(lambda: len(redis.hash("qd:masters")) == 2)
     push(redis, "slow", {"seconds": 1})
     witness.wait("start")
-    done = shop.qd("restart", "--wait", "20s")
+    done = shop.qd("restart", "--wait", "40s")
     assert (done.returncode, done.stdout.count("back after")) == (0, 2), done.stdout
     assert witness.starting("end"), "a master was back before its job was done"
     assert len(one.starts) == len(other.starts) == 2
@@ -161,7 +161,7 @@ def test_wait_names_the_master_that_nobody_starts_again(
     supervised("-w", "1")
     supervised("--pool", "mail", "-w", "1", respawn=False)
     eventually(lambda: len(redis.hash("qd:masters")) == 2)
-    done = shop.qd("restart", "--wait", "3s")
+    done = shop.qd("restart", "--wait", "8s")
     assert done.returncode == 1
     assert [line.split("@")[0] for line in done.stdout.splitlines() if "not back" in line] == ["mail"]
 
@@ -179,7 +179,7 @@ def test_notes_on_a_control_connection_of_its_own(project: MakeProject, witness:
         client = control.client()
         eventually(lambda: client.call("HLEN", "qd:masters") == 1)
         shop.qd("down")
-        eventually(lambda: work.children(" down"), 5)
+        eventually(lambda: work.children(" down"), 20)
         push(redis, "quick", {})
         shop.qd("up")
         seen.wait("quick")

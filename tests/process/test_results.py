@@ -272,7 +272,7 @@ def test_a_result_expires(shop: Project, jobs: Jobs, redis: Client, monkeypatch:
     monkeypatch.setattr(results, "LOOK", 0.05)
     handle = jobs.adds.using(result_ttl=1).dispatch(1, 1)
     shop.work_off()
-    eventually(lambda: handle.status() == "unknown", 5)
+    eventually(lambda: handle.status() == "unknown", 20)
     assert not redis.text("KEYS", "*")
     with pytest.raises(NoResult, match="nothing is known of it"):
         handle.result()
@@ -333,11 +333,11 @@ def test_a_running_job_is_cancelled_on_another_master(shop: Project, jobs: Jobs,
     witness.wait("start")
     assert handle.status() == "running"
     assert handle.cancel() is True
-    eventually(lambda: handle.status() in ("failed", "unknown"), 10)
+    eventually(lambda: handle.status() in ("failed", "unknown"), 20)
     if name == "sleeps":
         with pytest.raises(JobError, match="JobCancelled"):
             handle.result(10)
-    eventually(lambda: any(work.matches("job.cancelled") for work in works), 10)
+    eventually(lambda: any(work.matches("job.cancelled") for work in works), 20)
     assert handle.cancel() is False
     for work in works:
         work.stop()
@@ -356,7 +356,7 @@ def test_a_ready_job_that_workers_take_has_run_or_was_cancelled_and_never_both(
     def quick(n: int = 0) -> None: ...
 
     handles = jobs.app.dispatch(*[quick.bind(n) for n in range(400)])
-    work = ready(shop, workers=2)
+    work = ready(shop, "--rest", "0.02", workers=2)  # who cancels is faster than they are
     witness.wait("quick")
     said = {n: handle.cancel() for n, handle in reversed(list(enumerate(handles)))}
     eventually(lambda: all(handle.status() in ("done", "failed") for handle in handles), 30)
@@ -412,9 +412,9 @@ def test_a_result_is_there_exactly_when_the_job_is_acked(
         return handle.status() == "done"
 
     work = ready(shop, POINT=point)
-    eventually(is_done, 10, every=0)
+    eventually(is_done, 20, every=0)
     work.wait_line("worker.died")
-    eventually(lambda: work.matches("master.ready") and is_done(), 10)
+    eventually(lambda: work.matches("master.ready") and is_done(), 20)
     work.stop()
     assert seen == {1}  # in the queue, or in the record; never in both, never in neither
     assert len(witness.starting("slept")) == (2 if point == "before" else 1)

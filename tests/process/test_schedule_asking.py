@@ -88,7 +88,7 @@ def test_nothing_that_a_filter_does_ends_or_holds_up_the_scheduler(project: Make
     witness.wait("ran", there + 3)  # while one hangs
     assert not work.matches("skipped entry=stuck")
     for name, reason in REASONS.items():
-        work.wait_line(f'schedule.skipped entry={name} .*reason="{reason}"', 15)
+        work.wait_line(f'schedule.skipped entry={name} .*reason="{reason}"', 20)
     for name in ("forked", "closed", "healthy"):
         work.wait_line(f"schedule.sent entry={name} ", count=3)
     assert {line.split()[1] for line in witness.starting("ran")} == {str(first)}

@@ -90,9 +90,9 @@ def test_a_scheduler_that_is_killed_takes_its_runs_along_and_the_next_one_runs_t
     pids = pids_in(long.root / "pids", 2)
     held = eventually(lambda: lease(redis, "long"))
     scheduler(work).kill()
-    eventually(lambda: all(gone(pid) for pid in pids), 5, what="an end of what the dead scheduler ran")
-    eventually(lambda: lease(redis, "long").get("owner") not in (None, held["owner"]), 10, what="a run of the next one")
-    eventually(lambda: pids_in(long.root / "pids", 2) != pids, 10)
+    eventually(lambda: all(gone(pid) for pid in pids), 20, what="an end of what the dead scheduler ran")
+    eventually(lambda: lease(redis, "long").get("owner") not in (None, held["owner"]), 20, what="a run of the next one")
+    eventually(lambda: pids_in(long.root / "pids", 2) != pids, 20)
     finish(work, long)
 
 

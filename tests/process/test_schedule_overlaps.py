@@ -27,7 +27,7 @@ add("local", lambda: time.sleep(300), alone=True, every_host=True)
 def test_an_entry_without_overlapping_runs_once_and_again_as_soon_as_its_run_was_killed(drive: Drive, redis: Client):
     driven = drive(ALONE, LONG)
     work = driven.start("long")
-    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 10)
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 20)
     held = lease(redis, "long")
     assert int(work.wait_line(r"started entry=long at=\S+ pid=(\d+)")[1]) == held["pid"]
     assert redis.call("PTTL", "qd:overlap:long") <= 1200
@@ -47,16 +47,16 @@ def test_an_entry_without_overlapping_runs_once_and_again_as_soon_as_its_run_was
 def test_a_lease_ends_by_itself_when_its_scheduler_was_killed(drive: Drive, redis: Client):
     driven = drive(ALONE, LONG)
     work = driven.start("long", "local")
-    host = eventually(lambda: lease(redis, "long").get("host"), 10)
-    assert eventually(lambda: lease(redis, f"{host}\x1flocal"), 10)
+    host = eventually(lambda: lease(redis, "long").get("host"), 20)
+    assert eventually(lambda: lease(redis, f"{host}\x1flocal"), 20)
     work.kill()
-    assert eventually(lambda: not redis.text("KEYS", "qd:overlap:*"), 5)
+    assert eventually(lambda: not redis.text("KEYS", "qd:overlap:*"), 20)
 
 
 def test_a_lease_that_was_cleared_is_told_and_the_run_goes_on(drive: Drive, redis: Client):
     driven = drive(ALONE, LONG)
     work = driven.start("long")
-    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 10)
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 20)
     redis.call("DEL", "qd:overlap:long")
     work.wait_line('schedule.lease_lost entry=long reason="somebody cleared it"')
     assert not lease(redis, "long")

@@ -56,7 +56,7 @@ def test_what_a_killed_run_has_started_goes_with_it_and_what_a_finished_one_left
     pids = pids_in(driven.root / "pids", 2)
     work.wait_line("schedule.done entry=finished")
     (driven.root / "go").touch()
-    eventually((driven.root / "late").exists, 10)  # its stderr was no broken pipe
+    eventually((driven.root / "late").exists, 20)  # its stderr was no broken pipe
     work.wait_line("^late$")
     (runner,) = pids_in(driven.root / "runner", 1)
     os.kill(runner, signal.SIGKILL)
@@ -71,15 +71,15 @@ def test_what_a_killed_run_has_started_goes_with_it_and_what_a_finished_one_left
 def test_runs_die_with_their_scheduler(drive: Drive):
     driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'exec sleep 300')")
     work = driven.start("function", "shell")
-    eventually(lambda: work.children("sleep 300") and driven.lines("function")[1:], 10)
+    eventually(lambda: work.children("sleep 300") and driven.lines("function")[1:], 20)
     work.kill()
-    eventually(lambda: not work.session(), 5, what="no run left")
+    eventually(lambda: not work.session(), 20, what="no run left")
 
 
 def test_a_scheduler_that_ends_its_runs_hears_of_each_and_calls_no_hooks(drive: Drive):
     driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'sleep 300; true')")
     work = driven.start("function", "shell")
-    eventually(lambda: len(work.children("sleep 300")) >= 1 and driven.lines("function")[1:], 10)
+    eventually(lambda: len(work.children("sleep 300")) >= 1 and driven.lines("function")[1:], 20)
     work.stop()
     assert {each["error"] for each in told(work).values()} == {"ended: its scheduler stops"}
     assert driven.lines("function") == ["Starting 1700000000.0", "before"]

@@ -313,5 +313,5 @@ def test_the_entries_of_one_server_go_on_while_another_hangs(
         assert all("connection=far" in line for line in host.said("redis.away"))
         os.kill(other.process.pid, signal.SIGCONT)
         far = sent("far")
-        host.turns(lambda: sent("far") > far, 15)
+        host.turns(lambda: sent("far") > far, 20)
         host.close()

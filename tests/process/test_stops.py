@@ -56,7 +56,7 @@ def test_once_runs_one_job_and_exits_0(shop: Project, witness: Witness) -> None:
 
 
 def test_once_on_an_empty_queue_waits_sleep_at_most_and_exits_0(shop: Project) -> None:
-    shop.work("--once", "--sleep", "0.3").ends_clean(code=0, seconds=5)
+    shop.work("--once", "--sleep", "0.3").ends_clean(code=0, seconds=20)
 
 
 @pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
@@ -159,7 +159,7 @@ def test_the_deadline_hands_back_what_still_runs(project: MakeProject, redis: Cl
     work.wait_line("master.ready")
     shop.qd("dispatch", "slow", "seconds=60")
     witness.wait("start")
-    work.stop(seconds=5)
+    work.stop(seconds=20)
     assert work.matches("master.stopped .*handed_back=1 exit=0")
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
@@ -195,7 +195,7 @@ def test_min_uptime_is_one_and_a_half_seconds_under_a_supervisor(shop: Project, 
 def test_a_signal_does_not_wait_for_min_uptime(shop: Project) -> None:
     work = shop.work("-w", "1", "--min-uptime", "60s")
     work.wait_line("master.ready")
-    work.stop(seconds=5)
+    work.stop(seconds=20)
 
 
 @BAD_CODE
@@ -259,7 +259,7 @@ def test_redis_killed_under_load_loses_nothing_and_says_so_once(project: MakePro
         witness.wait("end", 2)
         own.start()
         shop.qd("dispatch", "quick")
-        witness.wait("quick", seconds=15)
+        witness.wait("quick", seconds=20)
         work.stop()
         assert len(work.matches("redis.away")) == 1
         ended = [line.split()[1] for line in witness.starting("end")]
@@ -287,7 +287,7 @@ def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, r
     )
     os.close(write)
     try:
-        eventually(lambda: "qd:default:worker:0" in str(redis.call("CLIENT", "LIST")), 10)
+        eventually(lambda: "qd:default:worker:0" in str(redis.call("CLIENT", "LIST")), 20)
         for _ in range(50):  # each is a line that finds no room
             process.send_signal(signal.SIGTTIN)
             process.send_signal(signal.SIGTTOU)

@@ -95,7 +95,7 @@ def test_reload_runs_the_new_release_in_the_same_program(start: Start, shop: Dep
         push(redis, "note", {"text": "b"})
         return "note b 2" in ran(shop.root)
 
-    eventually(new_code, 15, every=0.2, what="a job run by the new release")
+    eventually(new_code, 20, every=0.2, what="a job run by the new release")
     assert len(supervisord.starts()) == 1
     assert supervisord.troubles() == []
 
@@ -112,7 +112,7 @@ def test_jobs_run_in_the_folder_of_the_release_also_after_a_reload(start: Start,
         push(redis, "where", {})
         return f"where {shop.root}/releases/2" in ran(shop.root)
 
-    eventually(moved, 15, every=0.2, what="a job run in the folder of the new release")
+    eventually(moved, 20, every=0.2, what="a job run in the folder of the new release")
 
 
 def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
@@ -128,7 +128,7 @@ def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
         push(redis, "note", {"text": "b"})
         return "note b 2" in ran(shop.root)
 
-    eventually(new_code, 15, every=0.2, what="a job run by the new release")
+    eventually(new_code, 20, every=0.2, what="a job run by the new release")
     log = shop.log()
     assert "left-behind" in log
     assert " ERROR " not in log
@@ -170,7 +170,7 @@ def test_killed_master_leaves_no_orphan_and_its_job_runs_again(start: Start, sho
     master.kill()
     supervisord.started(2)
     assert psutil.wait_procs(family, timeout=5)[1] == []
-    eventually(lambda: ran(shop.root).count("begin a 1") == 2, 15, what="the job once more")
+    eventually(lambda: ran(shop.root).count("begin a 1") == 2, 20, what="the job once more")
     (shop.root / "go-a").touch()
     said(shop, "end a 1")
     assert ran(shop.root).count("end a 1") == 1
@@ -184,13 +184,13 @@ def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Clien
     said(shop, "note a 1")
     for _ in range(2):  # set, not toggled
         assert supervisord.ctl("signal", "USR2", "qd").returncode == 0
-    eventually(lambda: paused(redis, ""), 10, what="a master that reports a pause")
+    eventually(lambda: paused(redis, ""), 20, what="a master that reports a pause")
     push(redis, "note", {"text": "b"})
     assert paused(redis, "")
     assert redis.call("LLEN", "queues:default") == 1
     assert supervisord.ctl("signal", "CONT", "qd").returncode == 0
     said(shop, "note b 1")
-    eventually(lambda: not paused(redis, ""), 10, what="a master that reports no pause")
+    eventually(lambda: not paused(redis, ""), 20, what="a master that reports no pause")
 
 
 def test_stop_with_stopasgroup_lets_the_job_in_hand_finish(start: Start, shop: Deployed, redis: Client) -> None:
@@ -199,7 +199,7 @@ def test_stop_with_stopasgroup_lets_the_job_in_hand_finish(start: Start, shop: D
     push(redis, "wait", {"text": "a"})
     said(shop, "begin a 1")
     stop = supervisord.begin("stop", "qd")
-    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 10, what="STOPPING")
+    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 20, what="STOPPING")
     (shop.root / "go-a").touch()
     assert stop.wait(20) == 0
     assert ran(shop.root) == ["begin a 1", "end a 1"]
@@ -228,11 +228,11 @@ def test_one_term_while_qd_stops_by_itself_lets_the_job_finish(start: Start, sho
     push(redis, "wait", {"text": "a"})
     said(shop, "begin a 1")
     assert shop.qd("restart").returncode == 0
-    eventually(lambda: "master.stopping" in shop.log(), 10, what="a master that drains")
+    eventually(lambda: "master.stopping" in shop.log(), 20, what="a master that drains")
     began = time.monotonic()
     eventually(lambda: time.monotonic() > began + 1.2)  # signals within a second are one, so let it pass
     stop = supervisord.begin("stop", "qd")
-    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 10, what="STOPPING")
+    eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 20, what="STOPPING")
     with pytest.raises(subprocess.TimeoutExpired):
         stop.wait(3)  # more than a job has after the second TERM
     (shop.root / "go-a").touch()
@@ -244,7 +244,7 @@ def test_one_term_while_qd_stops_by_itself_lets_the_job_finish(start: Start, sho
 def test_term_ends_the_wait_for_the_least_uptime(start: Start, shop: Deployed) -> None:
     supervisord = start("--stop-when-empty", "--min-uptime", "600")
     supervisord.started()
-    eventually(lambda: "master.stopping" in shop.log(), 10, what="an empty queue")
+    eventually(lambda: "master.stopping" in shop.log(), 20, what="an empty queue")
     assert supervisord.ctl("stop", "qd").returncode == 0
     assert "stopped: qd (exit status 0)" in supervisord.log
     assert supervisord.troubles() == []
@@ -256,13 +256,13 @@ def test_redis_away_at_the_start_is_waited_for(start: Start, shop: Deployed) -> 
         late.kill()
         supervisord = start()
         program = supervisord.started()
-        eventually(lambda: len(program.children(recursive=True)) > 1, 10, what="workers, with Redis away")
+        eventually(lambda: len(program.children(recursive=True)) > 1, 20, what="workers, with Redis away")
         late.start()
         with late.client() as redis:
             push(redis, "note", {"text": "a"})
             said(shop, "note a 1", 30)
             # An ack that waits for a server that is gone again would hold up the end until the stop's deadline.
-            eventually(lambda: redis.call("EXISTS", "queues:default:reserved") == 0, 10, what="an acked job")
+            eventually(lambda: redis.call("EXISTS", "queues:default:reserved") == 0, 20, what="an acked job")
         assert len(supervisord.starts()) == 1
         assert supervisord.troubles() == []
 
@@ -281,4 +281,4 @@ def test_stopping_supervisord_stops_qd(start: Start, shop: Deployed, redis: Clie
     family = [master, *master.children(recursive=True)]
     os.kill(supervisord.pid, signal.SIGTERM)
     assert psutil.wait_procs(family, timeout=20)[1] == []
-    eventually(lambda: "stopped: qd (exit status 0)" in supervisord.log, 5)
+    eventually(lambda: "stopped: qd (exit status 0)" in supervisord.log, 20)

@@ -72,5 +72,5 @@ def group(controller: str, name: str) -> Iterator[Group]:
     finally:
         for pid in found.pids:  # of a test that failed in the middle
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not found.pids, 10, what="an empty group")
+        eventually(lambda: not found.pids, 20, what="an empty group")
         folder.rmdir()

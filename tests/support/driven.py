@@ -136,7 +136,7 @@ def gone(pid: int) -> bool:
 def pids_in(file: Path, count: int) -> list[int]:
     """Of processes that have written their own, once they are so many."""
     written = lambda: file.read_text().split() if file.exists() else []  # noqa: E731
-    eventually(lambda: len(written()) >= count, 10, what=f"{count} pids in {file.name}")
+    eventually(lambda: len(written()) >= count, 20, what=f"{count} pids in {file.name}")
     return [int(pid) for pid in written()]
 
 

@@ -45,7 +45,7 @@ class Bystanders:
 
     def take(self, number: int) -> None:
         """Start one with this number, as soon as it is free."""
-        eventually(lambda: self._started(number), 5, what=f"a bystander with the number {number}")
+        eventually(lambda: self._started(number), 20, what=f"a bystander with the number {number}")
         self.numbers.append(number)
 
     def _started(self, number: int) -> bool:

@@ -66,7 +66,7 @@ class Supervisord:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         with suppress(AssertionError):
-            eventually(lambda: not procs.session(), 10)
+            eventually(lambda: not procs.session(), 20)
         left = procs.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not left, f"supervisord left {left}"

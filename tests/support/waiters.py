@@ -13,7 +13,7 @@ LINE = "qd:mutex:{report}:line"
 
 
 def in_line(redis: Client, count: int) -> None:
-    eventually(lambda: redis.call("ZCARD", LINE) == count, 10, what=f"{count} waiters in line")
+    eventually(lambda: redis.call("ZCARD", LINE) == count, 20, what=f"{count} waiters in line")
 
 
 def waiting_on(server: Server) -> None:

@@ -76,7 +76,7 @@ class Running:
                 continue
         self.process.wait(10)
         self.process = None
-        eventually(lambda: not any(map(alive, family)), 10, what=f"the end of all of {self.name}")
+        eventually(lambda: not any(map(alive, family)), 20, what=f"the end of all of {self.name}")
 
     def end(self) -> None:
         """As a supervisor ends it, and wait. What it keeps, it keeps."""
