@@ -1,0 +1,228 @@
+"""One connection to a database, through SQLAlchemy: what wire.py is for Redis.
+
+No call is ever repeated behind the caller's back, every wait is bounded, and every error is one of qd's, without a
+password. Forks and threads do not share a Link. The connection commits each statement by itself but inside
+`transaction()`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.pool import NullPool
+
+from qd.connectors.database import servers
+from qd.connectors.database.servers import server_of, told
+from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
+from qd.masks import mask_url
+
+NAMED = 60.0  # seconds that finding the address of a name may take
+IDLE = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up
+_left_behind: list[object] = []  # connections of a parent process: to end them is its right
+
+
+class Link:
+    """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
+
+    timeout: seconds for each answer, connect_timeout: for a connection; both are always finite.
+    """
+
+    def __init__(self, url: str, *, title: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
+        self.url, self.server = server_of(url)
+        self.place = place_of(self.url)
+        self.title = title
+        self.connect_timeout, self.timeout = connect_timeout, timeout
+        self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
+        self.depth = 0  # of transactions
+        self._connection: sql.Connection | None = None
+        self._pid, self._used = 0, 0.0
+
+    @property
+    def kind(self) -> str:
+        """postgresql, mysql (MariaDB, too) or sqlite."""
+        return self.server.kind
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def raw(self) -> Any:
+        """The driver's own connection. Connects."""
+        return self._ready().connection.dbapi_connection
+
+    # -- calls
+
+    def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
+        """values: a mapping, or a list of them for many. Raises ConnectionLost, ServerBusy or ServerRefused; outside of a
+        transaction after ServerBusy and ServerRefused nothing was done, inside of one nothing stays."""
+        connection = self._ready()
+        try:
+            result: sql.CursorResult[Any] = connection.execute(statement, values)
+        except BaseException as error:
+            self._failed(error)
+        self._answered()
+        return result
+
+    def say(self, text: str) -> sql.CursorResult[Any]:
+        """One statement as it is written."""
+        connection = self._ready()
+        try:
+            result = connection.exec_driver_sql(text.replace("%", "%%") if self.kind != "sqlite" else text)
+        except BaseException as error:
+            self._failed(error)
+        self._answered()
+        return result
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is executed inside comes to pass at its end, or nothing of it when it raises. Inside of another it is a
+        part of that one. Raises ConnectionLost at its end when nobody knows whether it did."""
+        if self.depth:
+            yield
+            return
+        self._begin()
+        self.depth = 1
+        try:
+            yield
+        except QdError:
+            self._roll_back()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        else:
+            self.say("COMMIT")
+        finally:
+            self.depth = 0
+
+    def lock(self, names: list[bytes]) -> None:
+        """Wait until nobody else has any of these names, and have them until the end of the transaction."""
+        if names and (text := self.server.lock(names)):
+            self.say(text).close()
+
+    def _begin(self) -> None:
+        try:
+            self.say(self.server.begin)
+        except servers.Again:
+            raise
+        except ConnectionLost:
+            if self.connected or not self._used:
+                raise
+            self.say(self.server.begin)  # an idle connection that the server had closed: nothing was done
+
+    def _roll_back(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            self.say("ROLLBACK")
+        except QdError:
+            self.close()
+
+    def _failed(self, error: BaseException) -> None:
+        """Raises the error as one of ours."""
+        if not isinstance(error, sql.exc.SQLAlchemyError):
+            self.close()
+            raise error
+        origin = getattr(error, "orig", None)
+        kind = self.server.meaning(origin) if origin is not None else None
+        if getattr(error, "connection_invalidated", False):
+            kind = ConnectionLost
+        ours = told(kind, self.place, origin or error)
+        if kind in (ConnectionLost, Unreachable) or self._read_only(origin):
+            self.close()
+        raise ours from None
+
+    def _read_only(self, origin: Any) -> bool:
+        """Another server is to be written to now: the name is to be resolved anew."""
+        return getattr(origin, "sqlstate", None) == "25006" or (getattr(origin, "args", None) or [0])[0] in (1290, 1836)
+
+    # -- the connection
+
+    def _ready(self) -> sql.Connection:
+        if self._connection is not None and self._pid != os.getpid():
+            _left_behind.append(self._connection)
+            self._connection, self.depth = None, 0
+        if self._connection is not None and not self.depth and time.monotonic() - self._used > IDLE:
+            self._still_there()
+        if self._connection is None:
+            self._connect()
+        assert self._connection is not None
+        return self._connection
+
+    def _still_there(self) -> None:
+        """An idle connection that is readable was closed by the server."""
+        if self._connection is not None and self.server.went_away(self._connection.connection.dbapi_connection):
+            self.close()
+
+    def _connect(self) -> None:
+        if self.about is not None:
+            self.about(NAMED)
+        options = self.server.connect_args(self.connect_timeout, self.timeout, self.title)
+        try:
+            engine = sql.create_engine(self.url, poolclass=NullPool, connect_args=options, isolation_level="AUTOCOMMIT")
+            sql.event.listen(engine, "do_connect", self._made)
+            self._connection = engine.connect()
+            self._pid = os.getpid()
+            for statement in self.server.greeting(self.timeout):
+                self._connection.exec_driver_sql(statement).close()
+            self.server.patience(self._connection.connection.dbapi_connection, self.timeout)
+        except sql.exc.ArgumentError as error:
+            raise ConfigError(f"the url of the database at {self.place}: {error}") from None
+        except BaseException as error:
+            try:
+                self._failed(error)
+            except ConnectionLost as ours:
+                self.close()
+                if type(ours) is ConnectionLost:
+                    raise Unreachable(str(ours).replace("the connection to the", "the", 1)) from None
+                raise
+            finally:
+                self.close()
+        self._answered()
+
+    def _made(self, _dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        return self.server.connect(*args, **options)
+
+    def _answered(self) -> None:
+        self._used = time.monotonic()
+        if self.about is not None:
+            self.about(0.0)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Calls inside wait `seconds` at most for a connection, and as long for an answer."""
+        before = self.connect_timeout, self.timeout
+        try:
+            self.patience(seconds, seconds)
+            yield
+        finally:
+            self.patience(*before)
+
+    def patience(self, connect: float, answer: float) -> None:
+        """Seconds for a connection and for each answer, from now on."""
+        self.connect_timeout, self.timeout = connect, answer
+        if self._connection is not None and self._pid == os.getpid():
+            self.server.patience(self._connection.connection.dbapi_connection, answer)
+
+    def close(self) -> None:
+        connection, self._connection, self.depth = self._connection, None, 0
+        if connection is None:
+            return
+        if self._pid != os.getpid():
+            _left_behind.append(connection)
+            return
+        with suppress(Exception):
+            connection.invalidate()  # closes the driver's connection without asking the server for anything
+        with suppress(Exception):
+            connection.close()
+
+
+def place_of(url: sql.URL) -> str:
+    """For people: without password and options."""
+    return mask_url(url.set(drivername=url.get_backend_name(), password=None, query={}).render_as_string())

@@ -1,0 +1,53 @@
+"""The connection of psycopg with an end to every wait. Loaded where PostgreSQL is used."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+import psycopg
+from psycopg.generators import notifies
+
+from qd.connectors.database.waiting import ready_of, socket_of
+
+
+class Patient(psycopg.Connection[Any]):
+    """Waits for `answer` seconds at most: a server that is stopped, or behind a broken network, says nothing at all."""
+
+    answer = 5.0
+
+    def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+        fd, until = self.pgconn.socket, time.monotonic() + self.answer
+        poll, known = select.poll(), 0
+        try:
+            wants = next(gen)
+            while True:
+                if wants != known:
+                    poll.register(fd, (select.POLLIN if wants & 1 else 0) | (select.POLLOUT if wants & 2 else 0))
+                    known = wants
+                came = poll.poll(max(0, round((until - time.monotonic()) * 1000)))
+                if not came:
+                    raise psycopg.OperationalError("no answer in time")
+                wants = gen.send(readiness(came[0][1]) & wants or wants)
+        except StopIteration as end:
+            return end.value
+
+    def told(self) -> bool:
+        """Whether a notification has come; takes all of them."""
+        return bool(ready_of([socket_of(self)], 0) and self.wait(notifies(self.pgconn)))
+
+    def went_away(self) -> bool:
+        """The server has closed it. A notification is no such end."""
+        try:
+            self.told()
+        except psycopg.Error:
+            return True
+        return socket_of(self) < 0
+
+
+def readiness(event: int) -> int:
+    """As psycopg writes it: 1 to read, 2 to write. An end or an error is found out by reading."""
+    if event & select.POLLNVAL:
+        raise psycopg.OperationalError("its socket was closed")
+    return (1 if event & ~select.POLLOUT else 0) | (2 if event & select.POLLOUT else 0)
