@@ -11,7 +11,7 @@ import pytest
 from tests.support import clock, reliability
 from tests.support.project import Project
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import KEEPS, Server
 from tests.support.servers import beanstalkd as beanstalkds
 from tests.support.servers import cluster as clusters
 from tests.support.servers import mariadb as mariadbs
@@ -146,7 +146,7 @@ def sqs(shared_sqs: sqses.Sqs) -> sqses.Sqs:
 
 @pytest.fixture(scope="session")
 def shared_valkey() -> Iterator[valkeys.Valkey]:
-    with valkeys.Valkey("--appendonly", "yes") as server:
+    with valkeys.Valkey(*KEEPS) as server:
         yield server
 
 

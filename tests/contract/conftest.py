@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
+from tests.contract.kinds import KINDS, Kind, Shop, Tried
 from tests.support.seen import Seen
-from tests.support.server import Server
+from tests.support.server import KEEPS, Server
 
 Connect = Callable[..., RedisQueue]
 QUEUES = ("a", "b", "c")  # those that tests use, emptied at the end
@@ -73,3 +75,43 @@ def seen(place: Place, server: Server, connect: Connect, request: pytest.Fixture
     left = [key for key in witness.every_key() if not any(fnmatch(key, pattern) for pattern in allowed)]
     client.close()
     assert not left, f"keys left in Redis: {left}"
+
+
+# -- every connector (kinds.py)
+
+
+@pytest.fixture(scope="session")
+def shared_durable_redis() -> Iterator[Server]:
+    with Server(*KEEPS) as server:
+        yield server
+
+
+@pytest.fixture
+def durable_redis(shared_durable_redis: Server) -> Iterator[Server]:
+    """As `server`, and it keeps what it holds when it is killed."""
+    with shared_durable_redis.client() as client:
+        client.call("FLUSHALL")
+        yield shared_durable_redis
+        client.close()  # it may have been killed meanwhile
+        client.call("FLUSHALL")
+
+
+@pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=pytest.mark.xdist_group(kind.name)) for kind in KINDS])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """One after the other, those of one kind in one process of tests: its server starts once."""
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def tried(
+    kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Tried]:
+    """The connector under test; its server knows nothing."""
+    server = request.getfixturevalue(kind.fixture)
+    for name, value in kind.env(server).items():
+        monkeypatch.setenv(name, value)
+    tried = Tried(kind, server, Shop(tmp_path, kind, server))
+    yield tried
+    tried.close()
+    tried.shop.close()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from tests.support.server import KEEPS
 from tests.support.servers import beanstalkd, mariadb, postgres, sqs
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.running import Running, alive
@@ -144,7 +145,7 @@ def gone(servers: Iterable[Any], ran: list[psutil.Process]) -> bool:
 
 
 def test_valkey_is_the_other_brand_and_keeps_what_it_holds() -> None:
-    with Valkey("--appendonly", "yes") as server, server.client() as client:
+    with Valkey(*KEEPS) as server, server.client() as client:
         assert "valkey_version" in client.text("INFO", "server")
         client.call("SET", "a", "1")
         ran = processes([server])

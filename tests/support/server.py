@@ -45,6 +45,10 @@ def unused(port: int) -> bool:
         return True
 
 
+# What it has answered is written before, and stays over a SIGKILL: with `everysec` a write waits for a sync that goes on.
+KEEPS = ("--appendonly", "yes", "--appendfsync", "no")
+
+
 class Server:
     """Constructor makes a folder; start() starts. `options` are redis-server's, as on its command line.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.clock import eventually
 from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.server import KEEPS, Server, free_port
 
 SLOTS = 16384
 SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))
@@ -15,7 +15,7 @@ class Cluster:
     """nodes: the servers, each may be killed and started again; it finds the others by what it has written down."""
 
     def __init__(self, *options: str) -> None:
-        self.nodes = [Server(*OPTIONS, "--appendonly", "yes", *options) for _ in SHARES]
+        self.nodes = [Server(*OPTIONS, *KEEPS, *options) for _ in SHARES]
 
     @property
     def addresses(self) -> list[str]:

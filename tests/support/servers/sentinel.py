@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.clock import eventually
 from tests.support.peers import redis_server
 from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.server import KEEPS, Server, free_port
 from tests.support.servers.running import Running
 
 SERVICE = "qd"  # the name under which sentinels know the primary
@@ -71,7 +71,7 @@ class Sentinel:
     service = SERVICE
 
     def __init__(self, *options: str) -> None:
-        self.nodes = [Server("--appendonly", "yes", "--repl-diskless-sync-delay", "0", *options) for _ in range(3)]
+        self.nodes = [Server(*KEEPS, "--repl-diskless-sync-delay", "0", *options) for _ in range(3)]
         self.watchers: list[Watcher] = []
 
     @property

@@ -1,0 +1,228 @@
+"""The connectors under test, and how each is declared, mistreated and looked at. One suite asks them all the same
+(test_every_connector.py, test_every_worker.py); what one cannot do is said here and must be what it declares itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+
+from qd.config import load
+from qd.connectors.base import Queue, Reserved, Sizes
+from qd.connectors.manager import open_queue
+from qd.payload import make, read
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import Project
+
+IMPORTING = ("dispatch",)  # commands that import the app: in a process of their own
+NAME = "main"  # of the connection under test
+LEASE = 3  # seconds, in rows that wait for the end of one
+
+
+@dataclass(frozen=True)
+class Kind:
+    """table: the keys of [connections.main] for a server that the fixture gives. restart: it is killed and starts again,
+    as that happens to it. cannot: rows that this backend rules out."""
+
+    name: str
+    fixture: str
+    table: Callable[[Any], Mapping[str, object]]
+    restart: Callable[[Any], object]
+    env: Callable[[Any], Mapping[str, str]] = lambda server: {}
+    cannot: frozenset[str] = field(default_factory=frozenset)
+
+
+def killed_and_started(server: Any) -> None:
+    server.kill()
+    server.start()
+
+
+KINDS = (
+    Kind("redis", "durable_redis", lambda server: {"driver": "redis", "url": server.url}, killed_and_started),
+    Kind("valkey", "valkey", lambda server: {"driver": "redis", "url": server.url}, killed_and_started),
+)
+
+JOBS = """
+import hashlib
+
+def note(*words):
+    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+
+@app.job("quick", tries=5)
+def quick(n: int, seconds: float = 0.0) -> None:
+    note("S", n, current_job().attempt, os.getpid())
+    time.sleep(seconds)
+    note("E", n, current_job().attempt, os.getpid())
+
+@app.job("held", tries=5)
+def held(n: int) -> None:
+    note("S", n, current_job().attempt, os.getpid())
+    end = time.monotonic() + 120
+    while not Path("go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    note("E", n, current_job().attempt, os.getpid())
+
+@app.job("dies", tries=5)
+def dies(n: int) -> None:
+    note("S", n, current_job().attempt, os.getpid())
+    if not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), 9)
+    note("E", n, current_job().attempt, os.getpid())
+
+@app.job("read", tries=1)
+def told(n: int, text: str) -> None:
+    note("E", n, hashlib.sha256(text.encode()).hexdigest(), len(text))
+
+@app.job("boom", tries=2, backoff=0)
+def boom(n: int) -> None:
+    note("S", n, current_job().attempt, os.getpid())
+    if not Path("mended").exists():
+        raise ValueError("this job does not work yet")
+    note("E", n, current_job().attempt, os.getpid())
+"""
+FILES = {"notes", "go", "died", "mended"}
+
+
+class Shop(Project):
+    """A project whose only connection is the one under test."""
+
+    def __init__(self, root: Path, kind: Kind, server: Any) -> None:
+        self.kind, self.server = kind, server
+        self.table: dict[str, object] = {**kind.table(server), "retry_after": 30}
+        super().__init__(root, "", JOBS)
+        self.allowed |= FILES
+
+    def config(self, more: str = "") -> None:
+        lines = [f"{key} = {json.dumps(value)}" for key, value in self.table.items()]
+        text = f'[qd]\napp = "jobs:app"\n\n[connections.{NAME}]\n' + "\n".join(lines) + f"\n\n{more}"
+        (self.root / "qd.toml").write_text(text)
+
+    def env(self, **more: str) -> dict[str, str]:
+        return super().env(**self.kind.env(self.server), **more)
+
+    def lease(self, seconds: int = LEASE) -> None:
+        """How long a job stays with a host that says nothing."""
+        self.table["retry_after"] = seconds
+        self.config()
+
+    # -- what the jobs have written down
+
+    @property
+    def notes(self) -> list[list[str]]:
+        path = self.root / "notes"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def noted(self, kind: str, n: int | None = None) -> list[list[str]]:
+        return [note for note in self.notes if note[0] == kind and n in (None, int(note[1]))]
+
+    def wait_noted(self, kind: str, n: int, count: int = 1) -> list[str]:
+        """The `count`-th note of this kind of job n."""
+        found = eventually(
+            lambda: len(self.noted(kind, n)) >= count and self.noted(kind, n), 40, what=f"note {kind} {n} no. {count}"
+        )
+        return found[count - 1]
+
+    def go(self) -> None:
+        """Lets jobs `held` end."""
+        (self.root / "go").touch()
+
+
+@dataclass
+class Tried:
+    """A connector under test: its project, its server, and connections of its own in this process."""
+
+    kind: Kind
+    server: Any
+    shop: Shop
+    opened: list[Queue] = field(default_factory=list)
+
+    def can(self, row: str) -> bool:
+        return row not in self.kind.cannot
+
+    def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Queue:
+        """A connection that reserves as this slot of this master; closed at the end."""
+        settings = load(self.shop.root / "qd.toml", environ=self.shop.env())
+        self.opened.append(open_queue(settings, None, token=token, slot=slot, patience=20.0))
+        return self.opened[-1]
+
+    def push(self, *numbers: int, job: str = "quick", queue: str = "default", **more: object) -> None:
+        producer = self.connect(token="", slot=0)
+        producer.push_many([(queue, job_of(job, n, **more), None) for n in numbers])
+        producer.close()
+
+    def sizes(self, queue: str = "default") -> Sizes:
+        """Asked anew, as a command would."""
+        asked = self.connect(token="", slot=0)
+        try:
+            return asked.sizes(queue)
+        finally:
+            asked.close()
+
+    def empty(self, queue: str = "default") -> bool:
+        """Nothing waits and nothing runs."""
+        found = self.sizes(queue)
+        return (found.ready, found.delayed, found.reserved) == (0, 0, 0)
+
+    def command(self, *words: str) -> str:
+        """What `qd ...` says; it must succeed."""
+        done = self.shop.quick(*words) if words[0] not in IMPORTING else self.shop.qd(*words)
+        code = done.exit_code if isinstance(done, Result) else done.returncode
+        assert code == 0, done.stderr
+        return done.stdout
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Records of the failed store, as the command tells them."""
+        found: list[dict[str, Any]] = json.loads(self.command("failed", "list", "--json"))
+        return found
+
+    def close(self) -> None:
+        for queue in self.opened:
+            with suppress(Exception):
+                queue.close()
+
+
+def job_of(name: str, n: int, **more: object) -> bytes:
+    return make(name, json.dumps({"n": n, **more}).encode(), created_at=int(time.time()))
+
+
+def take(queue: Queue, *queues: str) -> Reserved:
+    """The next job, waited for: a backend may need a moment."""
+    found = eventually(lambda: queue.turn(None, queues or ("default",)).reserved, what="a job")
+    return found
+
+
+def drained(queue: Queue, count: int, *queues: str) -> Iterator[Reserved]:
+    """So many jobs, each acked with the turn that takes the next; nothing is left behind them."""
+    done: Reserved | None = None
+    for _ in range(count):
+        done = following(queue, done, queues or ("default",))
+        yield done
+    assert done is None or queue.ack(done)
+    assert queue.turn(None, queues or ("default",)).reserved is None
+
+
+def following(queue: Queue, done: Reserved | None, queues: Sequence[str]) -> Reserved:
+    turn = queue.turn(done, queues)
+    assert turn.acked is (None if done is None else True)
+    return turn.reserved if turn.reserved is not None else take(queue, *queues)
+
+
+def number(held: Reserved) -> int:
+    return int(json.loads(bytes(read(held.member).data))["n"])
+
+
+def ready(shop: Shop, *arguments: str, workers: int = 1) -> Procs:
+    """`qd work` whose workers are ready."""
+    work = shop.work("-w", str(workers), *arguments)
+    work.wait_line("master.ready", 30)
+    return work

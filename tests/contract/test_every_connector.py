@@ -1,0 +1,328 @@
+"""One suite for every connector, first half: the calls of base.Queue, in this process, against the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+
+import pytest
+
+from qd.connectors.base import Queue, Reserved
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused
+from qd.payload import read
+from qd.unit import answered, original
+from tests.contract.kinds import Tried, drained, job_of, number, take
+from tests.support.clock import eventually
+
+AWAY = (ConnectionLost, ServerBusy, ServerRefused)
+TEXTS = {
+    "unicode": "Grüße, 世界, \U0001f600, e\u0301, \u200f\u202e, \u2028, \x7f, \x01",
+    "a megabyte": "é" * 500_000,
+    "quotes": "\"\\'`;-- {} [] %s $1 :x ?",
+    "php's damage": '{"empty":[],"none":{},"big":9007199254740993}',
+}
+
+
+def answer(held: Reserved) -> bytes:
+    """As a worker releases it."""
+    return answered(held.member, held.mark)
+
+
+def put(tried: Tried, queue: Queue, *numbers: int, name: str = "default") -> None:
+    queue.push_many([(name, job_of("quick", n), None) for n in numbers])
+
+
+# -- order
+
+
+def test_jobs_are_taken_in_the_order_they_were_pushed_in(tried: Tried) -> None:
+    queue = tried.connect()
+    for n in (1, 2):
+        queue.push("default", job_of("quick", n))
+    put(tried, queue, *range(3, 13))
+    queue.push("default", job_of("quick", 13))
+    found = [number(held) for held in drained(queue, 13)]
+    assert (found if tried.can("order") else sorted(found)) == list(range(1, 14))
+    assert tried.empty()
+
+
+def test_queues_are_served_in_the_order_given(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1, name="low")
+    put(tried, queue, 2, name="high")
+    put(tried, queue, 3, name="default")
+    put(tried, queue, 4, name="high")
+    found = [number(held) for held in drained(queue, 4, "high", "default", "low")]
+    assert (found if tried.can("order") else [*sorted(found[:2]), *found[2:]]) == [2, 4, 3, 1]
+
+
+# -- delay
+
+
+def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
+    queue, producer = tried.connect(), tried.connect(slot=2)
+    producer.later("default", job_of("quick", 1), 2.0)
+    producer.push_many([("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
+    first = take(queue)
+    assert number(first) == 3
+    assert queue.ack(first)
+    assert (tried.sizes().delayed, tried.sizes().ready) == (2, 0)
+    second = take(queue)
+    assert number(second) == 1
+    assert read(second.member).attempts == 1
+    assert queue.ack(second)
+    assert tried.sizes().delayed == 1
+    assert queue.clear("default") == 1
+
+
+# -- attempts and answers
+
+
+def test_each_reserve_after_a_release_is_one_attempt_more(tried: Tried) -> None:
+    queue = tried.connect()
+    payload = job_of("quick", 1)
+    queue.push("default", payload)
+    for attempt in (1, 2, 3):
+        held = take(queue)
+        found = read(held.member)
+        assert (found.attempts, found.crashes, bytes(found.data)) == (attempt, 0, b'{"n": 1}')
+        if attempt == 1:
+            assert original(held.member, held.start, held.length, held.before) == payload
+        if attempt < 3:
+            assert queue.release(held, answer(held), 0)
+    assert queue.ack(held)
+    assert tried.empty()
+
+
+def test_a_released_job_goes_to_the_tail(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1, 2, 3)
+    held = take(queue)
+    assert queue.release(held, answer(held), 0)
+    found = [number(held) for held in drained(queue, 3)]
+    assert (found if tried.can("tail") else sorted(found)) == ([2, 3, 1] if tried.can("tail") else [1, 2, 3])
+
+
+def test_a_job_that_is_handed_back_stands_at_the_head(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1, 2, 3)
+    held = take(queue)
+    assert queue.release(held, answer(held), 0, head=True)
+    found = [number(held) for held in drained(queue, 3)]
+    assert (found if tried.can("head") else sorted(found)) == [1, 2, 3]
+
+
+def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1)
+    held = take(queue)
+    assert queue.release(held, answer(held), 2.0)
+    put(tried, queue, 2)
+    other = take(queue)
+    assert number(other) == 2
+    assert queue.ack(other)
+    again = take(queue)
+    assert (number(again), read(again.member).attempts) == (1, 2)
+    assert queue.ack(again)
+    assert tried.empty()
+
+
+def test_an_ack_forgets_the_job_and_the_second_one_is_no_success(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1)
+    held = take(queue)
+    assert tried.sizes().reserved == 1
+    assert queue.ack(held) is True
+    assert queue.ack(held) is False
+    assert tried.empty()
+
+
+@pytest.mark.parametrize("how", ["release", "delay", "bury"])
+def test_an_answer_after_the_ack_adds_nothing(tried: Tried, how: str) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1)
+    held = take(queue)
+    assert queue.ack(held)
+    if how == "bury":
+        assert queue.bury(held, b"{}", job_of("quick", 1)) is False
+    else:
+        assert queue.release(held, answer(held), 60 if how == "delay" else 0) is False
+    assert tried.empty()
+    assert tried.sizes().failed == 0
+
+
+def test_a_buried_job_is_kept_and_runs_no_more(tried: Tried) -> None:
+    queue, payload = tried.connect(), job_of("quick", 1)
+    queue.push("default", payload)
+    put(tried, queue, 2)
+    held = take(queue)
+    record = {"uuid": read(payload).uuid, "job": "quick", "error": "ValueError", "reason": "no", "attempts": 1}
+    assert queue.bury(held, json.dumps(record).encode(), payload)
+    assert [number(held) for held in drained(queue, 1)] == [2]
+    assert tried.empty()
+    assert tried.sizes().failed == 1
+    (kept,) = tried.failed()
+    assert (kept["queue"], kept["job"], kept["error"], kept["payload"]) == (
+        "default",
+        "quick",
+        "ValueError",
+        payload.decode(),
+    )
+
+
+# -- what a job is made of
+
+
+def test_identical_payloads_are_as_many_jobs(tried: Tried) -> None:
+    one, two = tried.connect(1), tried.connect(2)
+    payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
+    one.push_many([("default", payload, None)] * 5)
+    first, second = take(one), take(two)
+    assert first.mark != second.mark
+    assert tried.sizes().reserved == 2
+    assert (one.ack(first), two.ack(second)) == (True, True)
+    assert len(list(drained(one, 3))) == 3
+    assert tried.empty()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
+    queue, said = tried.connect(), {"n": 1, "text": TEXTS[text]}
+    payload = job_of("read", 1, text=TEXTS[text])
+    queue.push("default", payload)
+    held = take(queue)
+    assert json.loads(bytes(read(held.member).data)) == said
+    assert original(held.member, held.start, held.length, held.before) == payload
+    assert queue.release(held, answer(held), 0)
+    again = take(queue)
+    assert json.loads(bytes(read(again.member).data)) == said
+    assert queue.ack(again)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_job_of_raw_unicode_is_given_as_it_is(tried: Tried, raw: bool) -> None:
+    queue = tried.connect()
+    data = json.dumps({"n": 1, "text": TEXTS["unicode"]}, ensure_ascii=not raw)
+    payload = b'{"uuid":"u","job":"read","data":%s,"id":"i","attempts":0}' % data.encode()
+    queue.push("default", payload)
+    held = take(queue)
+    assert bytes(read(held.member).data) == data.encode()
+    assert queue.ack(held)
+
+
+# -- many
+
+
+def many(tried: Tried, count: int) -> None:
+    """So many wait: they are counted, the first is taken, the others are cleared."""
+    queue = tried.connect()
+    for at in range(0, count, 10_000):
+        put(tried, queue, *range(at, min(at + 10_000, count)))
+    assert tried.sizes().ready == count
+    held = take(queue)
+    assert number(held) == 0 or not tried.can("order")
+    assert queue.release(held, answer(held), 0)
+    held = take(queue)
+    assert queue.clear("default") == count - 1
+    assert (tried.sizes().ready, tried.sizes().reserved) == (0, 1)
+    assert queue.ack(held)
+    assert tried.empty()
+
+
+def test_twenty_thousand_wait(tried: Tried) -> None:
+    many(tried, 20_000)
+
+
+@pytest.mark.slow
+def test_a_million_wait(tried: Tried) -> None:
+    many(tried, 1_000_000)
+
+
+def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> None:
+    queue = tried.connect()
+    put(tried, queue, 1, 2, 3)
+    queue.later("default", job_of("quick", 4), 600)
+    put(tried, queue, 5, name="other")
+    held = take(queue)
+    found = tried.sizes()
+    assert (found.ready, found.delayed, found.reserved, tried.sizes("other").ready) == (2, 1, 1, 1)
+    assert queue.clear("default") == 3
+    found = tried.sizes()
+    assert (found.ready, found.delayed, found.reserved, tried.sizes("other").ready) == (0, 0, 1, 1)
+    assert queue.ack(held)
+    assert [number(held) for held in drained(queue, 1, "other")] == [5]
+
+
+def test_many_take_at_the_same_time_and_each_job_is_taken_once(tried: Tried) -> None:
+    put(tried, tried.connect(), *range(200))
+    taken: list[list[int]] = [[], [], [], []]
+
+    def work(slot: int) -> None:
+        queue, done = tried.connect(slot + 1), None
+        while (turn := queue.turn(done, ["default"])).reserved is not None or done is not None:
+            done = turn.reserved
+            if done is not None:
+                taken[slot].append(number(done))
+        queue.close()
+
+    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert Counter(n for each in taken for n in each) == Counter(range(200))
+    assert tried.empty()
+
+
+# -- waiting
+
+
+def in_a_wait(tried: Tried, wake: int) -> threading.Thread:
+    """Somebody who waits a minute for a job of `default` or of `other`."""
+    queue = tried.connect(7)
+    assert queue.turn(None, ["default", "other"]).reserved is None
+    thread = threading.Thread(target=lambda: queue.wait(["default", "other"], 60, wake), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("what", ["a job", "a signal", "a signal before"])
+def test_a_wait_ends_when_there_is_something(tried: Tried, what: str) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        if what == "a signal before":
+            os.write(write_end, b"x")
+        thread = in_a_wait(tried, read_end)
+        if what == "a job":
+            put(tried, tried.connect(), 1, name="other")
+        elif what == "a signal":
+            os.write(write_end, b"x")
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_connection_that_broke_is_there_again(tried: Tried) -> None:
+    """Its calls raise, and nothing but `held` knows what became of them."""
+    queue, unsure = tried.connect(), False
+    put(tried, queue, 1, 2)
+    tried.kind.restart(tried.server)
+
+    def taken() -> Reserved | None:
+        nonlocal unsure
+        try:
+            found = (queue.held(["default"]) if unsure else None) or queue.turn(None, ["default"]).reserved
+            unsure = False
+            return found
+        except AWAY:
+            unsure = True
+            return None
+
+    held = eventually(taken, 60)
+    assert number(held) == 1 or not tried.can("order")
+    assert queue.ack(held)
+    assert [number(held) for held in drained(queue, 1)] == [2] or not tried.can("order")

@@ -1,0 +1,228 @@
+"""One suite for every connector, second half: the real `qd work` and the commands, real signals, against the real server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+
+import pytest
+
+from qd.errors import QdError
+from tests.contract.kinds import Tried, ready, take
+from tests.support.clock import eventually
+
+HOSTILE = {
+    "nothing": b"",
+    "no json": b"{",
+    "a list": b"[1, 2]",
+    "null": b"null",
+    "no text": b'\xff\xfe{"job":"quick"}',
+    "nul bytes": b"\x00\x00",
+    "deep": b'{"job":"quick","data":' + b"[" * 3000 + b"]" * 3000 + b',"attempts":0}',
+    "no job": b'{"data":{},"attempts":0}',
+    "a job that is no text": b'{"job":7,"data":{},"attempts":0}',
+    "attempts that are no number": b'{"job":"quick","data":{"n":1},"attempts":"many"}',
+}
+
+
+def shown(tried: Tried, *words: str) -> dict:
+    found: dict = json.loads(tried.command(*words, "--json"))
+    return found
+
+
+def queue_row(tried: Tried, name: str = "default") -> dict:
+    return next(row for row in shown(tried, "status")["queues"] if row["name"] == name)
+
+
+# -- crashes
+
+
+def test_the_job_of_a_killed_worker_runs_again_at_once(tried: Tried) -> None:
+    tried.push(1, job="dies")
+    work = ready(tried.shop)
+    end = tried.shop.wait_noted("E", 1)
+    assert len(tried.shop.noted("S", 1)) == 2
+    assert end[2] == ("1" if tried.can("crashes apart") else "2")
+    assert work.matches(r'worker.died .*how="signal 9 \(SIGKILL\)')
+    eventually(tried.empty)
+    work.stop()
+
+
+def test_the_job_of_a_killed_tree_runs_again(tried: Tried) -> None:
+    tried.shop.lease()
+    tried.push(1, job="held")
+    tried.push(2)
+    first = ready(tried.shop)
+    tried.shop.wait_noted("S", 1)
+    first.process.kill()
+    first.sweep()
+    tried.shop.go()
+    work = ready(tried.shop)
+    tried.shop.wait_noted("E", 1)
+    tried.shop.wait_noted("E", 2)
+    eventually(tried.empty)
+    assert len(tried.shop.noted("S", 1)) == 2
+    work.stop()
+
+
+# -- leases
+
+
+def test_a_job_that_lasts_longer_than_its_lease_runs_once(tried: Tried) -> None:
+    """Three leases long, beside a worker that has nothing to do."""
+    tried.shop.lease()
+    tried.push(1, seconds=3.0 * 3)
+    work = ready(tried.shop, workers=2)
+    tried.shop.wait_noted("E", 1)
+    eventually(tried.empty)
+    assert len(tried.shop.noted("S")) == 1
+    assert not work.matches("lease")
+    work.stop()
+
+
+def test_a_lease_that_nobody_renews_is_taken_again(tried: Tried) -> None:
+    tried.shop.lease()
+    elsewhere = tried.connect(token="ElseWhere1")
+    tried.push(1)
+    take(elsewhere)
+    work = ready(tried.shop)
+    tried.shop.wait_noted("E", 1)
+    eventually(tried.empty)
+    assert len(tried.shop.noted("S", 1)) == 1
+    work.stop()
+
+
+# -- what goes wrong with the server
+
+
+def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tried) -> None:
+    tried.shop.lease()
+    tried.push(*range(200), seconds=0.005)
+    work = ready(tried.shop, workers=2)
+    eventually(lambda: len(tried.shop.noted("E")) >= 40, 60)
+    tried.kind.restart(tried.server)
+    eventually(lambda: {int(note[1]) for note in tried.shop.noted("E")} == set(range(200)), 90)
+    eventually(tried.empty, 60)
+    tried.push(1000)
+    tried.shop.wait_noted("E", 1000)
+    work.stop()
+    twice = len(tried.shop.noted("E")) - 201
+    assert twice <= 2, "more jobs ran twice than were in hand"
+
+
+# -- signals and pauses
+
+
+def test_a_signal_ends_a_wait_at_once(tried: Tried) -> None:
+    work = tried.shop.work("-w", "2", "--sleep", "600")
+    eventually(lambda: len(work.children("waiting on")) == 2, 30)
+    tried.push(1)
+    tried.shop.wait_noted("E", 1)
+    eventually(lambda: len(work.children("waiting on")) == 2, 30)
+    work.stop()
+
+
+def test_a_worker_that_is_asked_to_stop_ends_its_job_and_takes_no_other(tried: Tried) -> None:
+    tried.push(1, job="held")
+    tried.push(2)
+    work = ready(tried.shop)
+    tried.shop.wait_noted("S", 1)
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping")
+    tried.shop.go()
+    work.ends_clean()
+    assert [note[:2] for note in tried.shop.notes] == [["S", "1"], ["E", "1"]]
+    assert (tried.sizes().ready, tried.sizes().reserved) == (1, 0)
+
+
+def test_a_job_that_is_stopped_at_the_deadline_is_handed_back_with_nothing_spent(tried: Tried) -> None:
+    tried.push(1, job="held")
+    work = ready(tried.shop, "--stop-timeout", "0.5")
+    tried.shop.wait_noted("S", 1)
+    work.stop()
+    eventually(lambda: tried.sizes().ready == 1)
+    tried.shop.go()
+    tried.shop.work_off()
+    assert tried.shop.wait_noted("E", 1)[2] == ("1" if tried.can("hand back") else "2")
+    assert tried.empty()
+
+
+def test_nothing_is_taken_from_a_paused_queue_until_it_is_resumed(tried: Tried) -> None:
+    work = ready(tried.shop, "default", "other")
+    tried.command("pause", "default")
+    tried.push(1)
+    tried.push(2, queue="other")
+    tried.shop.wait_noted("E", 2)
+    tried.push(3, queue="other")
+    tried.shop.wait_noted("E", 3)
+    assert not tried.shop.noted("S", 1)
+    assert tried.sizes().ready == 1
+    tried.command("resume", "default")
+    tried.shop.wait_noted("E", 1)
+    work.stop()
+
+
+# -- what a job is given, and what fails
+
+
+def test_a_job_gets_unicode_and_a_megabyte_whole(tried: Tried) -> None:
+    texts = {1: "Grüße, 世界 \U0001f600 \x01", 2: "é" * 450_000}
+    for n, text in texts.items():
+        tried.push(n, job="read", text=text)
+    tried.shop.work_off()
+    for n, text in texts.items():
+        assert tried.shop.noted("E", n) == [["E", str(n), hashlib.sha256(text.encode()).hexdigest(), str(len(text))]]
+    assert tried.empty()
+
+
+def test_what_cannot_be_read_is_kept_once_and_what_stands_behind_it_runs(tried: Tried) -> None:
+    producer, sent = tried.connect(token="", slot=0), []
+    for what, raw in HOSTILE.items():
+        if tried.can(what):
+            producer.push("default", raw)
+            sent.append(what)
+        else:
+            with pytest.raises(QdError):
+                producer.push("default", raw)
+    tried.push(1)
+    work = tried.shop.work_off()
+    assert len(tried.shop.noted("E", 1)) == 1
+    assert tried.empty()
+    kept = tried.failed()
+    assert len(kept) == len(sent), work.tail()
+    whole = {record.get("payload", record.get("payload_base64")) for record in kept}
+    assert len(whole) == len(sent)
+
+
+def test_a_failed_job_is_kept_and_runs_when_it_is_retried(tried: Tried) -> None:
+    tried.push(1, job="boom")
+    tried.shop.work_off()
+    assert [note[2] for note in tried.shop.noted("S", 1)] == ["1", "2"]
+    (record,) = tried.failed()
+    assert (record["job"], record["error"], record["attempts"]) == ("boom", "ValueError", 2)
+    (tried.shop.root / "mended").touch()
+    tried.command("failed", "retry", record["id"])
+    tried.shop.work_off()
+    assert [note[2] for note in tried.shop.noted("E", 1)] == ["1"]
+    assert tried.failed() == []
+    assert tried.empty()
+
+
+# -- the commands
+
+
+def test_the_commands_send_count_and_clear(tried: Tried) -> None:
+    tried.command("dispatch", "quick", "n=1")
+    tried.command("dispatch", "quick", "n=2", "--delay", "600")
+    row = queue_row(tried)
+    assert (row["ready"], row["delayed"]) == (1, 1)
+    assert shown(tried, "clear", "default")["deleted"] == 2
+    assert tried.empty()
+
+
+def test_a_worker_stops_when_its_queues_are_empty(tried: Tried) -> None:
+    tried.push(1, 2, 3)
+    tried.shop.work_off()
+    assert len(tried.shop.noted("E")) == 3
+    assert tried.empty()
