@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sql
 from sqlalchemy.pool import NullPool
@@ -106,6 +106,26 @@ class Link:
         if names and (text := self.server.lock(names)):
             self.say(text).close()
 
+    @property
+    def dialect(self) -> sql.Dialect:
+        return self._ready().dialect
+
+    def tables(self) -> set[str]:
+        """The names of those that are there."""
+        return set(self._inspected(lambda found: found.get_table_names()))
+
+    def indexes(self, table: str) -> set[str]:
+        return {str(index["name"]) for index in self._inspected(lambda found: found.get_indexes(table))}
+
+    def _inspected(self, ask: Callable[[sql.Inspector], Any]) -> Any:
+        connection = self._ready()
+        try:
+            found = ask(sql.inspect(connection))
+        except BaseException as error:
+            self._failed(error)
+        self._answered()
+        return found
+
     def _begin(self) -> None:
         try:
             self.say(self.server.begin)
@@ -124,7 +144,7 @@ class Link:
         except QdError:
             self.close()
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> NoReturn:
         """Raises the error as one of ours."""
         if not isinstance(error, sql.exc.SQLAlchemyError):
             self.close()

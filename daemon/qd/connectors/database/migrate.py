@@ -1,0 +1,96 @@
+"""Makes the tables, and says what it did. `qd migrate` calls it; two at once do no harm, and once more does nothing."""
+
+from __future__ import annotations
+
+import sqlalchemy as sql
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+
+from qd.connectors.database import tables
+from qd.connectors.database.link import Link
+from qd.connectors.database.servers import BUCKETS, MissingTable
+from qd.errors import ConfigError, ServerRefused
+
+LOCK = b"qd migrate"  # the name that is locked meanwhile, where there are locks on names
+
+
+def migrate(link: Link, jobs_table: str, *, dry: bool = False) -> list[str]:
+    """What was done, or (dry) the statements that would do it. Raises ConfigError when a newer qd has made the tables."""
+    check_version(version_of(link))
+    if dry:
+        return [f"{text};" for text in missing(link, jobs_table).values()]
+    with link.transaction():  # MySQL has none for tables: there it is one statement after the other
+        if link.kind == "postgresql":
+            link.lock([LOCK])
+        found = missing(link, jobs_table)
+        for name, text in found.items():
+            made(link, name, text)
+    filled(link)
+    return [f"made {name}" for name in found]
+
+
+def missing(link: Link, jobs_table: str) -> dict[str, str]:
+    """What is not there ("table qd_names") -> the statement that makes it. Of Laravel's tables only whole ones: it may
+    have indexes of its own there."""
+    there, found = link.tables(), dict[str, str]()
+    for table in [*tables.ours.sorted_tables, *tables.laravels(jobs_table)]:
+        if table.name not in there:
+            found[f"table {table.name}"] = written(link, CreateTable(table, if_not_exists=True))
+        has = link.indexes(table.name) if table.name in there and table.metadata is tables.ours else set[str]()
+        if table.name not in there or table.metadata is tables.ours:
+            new = [index for index in table.indexes if index.name not in has]
+            found |= {f"index {index.name}": written(link, CreateIndex(index)) for index in new}
+    return found
+
+
+def written(link: Link, made_of: ExecutableDDLElement) -> str:
+    lines = str(made_of.compile(dialect=link.dialect)).strip().splitlines()
+    return " ".join(line.strip() for line in lines)
+
+
+def made(link: Link, name: str, text: str) -> None:
+    """Another may make it at the same moment."""
+    try:
+        link.say(text).close()
+    except ServerRefused as error:
+        if link.kind != "mysql" or not any(code in str(error) for code in ("(1050,", "(1061,")):
+            raise ServerRefused(f"{name} cannot be made: {error}") from None
+
+
+def filled(link: Link) -> None:
+    """The rows that are always there."""
+    with link.transaction():
+        have = set(link.execute(sql.select(tables.locks.c.bucket)).scalars())
+        new = [{"bucket": number} for number in range(BUCKETS) if number not in have]
+        if new and link.kind == "mysql":
+            link.execute(tables.locks.insert().prefix_with("IGNORE"), new)
+        if link.execute(sql.select(tables.schema.c.version)).first() is None:
+            link.execute(tables.schema.insert(), [{"id": 1, "version": tables.VERSION}])
+
+
+def version_of(link: Link) -> int | None:
+    """Of qd's tables. None: there are none."""
+    try:
+        found = link.execute(sql.select(tables.schema.c.version)).scalar()
+    except MissingTable:
+        return None
+    return None if found is None else int(found)
+
+
+def check_version(found: int | None) -> None:
+    """Raises ConfigError when they are of another qd."""
+    if found is not None and found > tables.VERSION:
+        raise ConfigError(
+            f"the tables of qd are of version {found}, this qd knows {tables.VERSION}: update qd here, too"
+        )
+
+
+def check(link: Link, jobs_table: str) -> None:
+    """Raises ConfigError naming `qd migrate` where a table is missing or of an older qd."""
+    found = version_of(link)
+    check_version(found)
+    there = link.tables()
+    lacks = [table.name for table in (*tables.ours.sorted_tables, tables.jobs(jobs_table)) if table.name not in there]
+    if lacks:
+        raise ConfigError(f"the database at {link.place} has no table {', '.join(lacks)}: run `qd migrate`")
+    if found is None or found < tables.VERSION:
+        raise ConfigError(f"the tables of qd at {link.place} are of version {found or 0}: run `qd migrate`")
