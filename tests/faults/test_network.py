@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qd.connectors.scripts import script
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project
@@ -99,18 +99,18 @@ def test_a_swallowed_reply_is_noticed_and_asked_for(
 ) -> None:
     if what == "wait":
         fault = proxy.on("BLPOP", "swallow")
-        assert fault.met.wait(5)
+        assert fault.met.wait(20)
     elif what == "reserve":
         fault = proxy.on(sha("turn"), "swallow")
     else:
         (first,) = ledger.push(seconds=0.3)
         ledger.wait_start(first)
         fault = proxy.on(sha("turn"), "swallow")
-        assert fault.done.wait(5)
+        assert fault.done.wait(20)
     (n,) = ledger.push()
-    assert fault.done.wait(5)
+    assert fault.done.wait(20)
     struck = time.monotonic()
-    began = ledger.wait_start(n, seconds=PATIENCE + 10)
+    began = ledger.wait_start(n, seconds=PATIENCE + BROUGHT)
     ledger.wait_all()
     assert began.attempt == 1
     detected = PATIENCE + (1 if what == "wait" else 0)
@@ -124,7 +124,7 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
     ledger.wait_start(n)
     for times in (1, 2):
         fault = proxy.on(sha("beat"), "hold")  # it does not even reach the server
-        assert fault.met.wait(5)
+        assert fault.met.wait(20)
         work.wait_line("redis.away", 20, count=times)
         work.wait_line("redis.back", 20, count=times)
         fault.let_go()
@@ -150,11 +150,11 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
 @pytest.mark.parametrize("work", [2], indirect=True)
 def test_a_call_that_comes_late_takes_nothing(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
     fault = proxy.on(sha("turn"), "hold")
-    assert fault.met.wait(5)
+    assert fault.met.wait(20)
     (first,), (second,) = ledger.push(seconds=3.5), ledger.push()
-    ledger.wait_start(first, seconds=PATIENCE + 5)
+    ledger.wait_start(first, seconds=PATIENCE + 20)
     fault.let_go()
-    assert fault.done.wait(5)
+    assert fault.done.wait(20)
     most = 0
 
     def over() -> bool:
@@ -180,7 +180,7 @@ def test_a_lost_reply_and_an_outage_leave_nothing_behind(
     (second,) = ledger.push()
     fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second
     proxy.refuse()
-    assert fault.done.wait(5)
+    assert fault.done.wait(20)
     work.wait_line("redis.broken", 20, count=4)
     proxy.heal()
     ledger.wait_end(second)

@@ -70,7 +70,7 @@ WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, 
     "what runs ends, or is handed back with its attempt; no stop takes 5 s, no process is left (times: each stop)",
 )
 @pytest.mark.parametrize(
-    "cycles", [pytest.param(20, id="20 times"), pytest.param(200, id="200 times", marks=pytest.mark.slow)]
+    "cycles", [pytest.param(10, id="10 times"), pytest.param(200, id="200 times", marks=pytest.mark.slow)]
 )
 def test_starts_and_stops_under_load_lose_and_double_nothing(
     cycles: int, shop: Project, ledger: Ledger, figures: Figures, redis: Client

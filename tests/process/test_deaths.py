@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.marks import DEATHS, FAILED
 from tests.support.procs import titled, waiting
 from tests.support.project import MakeProject, Project, ready
@@ -85,10 +85,10 @@ def test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = ready(shop)
-    push(redis, "slow", seconds=0.7)
+    push(redis, "slow", seconds=2)
     pid = int(witness.wait("start")[0].split()[2])
     os.kill(pid, signal.SIGKILL)
-    witness.wait("start", 2, seconds=20)
+    witness.wait("start", 2, BROUGHT)
     (member,) = redis.text("ZRANGE", "queues:default:reserved", "0", "-1")
     assert '"attempts":1,"crashes":1,' in member
     assert work.matches(rf"worker.died .*pid={pid} how=\"signal 9 \(SIGKILL\)\" .*job=slow")
@@ -243,7 +243,9 @@ def test_what_a_killed_job_has_started_goes_with_it(shop: Project, witness: Witn
     (sleep,) = eventually(lambda: psutil.Process(pid).children(), what="the job's subprocess")
     (shop.root / "second").touch()
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not sleep.is_running() or sleep.status() == psutil.STATUS_ZOMBIE, 20, what="no subprocess left")
+    eventually(
+        lambda: not sleep.is_running() or sleep.status() == psutil.STATUS_ZOMBIE, BROUGHT, what="no subprocess left"
+    )
     witness.wait("end once")
     work.stop()
 
@@ -330,7 +332,7 @@ def test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs(
             if "qd: " in titled(process) or process.pid == work.pid:
                 process.kill()
     work.kill()
-    eventually(lambda: not [p for p in work.session() if titled(p) != "sleep 300"], 20, what="no orphan")
+    eventually(lambda: not [p for p in work.session() if titled(p) != "sleep 300"], BROUGHT, what="no orphan")
     (shop.root / "second").touch()
     again = shop.work("-w", "2")
     again.wait_line("job.requeued .*job=once.*its master died", 20)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import push
 from tests.support.resp import Client
@@ -81,7 +81,7 @@ def test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_aga
     pid = int(witness.wait("start")[0].split()[1])
     if how == "kill -9":
         os.kill(pid, signal.SIGKILL)
-    assert witness.wait("again") == ["again 0"]
+    assert witness.wait("again", seconds=BROUGHT) == ["again 0"]
     work.wait_line("job.leftover_ended .*job=session processes=[23]")
     assert daemon.is_running(), "it is of a job that has ended well"
     daemon.kill()

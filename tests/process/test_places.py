@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
@@ -171,7 +171,7 @@ def test_a_killed_job_has_its_own_lock_again(shop: Project, redis: Client, witne
     push(redis, "killed", n=2)
     work.wait_line("another job of killed runs")
     os.kill(pid, signal.SIGKILL)
-    witness.wait("killed 1", 2)
+    witness.wait("killed 1", 2, BROUGHT)
     (shop.root / "go").touch()
     witness.wait("killed 2")
     work.wait_line("job.done", 30, count=2)

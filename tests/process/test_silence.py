@@ -13,7 +13,7 @@ from qd.master import silence
 from qd.master.children import Worker
 from qd.master.silence import Silence
 from qd.process.scoreboard import Scoreboard, State, W
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.procs import Procs
 from tests.support.project import MakeProject
 from tests.support.proxy import Proxy
@@ -60,7 +60,7 @@ def test_a_stopped_worker_is_replaced_and_one_in_a_long_listener_is_left_alone(
     (shop.root / "slow.new").rename(shop.root / "slow")
     witness.wait("listening")
     stopped.suspend()
-    line = work.wait_line(f"worker.silent .*pid={stopped.pid} ", BOUND + 10).string
+    line = work.wait_line(f"worker.silent .*pid={stopped.pid} ", BOUND + 20).string
     assert float(line.rpartition("seconds=")[2]) >= BOUND
     work.wait_line(f'worker.died .*pid={stopped.pid} how="signal 9 .SIGKILL." reason="stopped answering"')
     push(redis, "quick")
@@ -96,7 +96,7 @@ def test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack(project:
     work = shop.work("-w", "1", "--sleep", "0.2")
     push(redis, "mine")
     pid = witness.wait("mine")[0].split()[1]
-    work.wait_line(f"worker.died .*pid={pid} .*stopped answering", BOUND + 10)
+    work.wait_line(f"worker.died .*pid={pid} .*stopped answering", BOUND + BROUGHT)
     work.wait_line(" in stuck_here")
     push(redis, "quick")
     assert witness.wait("quick")[0].split()[2] != pid

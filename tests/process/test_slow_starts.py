@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.support.cgroups import group
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
 from tests.support.pushing import push
@@ -37,7 +37,7 @@ def test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_
     witness = Witness(shop)
     shop.allowed.add("mended")
     work = shop.work("-w", "1")
-    work.wait_line("worker.crash_loop", count=4)
+    work.wait_line("worker.crash_loop", BROUGHT, count=4)
     steps = [float(m[1]) for m in work.matches(r"worker.crash_loop .*retry_in=([\d.]+)")][:4]
     assert steps == [0.2, 0.4, 0.8, 1.6]
     assert len(work.matches("worker.died")) == 5, "the first is replaced after 0.1 s and says no more than that it died"

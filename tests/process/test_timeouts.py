@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.clock import BROUGHT, eventually
 from tests.support.marks import FAILED
 from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
@@ -210,7 +210,7 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
     push(redis, "astuck" if "awaited" in how else "stuck", how=how)
     push(redis, "quick")
     _, _, pid, began = witness.wait("start")[0].split()
-    eventually(lambda: gone(int(pid)), what="no stuck worker")  # timeout 1, grace 0.4
+    eventually(lambda: gone(int(pid)), BROUGHT, what="no stuck worker")  # timeout 1, grace 0.4
     figures.add(back=[time.monotonic() - float(began) - 1], p99=0.5)
     took = work.wait_line(r"job.killed .*signal 9 .*reason=timeout .*job=a?stuck .*took=([\d.]+)")[1]
     assert float(took) >= 1.3

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
+
+# Seconds to wait for what one mechanism brings about, and soon: fewer where it is switched off, for then it never comes.
+BROUGHT = 20.0 if os.environ.get("SWITCHED_OFF", "nothing") == "nothing" else 6.0
 
 
 def eventually(
