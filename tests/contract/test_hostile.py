@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qd.connectors.base import Reserved
-from qd.connectors.redis.queue import Bounds, RedisQueue
+from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.redis.queue import RedisQueue
 from qd.errors import Malformed
 from qd.payload import Payload, read
 from qd.unit import answered, original

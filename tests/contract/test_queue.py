@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from qd.connectors.base import Reserved, Sizes, Turn
-from qd.connectors.redis.queue import Bounds, RedisQueue
+from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.redis.queue import RedisQueue
 from qd.payload import read
 from qd.unit import answered, original
 from tests.contract.conftest import ONE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qd.connectors.redis.queue import Bounds, RedisQueue
+from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 
 if TYPE_CHECKING:

@@ -141,15 +141,22 @@ class Wire:
         return self.exchange([b"".join([packed(c) for c in commands])], len(commands))
 
     def exchange(self, commands: Sequence[bytes], count: int | None = None) -> list[Any]:
-        """As call_many, of packed commands. Each is written by itself: no large one eats the time of the next."""
+        """As call_many, of packed commands."""
+        self.write_all(commands)
+        return self.read_all(len(commands) if count is None else count)
+
+    def write_all(self, commands: Sequence[bytes]) -> None:
+        """Each by itself: no large one eats the time of the next."""
         for number, command in enumerate(commands):
             if number == 0:
                 self.send(command)
             else:
                 self._write(command)
+
+    def read_all(self, count: int) -> list[Any]:
         replies: list[Any] = []
         try:
-            for _ in range(len(commands) if count is None else count):
+            for _ in range(count):
                 replies.append(self._reply())
         except ConnectionLost:
             if replies and isinstance(replies[0], ServerBusy):  # full of clients: it says why, and hangs up

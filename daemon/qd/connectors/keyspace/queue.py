@@ -1,0 +1,263 @@
+"""The part of a queue that is steps and commands on a keyspace: all but the turn of a worker and its wait.
+
+    push / later                     ready or delayed, and a token
+    ack, release, bury               what a turn cannot carry
+    checkpoint                       the job in hand stands as another text
+    held                             after a broken call: what is mine by the server's word
+
+Keys and payloads as Laravel 8 and 13 keep them (Queue/RedisQueue.php, Queue/LuaScripts.php). redis/queue.py and
+cluster/queue.py stand on it. One instance belongs to one thread of one process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Reserved, Sizes, Ticks, reserved_of
+from qd.connectors.effects import Effect
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keyed, keys
+from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.batches import KeptBatches
+from qd.connectors.keyspace.beat import beat
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.jobs import KeptJobs
+from qd.connectors.keyspace.sending import sent
+from qd.connectors.keyspace.ticks import KeptTicks
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+CLEAR = 1000  # payloads a step of clear() reads at most, of ready and of delayed
+MOVE = 100  # due jobs a turn moves at most
+TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
+DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
+DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
+ANSWERS = ("turn", "ack", "release", "bury", "checkpoint", "free")
+CREATED = re.compile(rb'"createdAt":(\d+)')
+
+
+class Bounds(NamedTuple):
+    """Of the failed store of each queue. records 0: nothing is kept."""
+
+    records: int
+    seconds: float
+    bytes: int = 256 << 20
+
+
+DEFAULT = Bounds(10_000, 30 * 86400.0)
+
+
+class KeyspaceQueue:
+    """url and names from `settings`; token and slot say who reserves (a worker), and stay empty for a producer."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        space: Keyspace,
+        *,
+        token: str = "",
+        slot: int = 0,
+        turns: int = 0,
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        self.settings, self.space = settings, space
+        self.batches = KeptBatches(space, settings.prefix)
+        self.owner = f"{token}/{slot}"
+        self.base = f"{token}.{slot}."
+        self.keep = keep
+        self.longest = TAKEN * max_payload
+        self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
+        self.jobs: Jobs = KeptJobs(space, settings.prefix)
+        self.ticks: Ticks = KeptTicks(space, settings.prefix)
+        if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
+            for each in ANSWERS:
+                script(each)
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        return self.space, self.settings.prefix
+
+    @property
+    def limits(self) -> Limits:
+        return NONE
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.space.connect_timeout, self.space.timeout = connect, answer
+
+    def _keys(self, *names: str) -> list[str]:
+        return [self.settings.prefix + name for name in names]
+
+    def turned(self, locks: str) -> list[Arg]:
+        """The arguments of turn.lua that stay the same. locks: what the names of locks begin with."""
+        return [self.owner, self.settings.retry_after, MOVE, *self.keep, self.longest, locks]
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        self._add("push", (keys.ready(queue), keys.notify(queue)), [payload])
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
+
+    def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
+        """Only the number of jobs that were added is a yes."""
+        added = script(name).call(self.space, self._keys(*names), *args)
+        if added != len(args) // (2 if name == "later" else 1):
+            self.space.close()
+            raise ConnectionLost(self.space.stranger)
+
+    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
+        """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
+        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """As push_many; each that needs a lock takes it in the same step."""
+        return sent(self.space, self._keys, jobs) if jobs else []
+
+    def free(self, name: str, owner: str) -> bool:
+        return bool(script("free").call(self.space, self._keys(keys.unique(name)), owner))
+
+    def cancel_keyed(self, queue: str, name: str) -> bool:
+        return keyed.cancelled(self.space, self._keys, queue, name)
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        return keyed.moved(self.space, self._keys, queue, name, delay)
+
+    def keyed_due(self, queue: str, name: str) -> float | None:
+        return keyed.due(self.space, self._keys, queue, name)
+
+    # -- working
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
+        return bool(script("ack").call(self.space, names, self.owner, done.member, *said))
+
+    def release(
+        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
+    ) -> bool:
+        return self.give_back(held.queue, self.owner, held.member, text, delay, head=head, effects=effects)
+
+    def give_back(
+        self,
+        queue: str,
+        owner: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        *,
+        head: bool = False,
+        effects: Sequence[Effect] = (),
+    ) -> bool:
+        """The keeper's release: of a job that `owner`, now dead, held."""
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
+        return bool(script("release").call(self.space, names, owner, member, text, delay, int(head), *said))
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(*[kind(held.queue) for kind in kinds], *more)
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep, *said)
+        return bool(script("bury").call(self.space, names, *args))
+
+    def copied(self, queue: str, id: str) -> None:
+        script("copied").call(self.space, self._keys(keys.failed(queue)), "1", id)
+
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        names = self._keys(keys.reserved(held.queue), keys.owners(held.queue))
+        return bool(script("checkpoint").call(self.space, names, self.owner, held.member, member))
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        for queue in queues:
+            while (member := self.owned(queue, self.owner)) is not None:
+                held = reserved_of(queue, member, self.base)
+                if self.space.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
+                    return held
+                # Its lease ran out, others may have run it, and only our name is left on it; or a checkpoint of ours,
+                # whose reply was lost, came to pass between these two calls: then another text is found now.
+                self.ack(held)
+        return None
+
+    # -- the dead, for keepers and for the next worker of their job
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        """The payload that `owner` ("<token>/<slot>") holds, by its mark."""
+        member: bytes | None = self.space.call("HGET", *self._keys(keys.owners(queue)), owner)
+        return member
+
+    def owners(self, queue: str) -> list[str]:
+        return [field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))]
+
+    def note_death(self, queue: str, mark: str, note: bytes) -> None:
+        """Kept for the next reserve of the job. One more than DEATHS makes half of the others go, whichever."""
+        (name,) = self._keys(keys.deaths(queue))
+        commands: list[tuple[Arg, ...]] = [("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL), ("HLEN", name)]
+        count = self.space.call_many(commands)[2]
+        if isinstance(count, int) and count > DEATHS:
+            others = [field for field in self.space.call("HKEYS", name) if field != mark.encode()]
+            self.space.call("HDEL", name, *others[: DEATHS // 2])
+
+    def death(self, queue: str, mark: str) -> bytes | None:
+        """How the worker died that held the job under `mark`; told once."""
+        (name,) = self._keys(keys.deaths(queue))
+        note, _ = self.space.call_many([("HGET", name, mark), ("HDEL", name, mark)])
+        return note if isinstance(note, bytes) else None
+
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        return beat(self.space, self.settings.prefix, queues, asked)
+
+    def forget_aged(self, queue: str, seconds: float, most: int) -> int:
+        names = self._keys(keys.failed(queue), keys.failed_at(queue))
+        return int(script("aged").call(self.space, names, seconds, most))
+
+    # -- looking
+
+    def sizes(self, queue: str) -> Sizes:
+        ready, delayed, reserved, failed = self._keys(
+            keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
+        )
+        counts = self.space.call_many(
+            [
+                ("LLEN", ready),
+                ("ZCARD", delayed),
+                ("ZCARD", reserved),
+                ("HLEN", failed),
+                ("LINDEX", ready, 0),
+                ("TIME",),
+            ]
+        )
+        for answer in counts:
+            if isinstance(answer, Exception):
+                raise answer
+        return Sizes(counts[0], counts[1], counts[2], counts[3], age_of(counts[4], int(counts[5][0])))
+
+    def clear(self, queue: str) -> int:
+        """In steps, so that nobody is held up: of what stood there when it began, and what came meanwhile at most."""
+        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue), keys.keyed(queue))
+        (locks,), sizes, count = self._keys(keys.unique("")), self.sizes(queue), 0
+        for _ in range(max(sizes.ready, sizes.delayed) // CLEAR + 1):
+            count += sum(script("clear").call(self.space, names, CLEAR, locks))
+        return count
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return self.space.within(seconds)
+
+    def beats(self, about: Callable[[float], None]) -> None:
+        self.space.about = about
+
+    def close(self) -> None:
+        self.space.close()
+
+
+def age_of(payload: bytes | None, now: int) -> float | None:
+    created = CREATED.search(payload) if payload else None
+    return float(max(0, now - int(created[1]))) if created else None
