@@ -14,7 +14,7 @@ _URL = re.compile(r"[a-zA-Z][\w+.-]*://[^\s\"'<>]*")
 # Up to the last "@" before the query, whatever stands between: a password may hold an "@" or "/" that nobody escaped.
 _USERINFO = re.compile(r"(?<=//)(?P<user>[^/?#:@]*):[^?#]*(?=@)")
 _PASSWORD = re.compile(r"(?<=//)[^/?#:@]*:([^?#]*)(?=@)")
-_SECRET_QUERY = re.compile(r"(?<=[?&])(?P<key>[^=&]*(?:password|secret|token)[^=&]*)=[^&#]*", re.IGNORECASE)
+_SECRET_QUERY = re.compile(r"(?<=[?&])(?P<key>[^=&]*(?:password|secret|token)[^=&]*)=(?P<value>[^&#]*)", re.IGNORECASE)
 
 _hidden: set[str] = set()
 _pattern: re.Pattern[str] | None = None
@@ -58,7 +58,7 @@ def mask_url(url: str) -> str:
     return _SECRET_QUERY.sub(r"\g<key>=***", _USERINFO.sub(r"\g<user>:***", url))
 
 
-def password_in(url: str) -> str:
-    """The password as it stands in the url, "" when there is none."""
+def passwords_in(url: str) -> list[str]:
+    """The passwords as they stand in the url: before the host, and behind the `?`."""
     match = _PASSWORD.search(url)
-    return match[1] if match else ""
+    return [*([match[1]] if match else []), *(found["value"] for found in _SECRET_QUERY.finditer(url))]

@@ -10,7 +10,7 @@ from typing import Any
 from qd import units
 from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
-from qd.masks import hide, password_in
+from qd.masks import hide, passwords_in
 from qd.options import WorkOptions
 from qd.options.kinds import BARE
 
@@ -161,7 +161,7 @@ def hide_secrets(settings: Settings) -> None:
     urls = [connection.url or "" for connection in settings.connections.values()]
     urls += [settings.laravel.cache_url] if settings.laravel and settings.laravel.cache_url else []
     urls += [settings.failed.database]
-    hide([password_in(url) for url in urls])
+    hide([password for url in urls for password in passwords_in(url)])
     hide([key.partition(":")[2] for key in settings.signing.keys])
 
 

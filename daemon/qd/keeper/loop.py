@@ -23,7 +23,7 @@ from qd.connectors.keeping import Answer, Asked, Keeping
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.manager import open_keeping, open_memory
+from qd.connectors.manager import MEMORIES, open_keeping, open_memory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
@@ -253,10 +253,16 @@ class Keeper:
         self._delay = min(1.0, self._delay * 2)
         return self._delay * random.uniform(0.5, 1.0)
 
+    @property
+    def place(self) -> str | None:
+        """Where the queue is, which may be another server than before. None: only its own driver knows."""
+        own = self.queue.settings.driver in MEMORIES
+        return self.queue.kept[0].place if own else None
+
     def _back(self) -> None:
         at = time.monotonic()
         if self._away_since is not None:
-            self.log.info("redis.back", after=at - self._away_since)
+            self.log.info("redis.back", after=at - self._away_since, at=self.place)
             self._away_since = None
         self._connected_at = self._connected_at or at
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.base import Reserved, Turn
+from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
@@ -62,6 +63,11 @@ class RedisQueue(KeyspaceQueue):
         token = self.wire.receive() if in_time else self.wire.leave()
         if token and ready_of([wake], 0):
             self.wire.call("RPUSH", token[0], "1")
+
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        """Whoever beats hears of each break: another server may be there now, and those with leases have to renew first."""
+        self.wire.tells_of_breaks = True
+        return super().beat(queues, asked)
 
     def missing_rights(self, queue: str) -> set[str]:
         return rights.missing(self.wire, self.settings.prefix, queue)

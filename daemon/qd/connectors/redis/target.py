@@ -2,35 +2,31 @@
 
 redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
 Options behind `?`: db, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required | none).
+redis+sentinel:// is read in sentinels.py.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from urllib.parse import parse_qs, unquote, urlsplit
+from collections.abc import Sequence
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from qd.errors import ConfigError
 from qd.units import did_you_mean
 
 OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+KINDS = ("redis", "rediss", "unix")
 
 
 class Target:
     """A url taken apart once. Raises ConfigError naming what is wrong in it."""
 
+    must_be_primary = False  # True: whoever says by ROLE that it is none is not worked with
+
     def __init__(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-        except ValueError as error:  # half of an IPv6 address
-            raise ConfigError(f"not a Redis url ({error})") from None
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
-        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        for option in query:
-            if option not in OPTIONS:
-                near = did_you_mean(option, OPTIONS)
-                raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(OPTIONS)}){near}")
+        parts = parted(url, KINDS)
+        query = options_of(parts, OPTIONS)
         self.user = unquote(parts.username) if parts.username else None
         self.password = unquote(parts.password) if parts.password else None
         self.path = unquote(parts.path) if parts.scheme == "unix" else None
@@ -40,22 +36,55 @@ class Target:
         except ValueError as error:
             raise ConfigError(f"a Redis url needs a number as port and as database ({error})") from None
         self.tls = tls_context(query) if parts.scheme == "rediss" else None
-        self.place = f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
+
+    @property
+    def place(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
 
     def socket(self, timeout: float) -> socket.socket:
         if self.path:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(timeout)
-            try:
-                sock.connect(self.path)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection((self.host, self.port), timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+            return unix_socket(self.path, timeout)
+        return tcp_socket((self.host, self.port), timeout, self.tls)
+
+    def doubted(self) -> None:
+        """The server that was found cannot be worked with."""
+
+
+def parted(url: str, kinds: Sequence[str]) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # half of an IPv6 address
+        raise ConfigError(f"not a Redis url ({error})") from None
+    if parts.scheme not in kinds:
+        raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
+    return parts
+
+
+def options_of(parts: SplitResult, known: Sequence[str]) -> dict[str, str]:
+    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    for option in query:
+        if option not in known:
+            near = did_you_mean(option, known)
+            raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(known)}){near}")
+    return query
+
+
+def unix_socket(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tcp_socket(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    sock = socket.create_connection(address, timeout)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return tls.wrap_socket(sock, server_hostname=address[0]) if tls else sock
 
 
 def tls_context(query: dict[str, str]) -> ssl.SSLContext:

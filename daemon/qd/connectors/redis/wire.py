@@ -19,7 +19,8 @@ from typing import Any
 import hiredis
 
 from qd.connectors.keyspace.base import Arg, Call
-from qd.connectors.redis.target import Target, reason
+from qd.connectors.redis.sentinels import target_of
+from qd.connectors.redis.target import reason
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.process.descriptors import Identity, identity
@@ -36,8 +37,8 @@ NAMED = 60.0  # seconds that finding the address of a name may take
 LARGE = 1 << 20  # bytes of a reply that are worth a new reader
 RATE = 1 << 16  # bytes a second that a large reply may come at, at least
 LEAVING = 0.1  # seconds a server may take to hang up, too
-# Not to be used again after these: another server serves now and the name is resolved anew, or this one hangs up.
-LAST = ("READONLY", "MASTERDOWN", "Protocol error", "max number of clients reached")
+# Not to be used again after these: another server serves now and is looked for anew, or this one hangs up.
+LAST = ("READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "Protocol error", "max number of clients reached")
 
 
 def packed_items(args: Sequence[Arg]) -> bytes:
@@ -73,7 +74,7 @@ class Wire:
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
-        self.target = Target(url)
+        self.target = target_of(url)
         self.name = name
         self.connect_timeout = connect_timeout
         self.timeout = timeout
@@ -81,6 +82,7 @@ class Wire:
         self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
         self._reader: Any = None
         self._used = 0.0
+        self.tells_of_breaks = False  # True: a connection that an idle wire has lost is told of, not made anew unseen
         self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
 
     @property
@@ -106,10 +108,13 @@ class Wire:
             for command, reply in zip(greeting, self.call_many(greeting), strict=True):
                 if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
                     raise reply
+                if command[0] == "ROLE" and isinstance(reply, list) and reply[0] != b"master":
+                    raise Unreachable(f"Redis at {self.target.place} is a {reply[0].decode()}: no primary is there yet")
             if not isinstance(reply, Exception) and not (isinstance(reply, list) and len(reply) == 2):
                 raise Unreachable(self.stranger)
         except BaseException:
             self.close()
+            self.target.doubted()
             raise
 
     def _greeting(self) -> list[tuple[Arg, ...]]:
@@ -120,6 +125,8 @@ class Wire:
             commands.append(("SELECT", target.db))
         if self.name:
             commands.append(("CLIENT", "SETNAME", self.name))
+        if target.must_be_primary:
+            commands.append(("ROLE",))
         commands.append(("TIME",))  # who answers this well is a Redis
         return commands
 
@@ -162,6 +169,8 @@ class Wire:
             if replies and isinstance(replies[0], ServerBusy):  # full of clients: it says why, and hangs up
                 raise replies[0] from None
             raise
+        if any(is_last(reply) for reply in replies):
+            self.close()
         return replies
 
     # A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run
@@ -214,7 +223,11 @@ class Wire:
 
     def send(self, command: bytes) -> None:
         """Send packed bytes, on a fresh connection when there is none or when an idle one was closed by the server."""
-        if self._sock is None or (time.monotonic() - self._used > 1.0 and self._went_away()):
+        if self._sock is None:
+            self.connect()
+        elif time.monotonic() - self._used > 1.0 and self._went_away():
+            if self.tells_of_breaks:
+                self.lost("the server closed the connection")
             self.connect()
         self._write(command)
 
@@ -229,7 +242,7 @@ class Wire:
         """The next reply. Raises what the server answered as ServerBusy, WrongPassword or ServerRefused."""
         reply = self._reply()
         if isinstance(reply, Exception):
-            if any(word in str(reply) for word in LAST):
+            if is_last(reply):
                 self.close()
             raise reply
         return reply
@@ -352,9 +365,16 @@ def with_refusals(reply: Any) -> Any:
     return [classified(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in reply]
 
 
+def is_last(reply: object) -> bool:
+    """Whether it, or a refusal in it, is the last that is heard of this connection."""
+    if isinstance(reply, list):
+        return any(is_last(each) for each in reply if isinstance(each, Exception))
+    return isinstance(reply, Exception) and any(word in str(reply) for word in LAST)
+
+
 def may_be_refused(command: Arg, error: Exception) -> bool:
-    """A name is a comfort, an ACL may refuse it; and what TIME is refused for, the first call is told."""
-    return command == "CLIENT" or (command == "TIME" and not isinstance(error, ServerBusy))
+    """A name is a comfort, an ACL may refuse it, and ROLE too; and what TIME is refused for, the first call is told."""
+    return command in ("CLIENT", "ROLE") or (command == "TIME" and not isinstance(error, ServerBusy))
 
 
 def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:

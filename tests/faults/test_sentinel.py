@@ -1,0 +1,173 @@
+"""A primary dies under a real `qd work`, and sentinels name another: what that one has acknowledged is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.redis.queue import RedisQueue
+from qd.errors import QdError
+from qd.payload import make
+from tests.support.clock import eventually
+from tests.support.ledger import JOBS, Ledger
+from tests.support.procs import waiting
+from tests.support.project import MakeProject, Project
+from tests.support.reliability import Figures
+from tests.support.server import Server
+from tests.support.servers.sentinel import Sentinel
+
+
+@pytest.fixture
+def shop(project: MakeProject, sentinel: Sentinel) -> Project:
+    return project(jobs=JOBS, url=sentinel.url)
+
+
+@pytest.fixture(autouse=True)
+def mended(sentinel: Sentinel) -> Iterator[None]:
+    """A primary that a test has killed is there again for the next one."""
+    yield
+    for node in sentinel.nodes:
+        if node.process is None:
+            sentinel.bring_back(node)
+
+
+@pytest.fixture
+def queue(sentinel: Sentinel) -> Iterator[RedisQueue]:
+    """A producer's connection."""
+    found = RedisQueue(ConnectionSettings(name="redis", url=sentinel.url))
+    found.patience(1.0, 1.0)
+    yield found
+    found.close()
+
+
+class Producer:
+    """Pushes one job after the other until told to stop, and notes the port of the server that acknowledged it."""
+
+    def __init__(self, queue: RedisQueue) -> None:
+        self.queue, self.by = queue, dict[int, int]()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self.over.is_set():
+            number += 1
+            try:
+                self.queue.push("default", payload(number))
+                self.by[number] = self.queue.wire.target.port
+            except QdError:
+                time.sleep(0.02)
+            time.sleep(0.002)
+
+    def pushed(self, port: int) -> list[int]:
+        """The numbers of the jobs that this server has acknowledged."""
+        return [number for number, at in list(self.by.items()) if at == port]
+
+    def stop(self) -> None:
+        self.over.set()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def payload(number: int) -> bytes:
+    return make("work", b'{"n":%d,"seconds":0.002}' % number, created_at=int(time.time()))
+
+
+@contextmanager
+def ledger_of(shop: Project, sentinel: Sentinel) -> Iterator[Ledger]:
+    with sentinel.primary.client() as client:
+        yield Ledger(shop, client)
+
+
+@pytest.mark.fault(
+    "42",
+    "kill -9 of the primary under three sentinels during a storm of pushes, and a failover that is asked for",
+    "all that the new primary acknowledged is done; workers go on with it by themselves; one line each way",
+)
+def test_what_the_new_primary_acknowledged_is_done(
+    shop: Project, sentinel: Sentinel, queue: RedisQueue, figures: Figures
+) -> None:
+    old = sentinel.primary
+    work = shop.work("-w", "2", "--log-level", "info")
+    waiting(work, 2)
+    storm = Producer(queue)
+    eventually(lambda: len(storm.pushed(old.port)) > 100, what="pushes to the first primary")
+    new = sentinel.failover(back=False)
+    named = time.monotonic()
+    eventually(lambda: len(storm.pushed(new.port)) > 200, what="pushes to the new primary")
+    storm.stop()
+    with ledger_of(shop, sentinel) as ledger:
+        ledger.pushed = storm.pushed(new.port)
+        ledger.wait_all()
+        first = min(note.at for note in ledger.starts() if note.at > named)
+        figures.add(lost=len(ledger.lost()), back=[first - named])
+        assert not ledger.lost()
+    assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1, work.lines
+    assert f"127.0.0.1:{new.port}/0" in work.wait_line("redis.back").string
+    work.stop()
+
+
+def test_a_primary_that_lives_on_as_a_replica_is_left(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
+    """Until a sentinel has told it, it knows nothing of the other one: its min-replicas-to-write makes it refuse."""
+    old = sentinel.primary
+    for node in sentinel.nodes:
+        set_(node, "min-replicas-to-write", "1")
+    work = shop.work("-w", "2", "--log-level", "warning")
+    eventually(lambda: pushed(queue, 0), what="a push to the first primary")
+    with sentinel.watchers[0].client() as client:
+        client.call("SENTINEL", "FAILOVER", sentinel.service)
+    new = eventually(lambda: sentinel.primary is not old and sentinel.primary, what="another primary")
+    numbers = count(1)
+    last = eventually(lambda: pushed(queue, n := next(numbers)) and queue.wire.target.port == new.port and n, 60)
+    with ledger_of(shop, sentinel) as ledger:
+        ledger.pushed = [last]
+        ledger.wait_all()
+    for node in sentinel.nodes:
+        set_(node, "min-replicas-to-write", "0")
+    work.stop()
+
+
+def set_(node: Server, name: str, value: str) -> None:
+    with node.client() as client:
+        client.call("CONFIG", "SET", name, value)
+
+
+def pushed(queue: RedisQueue, number: int) -> bool:
+    try:
+        queue.push("default", payload(number))
+    except QdError:
+        return False
+    return True
+
+
+def test_a_job_that_runs_over_a_failover_runs_once(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
+    """Its lease ran out while no primary was there: whoever has it may renew first, on the new one."""
+    shop.config("retry_after = 1")
+    first, second = shop.work("-w", "1"), shop.work("-w", "1")
+    waiting(first, 1)
+    waiting(second, 1)
+    queue.push("default", make("work", b'{"n":1,"seconds":7}', created_at=int(time.time())))
+    with ledger_of(shop, sentinel) as ledger:
+        ledger.wait_start(1)
+        assert ledger.client.call("WAIT", "2", "5000") == 2
+    sentinel.failover(back=False)
+    with ledger_of(shop, sentinel) as ledger:
+        ledger.pushed = [1]
+        ledger.wait_all()
+        assert len(ledger.starts(1)) == 1
+    first.stop()
+    second.stop()
+
+
+def test_a_name_that_no_sentinel_knows_is_said_with_those_they_know(shop: Project, sentinel: Sentinel) -> None:
+    done = shop.qd("status", QD_REDIS_URL=sentinel.url.replace(f"/{sentinel.service}/", "/shop/"))
+    assert done.returncode == 69
+    assert "knows no primary called 'shop' (known: qd)" in done.stderr
+    assert done.stderr.count("\n") == 1

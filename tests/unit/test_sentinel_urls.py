@@ -1,0 +1,71 @@
+"""redis+sentinel:// taken apart, and what is wrong in one, said without its passwords."""
+
+from __future__ import annotations
+
+import pytest
+
+from qd import masks
+from qd.connectors.redis.sentinels import Primary, address_of, target_of
+from qd.connectors.redis.target import Target
+from qd.errors import ConfigError
+
+
+def test_all_parts_of_a_url_are_found() -> None:
+    url = "redis+sentinel://me:p%40ss@s1:1,[::1]:2,s3/shop/3?sentinel_username=w&sentinel_password=w%21"
+    found = Primary(url)
+    assert (found.user, found.password, found.service, found.db) == ("me", "p@ss", "shop", 3)
+    assert found.sentinels == [("s1", 1), ("::1", 2), ("s3", 26379)]
+    assert found._login == ("w", "w!")
+    assert found.tls is None
+    assert found.place == "'shop' by the sentinels s1:1, [::1]:2, s3:26379"
+
+
+def test_a_number_of_a_database_and_a_port_need_not_be_said() -> None:
+    found = Primary("redis+sentinel://s1/shop")
+    assert (found.sentinels, found.db) == ([("s1", 26379)], 0)
+
+
+def test_tls_is_for_sentinels_and_servers() -> None:
+    assert Primary("rediss+sentinel://s1/shop?ssl_cert_reqs=none").tls is not None
+
+
+def test_only_a_url_of_sentinels_asks_them() -> None:
+    assert isinstance(target_of("redis+sentinel://s1/shop"), Primary)
+    assert type(target_of("redis://s1/0")) is Target
+
+
+WRONG = [
+    ("redis+sentinel://s1:26379,s2:26379", "names no service"),
+    ("redis+sentinel://s1:26379/", "names no service"),
+    ("redis+sentinel:///shop", "'' is no host:port of a sentinel"),
+    ("redis+sentinel://s1,/shop", "'' is no host:port of a sentinel"),
+    ("redis+sentinel://s1:port/shop", "'s1:port' is no host:port of a sentinel"),
+    ("redis+sentinel://s1:70000/shop", "'s1:70000' is no host:port of a sentinel"),
+    ("redis+sentinel://s1:0/shop", "'s1:0' is no host:port of a sentinel"),
+    ("redis+sentinel://s1/shop/first", "'first' is no number of a database"),
+    ("redis+sentinel://s1/shop?sentinel_pasword=secret99", "did you mean 'sentinel_password'"),
+    ("rediss+sentinel://s1/shop?ssl_ca_certs=/nowhere", "ssl_ca_certs=/nowhere"),
+    ("rediss+sentinel://s1/shop?ssl_cert_reqs=maybe", "none of required, none"),
+]
+
+
+@pytest.mark.parametrize(("url", "said"), WRONG)
+def test_what_is_wrong_in_a_url_is_named(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Primary(url)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "secret99" not in str(raised.value)
+
+
+def test_an_address_is_not_taken_for_two() -> None:
+    assert address_of("[fe80::1]") == ("fe80::1", 26379)
+    with pytest.raises(ConfigError):
+        address_of("fe80::1:26379")
+
+
+def test_both_passwords_of_a_url_are_secrets() -> None:
+    url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_username=w&sentinel_password=of-the-sentinels"
+    assert masks.passwords_in(url) == ["of-the-server", "of-the-sentinels"]
+    shown = masks.mask_url(url)
+    assert shown == "redis+sentinel://me:***@s1,s2/shop?sentinel_username=w&sentinel_password=***"
