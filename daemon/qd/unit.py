@@ -3,7 +3,7 @@
 It stands where Laravel's top-level `attempts` stands, in one piece; what the job saved stands behind it:
     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]
 N repeats A while the reservation is unanswered: a payload found ready in that state cost its worker its life. `saved`
-belongs to no reservation: whatever moves the payload moves it.
+belongs to no reservation: whatever moves the payload moves it. Where no script runs, reserving.py writes the unit.
 """
 
 from __future__ import annotations
