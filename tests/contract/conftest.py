@@ -11,9 +11,22 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
-from tests.contract.kinds import KINDS, Kind, Shop, Tried
+from tests.contract.kinds import KINDS, Kind, Served, Shop, Tried
+from tests.contract.serving import (  # noqa: F401  fixtures
+    durable_redis,
+    on_beanstalkd,
+    on_cluster,
+    on_mariadb,
+    on_postgres,
+    on_redis,
+    on_sentinel,
+    on_sqlite,
+    on_sqs,
+    on_valkey,
+    shared_durable_redis,
+)
 from tests.support.seen import Seen
-from tests.support.server import KEEPS, Server
+from tests.support.server import Server
 
 Connect = Callable[..., RedisQueue]
 QUEUES = ("a", "b", "c")  # those that tests use, emptied at the end
@@ -80,22 +93,6 @@ def seen(place: Place, server: Server, connect: Connect, request: pytest.Fixture
 # -- every connector (kinds.py)
 
 
-@pytest.fixture(scope="session")
-def shared_durable_redis() -> Iterator[Server]:
-    with Server(*KEEPS) as server:
-        yield server
-
-
-@pytest.fixture
-def durable_redis(shared_durable_redis: Server) -> Iterator[Server]:
-    """As `server`, and it keeps what it holds when it is killed."""
-    with shared_durable_redis.client() as client:
-        client.call("FLUSHALL")
-        yield shared_durable_redis
-        client.close()  # it may have been killed meanwhile
-        client.call("FLUSHALL")
-
-
 @pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=pytest.mark.xdist_group(kind.name)) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """One after the other, those of one kind in one process of tests: its server starts once."""
@@ -108,10 +105,12 @@ def tried(
     kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Tried]:
     """The connector under test; its server knows nothing."""
-    server = request.getfixturevalue(kind.fixture)
-    for name, value in kind.env(server).items():
+    served: Served = request.getfixturevalue(kind.fixture)
+    for name, value in served.env.items():
         monkeypatch.setenv(name, value)
-    tried = Tried(kind, server, Shop(tmp_path, kind, server))
+    tried = Tried(kind, served, Shop(tmp_path, served))
+    if served.migrates:
+        tried.command("migrate")
     yield tried
     tried.close()
     tried.shop.close()

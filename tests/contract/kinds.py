@@ -14,7 +14,7 @@ from typing import Any
 from click.testing import Result
 
 from qd.config import load
-from qd.connectors.base import Queue, Reserved, Sizes
+from qd.connectors.base import Limit, Queue, Reserved, Sizes
 from qd.connectors.manager import open_queue
 from qd.payload import make, read
 from tests.support.clock import eventually
@@ -27,27 +27,44 @@ LEASE = 3  # seconds, in rows that wait for the end of one
 
 
 @dataclass(frozen=True)
+class Served:
+    """A server for one test. table: the keys of [connections.main]. restart: it is killed and starts again, or what comes
+    nearest to it. env: of whoever talks to it. control: the url of a connection beside it, where it has no keyspace of its
+    own. migrates: its tables are made by `qd migrate`."""
+
+    table: Mapping[str, object]
+    restart: Callable[[], object]
+    env: Mapping[str, str] = field(default_factory=dict)
+    control: str = ""
+    migrates: bool = False
+
+
+@dataclass(frozen=True)
 class Kind:
-    """table: the keys of [connections.main] for a server that the fixture gives. restart: it is killed and starts again,
-    as that happens to it. cannot: rows that this backend rules out."""
+    """fixture: gives what it is Served by. limits: what it declares that it cannot do. largest: bytes of a payload, 0: any.
+    refuses: payloads of test_every_worker.HOSTILE that cannot even be sent."""
 
     name: str
     fixture: str
-    table: Callable[[Any], Mapping[str, object]]
-    restart: Callable[[Any], object]
-    env: Callable[[Any], Mapping[str, str]] = lambda server: {}
-    cannot: frozenset[str] = field(default_factory=frozenset)
-
-
-def killed_and_started(server: Any) -> None:
-    server.kill()
-    server.start()
+    limits: frozenset[Limit] = frozenset()
+    largest: int = 0
+    refuses: frozenset[str] = frozenset()
 
 
 KINDS = (
-    Kind("redis", "durable_redis", lambda server: {"driver": "redis", "url": server.url}, killed_and_started),
-    Kind("valkey", "valkey", lambda server: {"driver": "redis", "url": server.url}, killed_and_started),
+    Kind("redis", "on_redis"),
+    Kind("valkey", "on_valkey"),
 )
+COMING = (
+    Kind("sentinel", "on_sentinel"),
+    Kind("cluster", "on_cluster"),
+    Kind("postgres", "on_postgres"),
+    Kind("mariadb", "on_mariadb"),
+    Kind("sqlite", "on_sqlite"),
+    Kind("beanstalkd", "on_beanstalkd"),
+    Kind("sqs", "on_sqs"),
+)
+BY_NAME = {kind.name: kind for kind in (*KINDS, *COMING)}
 
 JOBS = """
 import hashlib
@@ -96,19 +113,21 @@ FILES = {"notes", "go", "died", "mended"}
 class Shop(Project):
     """A project whose only connection is the one under test."""
 
-    def __init__(self, root: Path, kind: Kind, server: Any) -> None:
-        self.kind, self.server = kind, server
-        self.table: dict[str, object] = {**kind.table(server), "retry_after": 30}
+    def __init__(self, root: Path, served: Served) -> None:
+        self.served = served
+        self.table: dict[str, object] = {**served.table, "retry_after": 30}
         super().__init__(root, "", JOBS)
         self.allowed |= FILES
 
     def config(self, more: str = "") -> None:
         lines = [f"{key} = {json.dumps(value)}" for key, value in self.table.items()]
-        text = f'[qd]\napp = "jobs:app"\n\n[connections.{NAME}]\n' + "\n".join(lines) + f"\n\n{more}"
-        (self.root / "qd.toml").write_text(text)
+        beside = f'[connections.control]\nurl = "{self.served.control}"\n' if self.served.control else ""
+        control = "control" if beside else NAME
+        head = f'[qd]\napp = "jobs:app"\ndefault = "{NAME}"\ncontrol = "{control}"\n\n{beside}'
+        (self.root / "qd.toml").write_text(f"{head}\n[connections.{NAME}]\n" + "\n".join([*lines, "", more]))
 
     def env(self, **more: str) -> dict[str, str]:
-        return super().env(**self.kind.env(self.server), **more)
+        return super().env(**self.served.env, **more)
 
     def lease(self, seconds: int = LEASE) -> None:
         """How long a job stays with a host that says nothing."""
@@ -142,12 +161,12 @@ class Tried:
     """A connector under test: its project, its server, and connections of its own in this process."""
 
     kind: Kind
-    server: Any
+    served: Served
     shop: Shop
     opened: list[Queue] = field(default_factory=list)
 
-    def can(self, row: str) -> bool:
-        return row not in self.kind.cannot
+    def can(self, what: Limit) -> bool:
+        return what not in self.kind.limits
 
     def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Queue:
         """A connection that reserves as this slot of this master; closed at the end."""

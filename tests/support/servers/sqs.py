@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
+import threading
 import urllib.request
 
 from tests.support.peers import missing
@@ -31,6 +33,11 @@ class Sqs(Running):
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def url(self) -> str:
+        """As qd.toml has it."""
+        return f"sqs://{CREDENTIALS['AWS_DEFAULT_REGION']}?endpoint={self.endpoint}"
+
+    @property
     def env(self) -> dict[str, str]:
         return CREDENTIALS
 
@@ -46,6 +53,13 @@ class Sqs(Running):
         asked = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST", data=b"")
         with urllib.request.urlopen(asked, timeout=10) as reply:
             assert reply.status == 200
+
+    def stands_still(self, seconds: float) -> None:
+        """It answers nobody for so long."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        threading.Event().wait(seconds)
+        self.process.send_signal(signal.SIGCONT)
 
     def client(self):
         """A boto3 client for SQS."""
