@@ -54,9 +54,9 @@ class Kind:
 KINDS = (
     Kind("redis", "on_redis"),
     Kind("valkey", "on_valkey"),
+    Kind("sentinel", "on_sentinel"),
 )
 COMING = (
-    Kind("sentinel", "on_sentinel"),
     Kind("cluster", "on_cluster"),
     Kind("postgres", "on_postgres"),
     Kind("mariadb", "on_mariadb"),
