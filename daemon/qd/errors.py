@@ -82,6 +82,10 @@ class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 
 
+class TooLarge(ServerRefused):
+    """The server takes no job of this size, now or later."""
+
+
 class WrongPassword(ConnectionLost):
     """The server wants another user or password. Waiting helps only if somebody mends it."""
 

@@ -80,8 +80,21 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
     control = settings.connection(settings.control)
     if control.driver not in MEMORIES:
         raise ConfigError(no_memory(found.name, found.driver))
-    space, prefix = open_memory(settings, control.name, title=title, patience=patience)
-    return space, f"{prefix}qd:at:{found.name}:"
+    space, _ = open_memory(settings, control.name, title=title, patience=patience)
+    return space, borrowed_prefix(settings, found.name)
+
+
+def borrowed_prefix(settings: Settings, name: str) -> str:
+    """What every name begins with that the connection called `name` has in the keyspace of the control connection."""
+    control = settings.connections.get(settings.control)
+    return f"{control.prefix if control else ''}qd:at:{name}:"
+
+
+def needs_memory(settings: Settings, name: str) -> None:
+    """Raises ConfigError where the connection called `name` has no keyspace, and there is none that it could borrow."""
+    found, control = settings.connection(name), settings.connections.get(settings.control)
+    if found.driver not in MEMORIES and (control is None or control.driver not in MEMORIES):
+        raise ConfigError(no_memory(found.name, found.driver))
 
 
 def no_memory(name: str, driver: str) -> str:

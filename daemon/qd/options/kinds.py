@@ -67,6 +67,11 @@ BESIDE = (
     ":failed_at",
     ":deaths",
     ":keyed",
+    ":taken",
+    ":holding",
+    ":ended",
+    ":sending",
+    ":sender",
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from qd.connectors.keyspace import keys
+from qd.options import BESIDE
 from qd.store.base import Store
 
 SILENT = 10.0  # seconds without a report: the master is gone, or its keeper does not reach the server
@@ -121,7 +122,7 @@ def queues_of(found: Iterable[Master]) -> dict[str, list[str]]:
     return {connection: list(names) for connection, names in queues.items()}
 
 
-KEPT = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths", "keyed")
+KEPT = tuple(ending.removeprefix(":") for ending in BESIDE)
 LOOK = 100_000  # names; a server that holds more may hold queues that are not found so
 
 

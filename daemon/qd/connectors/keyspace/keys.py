@@ -12,6 +12,13 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
+| queues:NAME:taken       | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |
+| queues:NAME:holding     | hash   | there: owner -> id and handle of the job it has in hand; a field a worker            |
+| queues:NAME:ended       | zset   | there: id of a job that is answered and not yet known to be deleted -> unix seconds; |
+|                         |        | at most one a worker, and those of the dead, which keepers look after                |
+| queues:NAME:sending     | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
+| queues:NAME:sender      | string | there: who is sending it; TTL: 10 s                                                  |
+| qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
 |                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
 |                         |        | schedulers take those gone for 400 days, and those of a host that was away for 7. In   |
@@ -56,6 +63,7 @@ DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
 TICKS = "qd:ticks"
+OUTBOX = "qd:outbox"
 OF = "\x1f"
 SCHEDULE_LAST = "qd:schedule:last"
 SCHEDULE_SKIPPED = "qd:schedule:skipped"
@@ -105,6 +113,26 @@ def deaths(queue: str) -> str:
 
 def keyed(queue: str) -> str:
     return f"queues:{queue}:keyed"
+
+
+def taken(queue: str) -> str:
+    return f"queues:{queue}:taken"
+
+
+def holding(queue: str) -> str:
+    return f"queues:{queue}:holding"
+
+
+def ended(queue: str) -> str:
+    return f"queues:{queue}:ended"
+
+
+def sending(queue: str) -> str:
+    return f"queues:{queue}:sending"
+
+
+def sender(queue: str) -> str:
+    return f"queues:{queue}:sender"
 
 
 def of_host(host: str, entry: str) -> str:

@@ -30,6 +30,13 @@ PARTS = {  # every other script is its own file
     "adopt": ("failed.lua", "adopt.lua"),
     "lock_take": ("line.lua", "lock_take.lua"),
     "lock_give": ("line.lua", "lock_give.lua"),
+    # Where another server keeps the jobs: the answers as they are, and what becomes of the parcel a job came in.
+    "parcel_turn": ("unit.lua", "failed.lua", "tied.lua", "parcel.lua", "parcel_turn.lua"),
+    "parcel_ack": ("parcel.lua", *EFFECTS, "parcel_open.lua", "ack.lua", "parcel_close.lua"),
+    "parcel_release": ("parcel.lua", *EFFECTS, "parcel_open.lua", "release.lua", "parcel_close.lua"),
+    "parcel_bury": ("parcel.lua", *EFFECTS, "failed.lua", "parcel_open.lua", "bury.lua", "parcel_close.lua"),
+    "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
+    "outbox": ("tied.lua", "outbox.lua"),
     "admit": ("window.lua", "admit.lua"),
     "admit_left": ("window.lua", "admit_left.lua"),
 }

@@ -1,0 +1,91 @@
+"""What a server must be able to do that keeps jobs and nothing else. queue.py asks; beanstalkd/ and sqs/ are some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from qd.connectors.base import Limits
+from qd.errors import QdError
+
+
+class Parcel(NamedTuple):
+    """A job as the server hands it out. id: the same however often that happens, without a space; handle: what it is deleted
+    by, without a space at its beginning.
+
+    attempts, crashes: made before by programs that do not write them into the payload, as far as the server counts.
+    """
+
+    queue: str
+    id: str
+    handle: str
+    body: bytes
+    attempts: int = 0
+    crashes: int = 0
+
+
+class Standing(NamedTuple):
+    """How many jobs the server has. oldest: seconds the first ready one waits, None: nobody knows."""
+
+    ready: int
+    delayed: int
+    reserved: int
+    oldest: float | None = None
+
+
+class Backend(Protocol):
+    """Belongs to one thread of one process, and connects on first use. Every call may raise ConnectionLost, ServerBusy or
+    ServerRefused. about: told that the caller lives, and what the next step may take."""
+
+    limits: Limits
+    longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
+    timeout: float
+    about: Callable[[float], None] | None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: without a password."""
+
+    def patience(self, connect: float, answer: float) -> None:
+        """Seconds to connect, and for each answer."""
+
+    def check(self, queue: str) -> None:
+        """Raises ServerRefused when the server can have no queue of this name."""
+
+    def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
+        """Send payloads, each with its delay in seconds, in order. For each what went wrong: TooLarge when it never will be
+        taken, ConnectionLost when nobody knows whether it was."""
+
+    def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
+        """Reserve a job of the first of `queues` that has one, for the connection's retry_after. None: there is none, and
+        none came within `seconds`, or before the descriptor `wake` was readable. 0: do not wait."""
+
+    def hold(self, parcel: Parcel | None) -> None:
+        """Keep it reserved, however long it takes, until the next call of this. None: there is nothing to keep any more."""
+
+    def drop(self, queue: str, id: str, handle: str) -> None:
+        """Delete a job. It need not be done when this returns: `gone` tells. One that is not there is gone."""
+
+    def gone(self, wait: bool = False) -> list[tuple[str, str]]:
+        """(queue, id) of dropped ones that are deleted for certain, each told once. wait: let all of them be, first."""
+
+    def put_back(self, parcel: Parcel, delay: float) -> None:
+        """Let go of a reserved job: somebody may have it in `delay` seconds."""
+
+    def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
+        """By a keeper, at a third of the lease: these (queue, id, handle) are in the hands of its live workers."""
+
+    def there(self, queue: str, id: str) -> bool | None:
+        """Whether the server still has it. None: nobody can tell."""
+
+    def standing(self, queue: str) -> Standing: ...
+
+    def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
+        """Delete what is ready or delayed, and tell each payload to `forget`. Returns how many."""
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """Calls inside wait no longer than that."""
+
+    def close(self) -> None:
+        """The next call connects anew. What was reserved and not answered goes back."""

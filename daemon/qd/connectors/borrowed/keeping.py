@@ -1,0 +1,120 @@
+"""What a keeper does where another server keeps the jobs: leases stand in the borrowed keyspace, and are renewed there.
+
+    beat   beat.lua             as everywhere: leases renewed, what is due in the outbox made ready, cancelled jobs, stamps
+           parcel_reclaim.lua   leases that ran out: their jobs go to the outbox, and their parcels are ended
+           outbox               is sent, of every queue that is known to have one
+           ended                parcels whose worker was killed before it had deleted them: looked after
+
+What a dead worker held goes the same way: to the outbox, its parcel ended and deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from qd.connectors.borrowed.queue import Borrowed
+from qd.connectors.effects import Effect
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.beat import beat
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost, ServerRefused
+
+RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
+LOOK = 10.0  # seconds between two looks at parcels that are ended, and after which a worker is not still at it
+MANY = 100  # of them that a look asks about
+LONGEST = 15 * 86400.0  # seconds a server that cannot be asked may still hand one out
+
+
+class BorrowedKeeping(Borrowed):
+    """A Keeping."""
+
+    _looked_at = 0.0
+
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        """Raises when the server of the jobs is away, too; the leases are renewed by then."""
+        answer = beat(self.space, self.settings.prefix, queues, asked._replace(reclaims_until=0))
+        if asked.renew:
+            self._renewed(queues, asked)
+        reclaimed = self._reclaim(queues, asked.reclaims_until) if asked.reclaims_until else 0
+        self.outbox.note(queues)
+        self.outbox.forward_all(self.outbox.known())
+        if time.monotonic() - self._looked_at > LOOK:
+            self._looked_at = time.monotonic()
+            for queue in queues:
+                self._look_after(queue, answer.now)
+        self._forget_gone(wait=True)
+        return answer._replace(reclaimed=reclaimed, waiting=self._waiting(queues))
+
+    def _renewed(self, queues: Sequence[str], asked: Asked) -> None:
+        fields = [f"{asked.token}/{slot}" for slot in asked.slots]
+        if not fields:
+            return
+        held = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])
+        found = [
+            (queue, *raw.decode().split(" ", 1))
+            for queue, parcels in zip(queues, held, strict=True)
+            for raw in (parcels if isinstance(parcels, list) else ())
+            if raw
+        ]
+        self.backend.renewed([(queue, id, handle) for queue, id, handle in found])
+
+    def _reclaim(self, queues: Sequence[str], until: float) -> int:
+        names = self._keys(keys.CANCEL, *[kind(queue) for queue in queues for kind in RECLAIMED])
+        count, *found = script("parcel_reclaim").call(self.space, names, until)
+        for place, its in zip(found[::2], found[1::2], strict=True):
+            self._drop(queues[int(place) - 1], its)
+        return int(count)
+
+    def _drop(self, queue: str, its: bytes) -> None:
+        id, _, handle = its.decode().partition(" ")
+        if id:
+            self.backend.drop(queue, id, handle)
+
+    def _waiting(self, queues: Sequence[str]) -> list[int]:
+        """Places of queues in which work is ready, that nobody holds back, and that nobody has any of in hand."""
+        paused = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
+        found = list[int]()
+        for place, (queue, held_back) in enumerate(zip(queues, paused, strict=True)):
+            if held_back == 0:
+                there = self.backend.standing(queue)
+                if there.ready and not there.reserved:
+                    found.append(place)
+        return found
+
+    def _look_after(self, queue: str, now: float) -> None:
+        """Ended ones that are still known: their worker was killed before it had deleted them, or somebody else did."""
+        (name,) = self._keys(keys.ended(queue))
+        flat = self.space.call("ZRANGEBYSCORE", name, "-inf", now - LOOK, "WITHSCORES", "LIMIT", 0, MANY)
+        for raw, at in zip(flat[::2], flat[1::2], strict=True):
+            there = self.backend.there(queue, raw.decode())
+            if there is False or (there is None and float(at) < now - LONGEST):
+                self.space.call("ZREM", name, raw)
+
+    def give_back(
+        self,
+        queue: str,
+        owner: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        *,
+        head: bool = False,
+        effects: Sequence[Effect] = (),
+    ) -> bool:
+        its = self._put_back(queue, owner, member, text, delay, head, effects)
+        if not isinstance(its, bytes):
+            return False
+        with suppress(ConnectionLost, ServerRefused):  # who is handed it out deletes it
+            self._drop(queue, its)
+            self._forget_gone(wait=True)
+        self.outbox.try_to_forward([queue])
+        return True
+
+    def missing_rights(self, queue: str) -> set[str]:
+        return set()
+
+    def user(self) -> str:
+        return ""

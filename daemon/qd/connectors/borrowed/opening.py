@@ -1,0 +1,41 @@
+"""How the manager opens a connection that borrows its keyspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qd.connectors.borrowed.backend import Backend
+from qd.connectors.borrowed.keeping import BorrowedKeeping
+from qd.connectors.borrowed.memory import Memory
+from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.manager import Reserver, borrowed_prefix, needs_memory, open_memory
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings, Settings
+
+
+def open_borrowed(settings: Settings, at: ConnectionSettings, who: Reserver, backend: Backend) -> BorrowedKeeping:
+    """Raises ConfigError for a worker or a keeper where there is no keyspace to borrow; others may still push."""
+
+    def space() -> Keyspace:
+        return open_memory(settings, at.name, title=who.title, patience=who.patience)[0]
+
+    if who.token:
+        needs_memory(settings, at.name)
+        for name in settings.work.queues if at.name == settings.work.connection else ():
+            backend.check(name)
+    kept = settings.failed
+    queue = BorrowedKeeping(
+        at,
+        backend,
+        Memory(space),
+        borrowed_prefix(settings, at.name),
+        token=who.token,
+        slot=who.slot,
+        turns=who.turns,
+        keep=Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes),
+        max_payload=settings.max_payload,
+    )
+    queue.patience(who.patience, who.patience)
+    return queue

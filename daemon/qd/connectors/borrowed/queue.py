@@ -1,0 +1,326 @@
+"""A queue whose server keeps jobs and nothing else: that one is the `backend`, all else stands in a borrowed keyspace.
+
+    push, later             to the backend; a keyed or unique job, a job of a batch, a tick: to the outbox, and on from there
+    turn  backend.take      a job is reserved over there,
+          parcel_turn.lua   the job before is acked here, and the new one leased: owner, counts, mark
+          backend.drop      then the one before is deleted over there
+    ack, release, bury      the step of every connection, with the job's effects, and a note that its parcel is ended; then
+                            it is deleted over there. What is put back is a new job, with its counts, in the outbox
+    wait                    by the backend
+
+Who has a job in hand is said here, and nowhere else: as long as a keeper renews the lease no other worker runs it, also when
+the backend hands it out once more (a connection broke, its server was started anew). A worker that is given such a one puts
+it back; one that is given an ended one deletes it. So a worker may be killed between any two of these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
+from qd.connectors.borrowed.backend import Backend, Parcel
+from qd.connectors.borrowed.counted import counted, uncounted
+from qd.connectors.borrowed.outbox import Outbox
+from qd.connectors.borrowed.pushed import PushedBatches, PushedTicks
+from qd.connectors.effects import Count, Effect, Push
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd.payload import read
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+TURNED = (
+    *(keys.ready, keys.delayed, keys.reserved, keys.owners, keys.taken, keys.holding, keys.ended, keys.paused),
+    *(keys.failed, keys.failed_at),
+)  # of each queue, as parcel_turn.lua has them
+PARCEL = (keys.taken, keys.holding, keys.ended)
+ANSWERS = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
+TRIES = 100  # parcels a turn is given at most that are none for this worker
+AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
+SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
+
+
+class Borrowed(KeyspaceQueue):
+    """Without a keeper's part: borrowed/keeping.py. space: borrowed; prefix: what every name in it begins with."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        backend: Backend,
+        space: Keyspace,
+        prefix: str,
+        *,
+        token: str = "",
+        slot: int = 0,
+        turns: int = 0,
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        at = replace(settings, prefix=prefix)
+        super().__init__(at, space, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        self.backend = backend
+        self.outbox = Outbox(space, prefix, backend)
+        self.batches = PushedBatches(self.outbox)
+        self.ticks = PushedTicks(self.outbox)
+        self._parcel: Parcel | None = None  # reserved over there, and not yet leased here
+        self._hand: Parcel | None = None  # in which the job came that this worker has in hand
+        self._paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
+        if token:
+            for each in ANSWERS:
+                script(each)
+
+    @property
+    def limits(self) -> Limits:
+        return self.backend.limits
+
+    def patience(self, connect: float, answer: float) -> None:
+        super().patience(connect, answer)
+        self.backend.patience(connect, answer)
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        self.post([Outgoing(queue, payload)])
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        self.post([Outgoing(queue, payload, delay)])
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """What needs no keyspace goes straight to the server; what that does not take is raised, the first of it. All else
+        goes to the outbox, and is sent from there, at the latest by a keeper."""
+        queues, found = dict.fromkeys([job.queue for job in jobs]), list[str | None]([None] * len(jobs))
+        for queue in queues:
+            self.backend.check(queue)
+        waits = [place for place, job in enumerate(jobs) if self._waits(job)]
+        for queue in queues:
+            self._send(queue, [(job.payload, job.delay) for job in jobs if job.queue == queue and not self._waits(job)])
+        if waits:
+            those = [jobs[place] for place in waits]
+            self.outbox.note([job.queue for job in those])
+            for place, holder in zip(waits, super().post(those), strict=True):
+                found[place] = holder
+            self.outbox.try_to_forward(dict.fromkeys([job.queue for job in those if not job.delay]))
+        return found
+
+    def _waits(self, job: Outgoing) -> bool:
+        return bool(job.lock or job.key) or job.delay > self.backend.longest
+
+    def _send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> None:
+        for error in self.backend.send(queue, jobs) if jobs else ():
+            if error is not None:
+                raise error
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        moved = super().move_keyed(queue, name, delay)
+        if moved and not delay:
+            self.outbox.try_to_forward([queue])
+        return moved
+
+    # -- working
+
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+        acked, malformed = None, 0
+        for _ in range(TRIES):
+            self._parcel = self._parcel or self._look(queues, shut)
+            became, turn = self._step(done, queues, self._parcel)
+            acked, done = turn.acked if done is not None else acked, None
+            malformed += became == b"malformed"
+            if became in (b"leased", b"none"):
+                break
+        shut_too = tuple([queue for queue in queues if queue in turn.paused or queue in shut])
+        return turn._replace(acked=acked, paused=shut_too, malformed=malformed)
+
+    def _look(self, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
+        """A queue that is paused is asked about before it is looked at; one that is paused in between, the step finds."""
+        if self._paused is None or self._paused:
+            there = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
+            self._paused = frozenset([queue for queue, is_ in zip(queues, there, strict=True) if is_ != 0])
+        open_ = [queue for queue in queues if queue not in self._paused and queue not in shut]
+        return self.backend.take(open_, 0.0) if open_ else None
+
+    def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> tuple[bytes, Turn]:
+        """The call of parcel_turn.lua, and what follows of it over there. Returns what became of the parcel."""
+        self.turns += 1
+        names = self._keys(*[kind(queue) for queue in queues for kind in TURNED])
+        leased = counted(parcel) if parcel is not None else b""
+        args = self._args(done, queues, parcel, leased)
+        reply = script("parcel_turn").call(self.space, names, *args)
+        acked, its, became, wait, outbox, member, mark, start, length, before = reply[:10]
+        if acked == -2:
+            raise ConnectionLost("the server has run a call of this worker that was given up before")
+        paused = tuple([queues[place - 1] for place in reply[10:]])
+        self._paused, self._parcel = frozenset(paused), None
+        if done is not None:
+            self._over(done.queue, its if acked == 1 else 0)
+        job = None
+        if parcel is not None and became == b"leased":
+            job = uncounted(Reserved(parcel.queue, member, mark.decode(), start, length, before), parcel, leased)
+            self._hand = parcel
+            self.backend.hold(parcel)
+        elif parcel is not None:
+            self._pass_on(parcel, became)
+        if outbox:
+            self.outbox.try_to_forward([queues[int(place) - 1] for place in outbox.split()])
+        due = None if wait < 0 else max(SOON, wait / 1000)
+        return became, Turn(None if acked < 0 else acked == 1, job, due, paused, 0)
+
+    def _args(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None, leased: bytes) -> list[Arg]:
+        fixed: list[Arg] = [
+            self.owner,
+            self.settings.retry_after,
+            *self.keep,
+            self.longest,
+            *self._keys(keys.unique("")),
+        ]
+        acks: list[Arg] = [0, ""] if done is None else [queues.index(done.queue) + 1, done.member]
+        its: list[Arg] = [0, "", "", ""]
+        if parcel is not None:
+            its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased]
+        gone = [word for queue, id in self.backend.gone() if queue in queues for word in (queues.index(queue) + 1, id)]
+        return [*fixed, f"{self.base}{self.turns}", *acks, *its, *gone]
+
+    def _pass_on(self, parcel: Parcel, became: bytes) -> None:
+        """One that is none for this worker."""
+        if became == b"held":
+            self.backend.put_back(parcel, AGAIN)
+        else:
+            self.backend.drop(parcel.queue, parcel.id, parcel.handle)
+
+    def _over(self, queue: str, its: bytes | int) -> None:
+        """The job in hand is answered. its: id and handle of its parcel; 0: its lease was lost, and it stays where it is."""
+        hand, self._hand = self._hand, None
+        self.backend.hold(None)
+        if isinstance(its, bytes):
+            id, _, handle = its.decode().partition(" ")
+            if id:
+                self.backend.drop(queue, id, handle)
+        elif hand is not None:
+            with suppress(ConnectionLost, ServerRefused):
+                self.backend.put_back(hand, 0.0)
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        """Of a turn whose reply was lost, the parcel is in hand over there as well."""
+        found = super().held(queues)
+        if found is not None and self._parcel is not None and self._parcel.queue == found.queue:
+            its = self.space.call("HGET", *self._keys(keys.holding(found.queue)), self.owner) or b""
+            if its.decode().partition(" ")[0] == self._parcel.id:
+                self._hand, self._parcel = self._parcel, None
+                self.backend.hold(self._hand)
+        return found
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        self._parcel = self._parcel or self.backend.take(queues, seconds, wake)
+
+    # -- answers: the steps of every connection, and the end of the parcel
+
+    def _answer(
+        self, name: str, queue: str, names: Sequence[str], args: Sequence[Arg], effects: Sequence[Effect]
+    ) -> bytes | int:
+        """Returns 0 when the lease was lost, else id and handle of the parcel."""
+        self._note(effects)
+        more, said = spoken(effects, self.settings.prefix)
+        beside = [kind(queue) for kind in PARCEL]
+        its: bytes | int = script(name).call(self.space, self._keys(*names, *more, *beside), *args, *said)
+        return its
+
+    def _note(self, effects: Sequence[Effect]) -> None:
+        self.outbox.note([effect.queue for effect in effects if isinstance(effect, Push)])
+
+    def _send_on(self, effects: Sequence[Effect]) -> None:
+        """What they have pushed; callbacks of a batch may be anywhere."""
+        with suppress(ConnectionLost, ServerRefused):
+            if any(isinstance(effect, Count) for effect in effects):
+                self.outbox.forward_all(self.outbox.known())
+            else:
+                self.outbox.try_to_forward([effect.queue for effect in effects if isinstance(effect, Push)])
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        names = (keys.reserved(done.queue), keys.owners(done.queue))
+        its = self._answer("parcel_ack", done.queue, names, (self.owner, done.member), effects)
+        self._over(done.queue, its)
+        self._send_on(effects)
+        return its != 0
+
+    def release(
+        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
+    ) -> bool:
+        its = self._put_back(held.queue, self.owner, held.member, text, delay, head, effects)
+        self._over(held.queue, its)
+        if its != 0 and not delay:
+            self.outbox.try_to_forward([held.queue])
+        self._send_on(effects)
+        return its != 0
+
+    def _put_back(
+        self, queue: str, owner: str, member: bytes, text: bytes, delay: float, head: bool, effects: Sequence[Effect]
+    ) -> bytes | int:
+        self.outbox.note([queue])
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        names = [*[kind(queue) for kind in kinds], keys.CANCEL]
+        return self._answer("parcel_release", queue, names, (owner, member, text, delay, int(head)), effects)
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
+        names = [kind(held.queue) for kind in kinds]
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep)
+        its = self._answer("parcel_bury", held.queue, names, args, effects)
+        self._over(held.queue, its)
+        self._send_on(effects)
+        return its != 0
+
+    # -- looking
+
+    def sizes(self, queue: str) -> Sizes:
+        """Those over there, and those in the outbox."""
+        here, there = super().sizes(queue), self.backend.standing(queue)
+        sending = self.space.call("LLEN", *self._keys(keys.sending(queue)))
+        ages = [age for age in (here.oldest_age, there.oldest) if age is not None]
+        return Sizes(
+            there.ready + here.ready + sending,
+            there.delayed + here.delayed,
+            max(there.reserved, here.reserved),
+            here.failed,
+            max(ages) if ages else None,
+        )
+
+    def clear(self, queue: str) -> int:
+        return super().clear(queue) + self.backend.clear(queue, self._forget)
+
+    def _forget(self, payload: bytes) -> None:
+        """The lock of a job that is cleared."""
+        if b'"qd":{' not in payload:
+            return
+        with suppress(Malformed):
+            known = read(payload)
+            if known.qd is not None and known.qd.unique is not None and known.uuid:
+                self.free(known.qd.unique, known.uuid)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        with self.space.within(seconds), self.backend.within(seconds):
+            yield
+
+    def beats(self, about: Callable[[float], None]) -> None:
+        super().beats(about)
+        self.backend.about = about
+
+    def close(self) -> None:
+        """What was deleted over there need not be known here any more; what is still on its way, a keeper looks after."""
+        with suppress(ConnectionLost, ServerRefused):
+            self._forget_gone(wait=True)
+        self._parcel = self._hand = None
+        self.backend.close()
+        self.space.close()
+
+    def _forget_gone(self, wait: bool) -> None:
+        gone = self.backend.gone(wait)
+        if gone:
+            self.space.call_many([("ZREM", *self._keys(keys.ended(queue)), id) for queue, id in gone])

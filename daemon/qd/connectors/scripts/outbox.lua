@@ -1,0 +1,48 @@
+-- What waits in an outbox and is to be sent, in order: what is due, and nothing that was cancelled or moved. It stands in
+-- `sending` from now on until its sender says that it was sent; should the sender die, the next one sends it.
+-- KEYS ready, delayed, notify, keyed, sending, sender, paused
+-- ARGV 1 who sends   2 ms it may take for that   3 of what it was given last, how many were sent   4 jobs at most
+--      5 bytes at most   6 what the names of locks begin with
+-- Returns the payloads, none: nothing is to be sent, or another is sending. The turn of a sender ends with that.
+local ready, delayed, sending, sender = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
+local mine = redis.call('GET', sender) == ARGV[1]
+if mine then
+  redis.call('LTRIM', sending, ARGV[3], -1)
+elseif redis.call('EXISTS', sender) == 1 then
+  return {}
+end
+
+local function clock()
+  local time = redis.call('TIME')
+  return string.format('%.6f', time[1] + time[2] / 1000000)
+end
+
+local due = {}
+if redis.call('EXISTS', KEYS[7]) == 0 then
+  due = redis.call('ZRANGEBYSCORE', delayed, '-inf', clock(), 'LIMIT', 0, ARGV[4])
+  if #due > 0 then
+    redis.call('RPUSH', ready, unpack(due))
+    redis.call('ZREMRANGEBYRANK', delayed, 0, #due - 1)
+  end
+  local size, seen = 0, redis.call('LLEN', sending)
+  while seen == 0 or size > 0 and seen < tonumber(ARGV[4]) and size < tonumber(ARGV[5]) do
+    local p = redis.call('LINDEX', ready, 0)
+    if not p then break end
+    local q, once = p, nil
+    if may_be_tied(p) then q, once = taken(p, KEYS[4], ARGV[6]) end
+    if q then
+      redis.call('RPUSH', sending, q)
+      seen, size = seen + 1, size + #q
+    end
+    redis.call('LPOP', ready)
+    redis.call('LPOP', KEYS[3])
+    if q and q ~= p then once() end
+  end
+end
+local found = redis.call('LRANGE', sending, 0, ARGV[4] - 1)
+if #found > 0 then
+  redis.call('SET', sender, ARGV[1], 'PX', ARGV[2])
+elseif mine then
+  redis.call('EXPIRE', sender, 0)
+end
+return found

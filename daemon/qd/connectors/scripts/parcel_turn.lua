@@ -1,0 +1,99 @@
+-- One turn of a worker whose jobs another server keeps: ack the job before, lease the parcel that it was given there.
+-- KEYS  ten a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed, failed_at
+-- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most   4 seconds it keeps them
+--       5 bytes of them at most   6 bytes of a payload at most, 0: any   7 what the names of locks begin with
+--       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
+--       11 index of the queue of the parcel, 0 for none   12 its id   13 its handle   14 its payload
+--       15... index of a queue and an id: parcels that are deleted over there, and need not be known any more
+-- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the parcel that was acked or '',
+--           what became of the parcel in hand (see below), ms until the next delayed job in the outbox or -1,
+--           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
+--           index ... }
+--   'leased'; 'held': another worker has it, put it back; 'ended', 'dropped', 'malformed' (kept in the failed store), 'parked' (its
+--   queue is paused: it waits in the outbox): delete it; 'none': there was none
+-- Add before remove: whatever stops this script, every payload still stands somewhere.
+
+local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[11])
+local READY, DELAYED, RESERVED, OWNERS, TAKEN, HOLDING, ENDED, PAUSED, FAILED, FAILED_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local acked, parcel, free, paused, due, outbox = -1, '', nil, {}, nil, ''
+
+local function key(i, which) return KEYS[(i - 1) * 10 + which] end
+
+-- The first write takes something away: see turn.lua.
+if done > 0 then
+  acked = redis.call('ZREM', key(done, RESERVED), ARGV[10])
+  if acked == 1 or redis.call('HGET', key(done, OWNERS), owner) == ARGV[10] then
+    if acked == 1 then parcel = end_parcel(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner) end
+    redis.call('HDEL', key(done, OWNERS), owner)
+    free = done
+  end
+else
+  redis.call('HDEL', key(1, OWNERS), '')
+end
+for k = 15, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
+for i = 1, #KEYS / 10 do
+  if i ~= free and redis.call('HGET', key(i, OWNERS), owner) then return {-2, '', 'none', -1, '', '', '', 0, 0, ''} end
+  if redis.call('EXISTS', key(i, PAUSED)) == 1 then paused[#paused + 1] = i end
+end
+
+-- Whether a worker, or one whose lease is not over yet, has it in hand.
+local function held(id)
+  local other = redis.call('HGET', key(at, TAKEN), id)
+  local its = other and redis.call('HGET', key(at, HOLDING), other)
+  return its and string.match(its, '^%S+') == id and redis.call('HGET', key(at, OWNERS), other)
+end
+
+local function reject(id, p, reason)
+  local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', base .. '.m', reason, now)
+  bury(key(at, FAILED), key(at, FAILED_AT), base .. '.m', record, p, now, ARGV[3], ARGV[4], ARGV[5])
+  note_ended(key(at, ENDED), id)
+  return 'malformed'
+end
+
+local function lease(id, text)
+  redis.call('HSET', key(at, TAKEN), id, owner)
+  redis.call('HSET', key(at, HOLDING), owner, id .. ' ' .. ARGV[13])
+  redis.call('ZADD', key(at, RESERVED), now + ARGV[2], text)
+  redis.call('HSET', key(at, OWNERS), owner, text)
+end
+
+local function take(id, p)
+  if redis.call('ZSCORE', key(at, ENDED), id) then return 'ended' end
+  if held(id) then return 'held' end
+  for _, i in ipairs(paused) do
+    if i == at then
+      redis.call('LPUSH', key(at, READY), p)
+      note_ended(key(at, ENDED), id)
+      return 'parked'
+    end
+  end
+  if most > 0 and #p > most then
+    return reject(id, p, string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most))
+  end
+  local q, once_leased = p, nil
+  if may_be_tied(p) then q, once_leased = taken(p, key(at, READY) .. ':keyed', locks) end
+  if not q then
+    note_ended(key(at, ENDED), id)
+    return 'dropped'
+  end
+  local text, mark, start, length, before = fresh_text(q, base)
+  if not text then text, mark, start, length, before = other_text(q, base) end
+  if not text then return reject(id, p, 'not a JSON object with a count of attempts') end
+  lease(id, text)
+  if once_leased then once_leased() end
+  return 'leased', text, mark, start, length, before
+end
+
+local became, text, mark, start, length, before = 'none', '', '', 0, 0, ''
+if at > 0 then became, text, mark, start, length, before = take(ARGV[12], ARGV[14]) end
+if became ~= 'leased' then
+  for i = 1, #KEYS / 10 do
+    local next_at = redis.call('ZRANGE', key(i, DELAYED), 0, 0, 'WITHSCORES')[2]
+    if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
+    if redis.call('LLEN', key(i, READY)) > 0 or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
+  end
+end
+local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
+return {acked, parcel, became, wait, outbox, text or '', mark or '', start or 0, length or 0, before or '', unpack(paused)}
