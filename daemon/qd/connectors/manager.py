@@ -35,7 +35,10 @@ class Reserver(NamedTuple):
 Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
 DRIVERS: Mapping[str, str] = {"redis": "qd.connectors.redis.opening:open_queue"}
 """driver -> module:function, a Factory; loaded when it is used."""
-MEMORIES: Mapping[str, str] = {"redis": "qd.connectors.redis.opening:open_space"}
+MEMORIES: Mapping[str, str] = {
+    "redis": "qd.connectors.redis.opening:open_space",
+    "database": "qd.connectors.database.opening:open_space",
+}
 """Of those with a keyspace of their own -> module:function that opens it."""
 
 

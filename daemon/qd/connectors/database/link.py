@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
+from qd.connectors.database.waiting import ready_of
 from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
 from qd.masks import mask_url
 
@@ -39,6 +40,7 @@ class Link:
         self.connect_timeout, self.timeout = connect_timeout, timeout
         self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
         self.depth = 0  # of transactions
+        self.broken = False  # nothing more can be done in this transaction, but to end it
         self._connection: sql.Connection | None = None
         self._pid, self._used = 0, 0.0
 
@@ -87,7 +89,7 @@ class Link:
             yield
             return
         self._begin()
-        self.depth = 1
+        self.depth, self.broken = 1, False
         try:
             yield
         except QdError:
@@ -149,6 +151,7 @@ class Link:
         if not isinstance(error, sql.exc.SQLAlchemyError):
             self.close()
             raise error
+        self.broken = True
         origin = getattr(error, "orig", None)
         kind = self.server.meaning(origin) if origin is not None else None
         if getattr(error, "connection_invalidated", False):
@@ -161,6 +164,23 @@ class Link:
     def _read_only(self, origin: Any) -> bool:
         """Another server is to be written to now: the name is to be resolved anew."""
         return getattr(origin, "sqlstate", None) == "25006" or (getattr(origin, "args", None) or [0])[0] in (1290, 1836)
+
+    def rest(self, seconds: float, wake: int) -> bool:
+        """Wait until the server tells something that this connection listens for, or `seconds` are over. False: the
+        descriptor `wake` ended it. Raises ConnectionLost."""
+        told = self.server.told(self.raw)
+        if told:
+            return True
+        fds = ready_of([self.server.telling(self.raw), wake], seconds)
+        if wake in fds:
+            return False
+        try:
+            if fds:
+                self.server.told(self.raw)
+        except Exception as error:
+            self.close()
+            raise ConnectionLost(f"the connection to the database at {self.place} broke: {error}") from None
+        return True
 
     # -- the connection
 

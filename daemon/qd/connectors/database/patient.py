@@ -16,6 +16,7 @@ class Patient(psycopg.Connection[Any]):
     """Waits for `answer` seconds at most: a server that is stopped, or behind a broken network, says nothing at all."""
 
     answer = 5.0
+    heard = False  # of a notification, while something else was asked
 
     def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
         fd, until = self.pgconn.socket, time.monotonic() + self.answer
@@ -33,9 +34,20 @@ class Patient(psycopg.Connection[Any]):
         except StopIteration as end:
             return end.value
 
+    def listens(self) -> Patient:
+        """Notes what it is told, from now on."""
+
+        def hear(_: object) -> None:
+            self.heard = True
+
+        self.add_notify_handler(hear)
+        return self
+
     def told(self) -> bool:
         """Whether a notification has come; takes all of them."""
-        return bool(ready_of([socket_of(self)], 0) and self.wait(notifies(self.pgconn)))
+        came = bool(ready_of([socket_of(self)], 0) and self.wait(notifies(self.pgconn)))
+        came, self.heard = came or self.heard, False
+        return came
 
     def went_away(self) -> bool:
         """The server has closed it. A notification is no such end."""

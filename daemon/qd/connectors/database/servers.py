@@ -64,6 +64,14 @@ class Server:
     def patience(self, raw: Any, answer: float) -> None:
         """Seconds for each answer on the driver's connection, from now on."""
 
+    def telling(self, raw: Any) -> int:
+        """The descriptor that is readable when the server tells something, -1: it never does."""
+        return -1
+
+    def told(self, raw: Any) -> bool:
+        """Whether it has told something since this was asked last."""
+        return False
+
     def went_away(self, raw: Any) -> bool:
         """Whether this idle connection was closed by the server."""
         fd = socket_of(raw)
@@ -92,7 +100,13 @@ class Postgres(Server):
     def connect(self, *args: Any, **options: Any) -> Any:
         from qd.connectors.database.patient import Patient  # the driver is there only where it is used
 
-        return Patient.connect(*args, **options)
+        return Patient.connect(*args, **options).listens()
+
+    def telling(self, raw: Any) -> int:
+        return socket_of(raw)
+
+    def told(self, raw: Any) -> bool:
+        return bool(raw.told())
 
     def went_away(self, raw: Any) -> bool:
         return bool(raw.went_away())

@@ -1,0 +1,164 @@
+"""Commands on strings, and on names of any kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sqlalchemy as sql
+
+from qd.connectors.database import queued, tables
+from qd.connectors.database.step import Step
+from qd.connectors.database.words import (
+    OK,
+    SYNTAX,
+    Command,
+    Commands,
+    Status,
+    Words,
+    cursor_of,
+    cursor_text,
+    options,
+    whole,
+)
+from qd.errors import ServerRefused
+
+
+def get(step: Step, words: Words) -> bytes | None:
+    return step.look(words[0], "string").value
+
+
+def mget(step: Step, words: Words) -> list[bytes | None]:
+    step.open(words)
+    return [found.value if (found := step.look(name)).kind == "string" else None for name in words]
+
+
+def set_(step: Step, words: Words) -> Status | None:
+    """SET name value [NX] [EX seconds | PX ms]"""
+    name, value, *rest = words
+    only_new, expires_at = False, None
+    while rest:
+        option = rest.pop(0).upper()
+        if option == b"NX":
+            only_new = True
+        elif option in (b"EX", b"PX") and rest:
+            span = whole(rest.pop(0))
+            if span <= 0:
+                raise ServerRefused("ERR invalid expire time in 'set' command")
+            expires_at = step.now_us + span * (1_000_000 if option == b"EX" else 1000)
+        else:
+            raise ServerRefused(SYNTAX)
+    if only_new and step.look(name).kind:
+        return None
+    if step.look(name).kind != "string":
+        step.remove(name)
+    found = step.change(name, "string")
+    found.value, found.size, found.expires_at = value, 1, expires_at
+    return OK
+
+
+def exists(step: Step, words: Words) -> int:
+    step.open(words)
+    return sum(bool(step.look(name).kind) for name in words)
+
+
+def delete(step: Step, words: Words) -> int:
+    step.open(words)
+    return sum([step.remove(name) for name in words])
+
+
+def type_(step: Step, words: Words) -> Status:
+    return Status(step.look(words[0]).kind.encode() or b"none")
+
+
+def expire(step: Step, words: Words) -> int:
+    return expires(step, words[0], 1000 * whole(words[1]))
+
+
+def pexpire(step: Step, words: Words) -> int:
+    return expires(step, words[0], whole(words[1]))
+
+
+def expires(step: Step, name: bytes, span_ms: int) -> int:
+    found = step.look(name)
+    if not found.kind:
+        return 0
+    if span_ms <= 0:
+        step.remove(name)
+    else:
+        found.expires_at = step.now_us + 1000 * span_ms
+    return 1
+
+
+def pttl(step: Step, words: Words) -> int:
+    found = step.look(words[0])
+    if not found.kind:
+        return -2
+    return -1 if found.expires_at is None else -(-(found.expires_at - step.now_us) // 1000)
+
+
+def time(step: Step, _words: Words) -> list[bytes]:
+    step.open(())
+    return [b"%d" % (step.now_us // 1_000_000), b"%d" % (step.now_us % 1_000_000)]
+
+
+def ping(_step: Step, _words: Words) -> Status:
+    return Status(b"PONG")
+
+
+# -- all names
+
+
+def scan(step: Step, words: Words) -> list[Any]:
+    """SCAN cursor [MATCH pattern] [COUNT n]; the queues that stand in rows come with the first piece."""
+    said = options(words[1:])
+    pattern, most = said.get(b"MATCH", b"*"), whole(said.get(b"COUNT", b"10"))
+    after, fits = cursor_of(words[0]), glob(pattern)
+    step.open(())
+    start = literal(pattern)
+    columns, low = tables.names.c, max(after, start)
+    asked = sql.select(columns.name, columns.whole, columns.expires_at).order_by(columns.name).limit(most)
+    asked = asked.where(columns.name > low if after >= start and after else columns.name >= low)
+    if above := beyond(start):
+        asked = asked.where(columns.name < above)
+    rows = list(step.execute(asked))
+    names = [bytes(row.whole or row.name) for row in rows if row.expires_at is None or row.expires_at > step.now_us]
+    names += queued.names(step) if not after else []
+    following = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0"
+    return [following, [name for name in names if fits.fullmatch(name)]]
+
+
+def literal(pattern: bytes) -> bytes:
+    """What every name that fits begins with, as far as it is a key of its own."""
+    found = re.match(rb"(?:[^*?\[\]\\^]|\\.)*", pattern, re.DOTALL)
+    return re.sub(rb"\\(.)", rb"\1", found[0] if found else b"", flags=re.DOTALL)[: tables.LONGEST]
+
+
+def beyond(start: bytes) -> bytes:
+    """The first name behind all that begin so; b"": there is none."""
+    kept = start.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+
+
+def glob(pattern: bytes) -> re.Pattern[bytes]:
+    """With *, ? and what stands behind a backslash; sets of letters are not known."""
+    parts = re.findall(rb"\\.|.", pattern, re.DOTALL)
+    wild = {b"*": b".*", b"?": b"."}
+    return re.compile(b"".join(wild.get(part) or re.escape(part[-1:]) for part in parts), re.DOTALL)
+
+
+COMMANDS: Commands = {
+    "GET": Command(get, False),
+    "MGET": Command(mget, False, -1),
+    "SET": Command(set_, True, 1, 2),
+    "EXISTS": Command(exists, False, -1),
+    "DEL": Command(delete, True, -1),
+    "UNLINK": Command(delete, True, -1),
+    "TYPE": Command(type_, False),
+    "EXPIRE": Command(expire, True, 1, 2),
+    "PEXPIRE": Command(pexpire, True, 1, 2),
+    "PTTL": Command(pttl, False),
+    "TIME": Command(time, False, 0, 0),
+    "PING": Command(ping, False, 0, 0),
+    "SCAN": Command(scan, False, 0, 1),
+}
