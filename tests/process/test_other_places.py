@@ -117,7 +117,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_master(
 def test_whoever_may_live_keeps_its_job_until_the_lease_runs_out(
     project: MakeProject, redis: Client, stranger: subprocess.Popen[bytes], unknown: str
 ) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=JOBS, config='retry_after = "6s"\n')
     witness = Witness(shop)
     start = vitals.start_time(stranger.pid)
     dead = {"pid": stranger.pid, "start": (start or 0) - 1}

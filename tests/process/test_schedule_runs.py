@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 import pytest
 
@@ -126,6 +127,7 @@ def test_a_pipe_takes_what_a_run_prints_as_fast_as_it_is_read_and_one_that_nobod
         work = driven.start("unread", "read")
         work.wait_line("schedule.failed entry=unread")
         os.set_blocking(reader, True)
+        assert select.select([reader], [], [], 20)[0], "no run writes"  # before one does, a read says the end
         assert b"".join(iter(lambda: os.read(reader, 65536), b"")) == bytes(300000) + b"\nover\n"
     finally:
         os.close(reader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import psutil
@@ -131,10 +132,21 @@ def test_nobody_is_blamed_while_redis_does_not_answer(project: MakeProject, serv
         work.stop()
 
 
+# `qd` with less patience for a worker that was asked for: a template that stands still is waited for twice as long.
+HASTY = """
+import sys
+from qd.cli.main import main
+from qd.master import children
+children.SPAWN_PATIENCE = 3.0
+sys.argv = ["qd", *sys.argv[4:]]  # after: python -m qd
+main()
+"""
+
+
 def test_a_template_that_stands_still_is_replaced(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
-    work = shop.work("-w", "1", "--sleep", "0.2")
+    work = shop.work("-w", "1", "--sleep", "0.2", within=[sys.executable, "-c", HASTY])
     (worker,) = idle(work, 1)
     template = work.child("qd: template")
     template.suspend()
