@@ -40,6 +40,7 @@ COMMANDS = {
     "schedule": ("schedule.family", "schedule"),
     "doctor": ("doctor", "command"),
     "config": ("setup", "config"),
+    "migrate": ("migrate", "migrate"),
     "init": ("setup", "init"),
     "embedded": ("embedded", "command"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import sqlalchemy as sql
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
@@ -10,7 +12,20 @@ from qd.connectors.database.link import Link
 from qd.connectors.database.servers import BUCKETS, MissingTable
 from qd.errors import ConfigError, ServerRefused
 
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+PATIENCE = 60.0  # seconds that one statement may take
 LOCK = b"qd migrate"  # the name that is locked meanwhile, where there are locks on names
+
+
+def migrated(at: ConnectionSettings, patience: float, *, dry: bool) -> list[str]:
+    """As `migrate`, of a connection. Making an index of a large table takes its time."""
+    link = Link(at.url or "", title="qd: migrate", connect_timeout=patience, timeout=PATIENCE)
+    try:
+        return migrate(link, at.table, dry=dry)
+    finally:
+        link.close()
 
 
 def migrate(link: Link, jobs_table: str, *, dry: bool = False) -> list[str]:

@@ -1,0 +1,105 @@
+"""`qd migrate`: tables are made once, by whoever comes first, and a wrong version is told."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, document, done
+
+TABLES = {"qd_names", "qd_items", "qd_locks", "qd_schema", "jobs", "failed_jobs", "job_batches"}
+AT = "[connections.db]\nurl = 'sqlite:///jobs.sqlite'\n"
+
+
+def tables(file: str = "jobs.sqlite") -> set[str]:
+    with closing(sqlite3.connect(file)) as db:
+        rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        return {name for (name,) in rows}
+
+
+def test_the_tables_are_made_once(configured: Callable[[str], None], qd: Run) -> None:
+    configured(AT)
+    assert "db: made table qd_names" in done(qd("migrate")).splitlines()
+    assert tables() == TABLES
+    assert done(qd("migrate")) == "db: nothing to do\n"
+
+
+def test_a_dry_run_prints_sql_that_makes_them(configured: Callable[[str], None], qd: Run, folder: Path) -> None:
+    configured(AT)
+    sql = done(qd("migrate", "--dry-run"))
+    assert tables() == set()
+    with closing(sqlite3.connect(folder / "by_hand.sqlite")) as db:
+        db.executescript(sql)
+    assert tables("by_hand.sqlite") == TABLES
+    assert document(qd("migrate", "--dry-run", "--json"))["connections"]["db"] == [
+        line.removesuffix("\n") for line in sql.splitlines()
+    ]
+
+
+def test_the_table_of_jobs_has_the_name_that_the_connection_says(configured: Any, qd: Run) -> None:
+    configured(AT + "table = 'work'\n")
+    done(qd("migrate"))
+    assert tables() == TABLES - {"jobs"} | {"work"}
+
+
+def test_a_table_of_laravel_stays_as_it_is(configured: Any, qd: Run) -> None:
+    configured(AT)
+    with closing(sqlite3.connect("jobs.sqlite")) as db:
+        db.execute("CREATE TABLE jobs (id INTEGER PRIMARY KEY, mine TEXT)")
+    assert "table jobs" not in done(qd("migrate"))
+
+
+def test_tables_of_a_newer_qd_are_not_touched(configured: Any, qd: Run) -> None:
+    configured(AT)
+    done(qd("migrate"))
+    with closing(sqlite3.connect("jobs.sqlite")) as db:
+        db.execute("UPDATE qd_schema SET version = 99")
+        db.commit()
+    result = qd("migrate")
+    assert (result.exit_code, result.stdout) == (78, "")
+    assert "version 99" in result.stderr
+    assert "update qd" in result.stderr
+
+
+def test_a_connection_that_is_no_database_is_refused(configured: Any, qd: Run) -> None:
+    configured(AT)
+    result = qd("migrate", "-c", "redis")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "qd: connection 'redis' is no database (redis): it needs no tables\n",
+    )
+
+
+def test_without_a_database_there_is_nothing_to_do(configured: Any, qd: Run) -> None:
+    assert done(qd("migrate")) == "no connection is a database: nothing to do\n"
+
+
+TOGETHER = """
+import sys
+from qd.connectors.database.link import Link
+from qd.connectors.database.migrate import check, migrate
+link = Link(sys.argv[1], timeout=30)
+sys.stdin.readline()
+migrate(link, "jobs")
+check(link, "jobs")
+"""
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "mariadb_url", "sqlite"])
+def test_two_at_once_do_no_harm(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
+    url = "sqlite:///jobs.sqlite" if kind == "sqlite" else request.getfixturevalue(kind)
+    command = [sys.executable, "-c", TOGETHER, url]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for each in both:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    ends = [each.communicate(timeout=60) for each in both]
+    assert [each.returncode for each in both] == [0, 0], ends
