@@ -71,7 +71,7 @@ import hashlib
 
 def note(*words):
     fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.write(fd, (" ".join(map(str, [*words, time.monotonic()])) + "\\n").encode())
     os.close(fd)
 
 @app.job("quick", tries=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from qd.errors import QdError
 from qd.payload import read
 from tests.contract.kinds import NAME, Tried, job_of, ready, take
 from tests.support.clock import eventually
+from tests.support.reliability import Figures
 
 HOSTILE = {
     "nothing": b"",
@@ -39,18 +41,23 @@ def queue_row(tried: Tried, name: str = "default") -> dict:
 # -- crashes
 
 
-def test_the_job_of_a_killed_worker_runs_again_at_once(tried: Tried) -> None:
+@pytest.mark.fault("60", "kill -9 of a worker in its job", "it runs again at once, in another worker")
+def test_the_job_of_a_killed_worker_runs_again_at_once(tried: Tried, figures: Figures) -> None:
     tried.push(1, job="dies")
     work = ready(tried.shop)
     end = tried.shop.wait_noted("E", 1)
-    assert len(tried.shop.noted("S", 1)) == 2
+    first, second = tried.shop.noted("S", 1)
+    figures.add(connection=tried.kind.name, back=[float(second[-1]) - float(first[-1])])
     assert end[2] == "1" or not tried.can("counts")
     assert work.matches(r'worker.died .*how="signal 9 \(SIGKILL\)')
     eventually(tried.empty)
     work.stop()
 
 
-def test_the_job_of_a_killed_tree_runs_again(tried: Tried) -> None:
+@pytest.mark.fault(
+    "61", "kill -9 of master and workers, and a new start", "what they had in hand runs again (from the start)"
+)
+def test_the_job_of_a_killed_tree_runs_again(tried: Tried, figures: Figures) -> None:
     tried.shop.lease()
     tried.push(1, job="held")
     tried.push(2)
@@ -59,11 +66,13 @@ def test_the_job_of_a_killed_tree_runs_again(tried: Tried) -> None:
     first.process.kill()
     first.sweep()
     tried.shop.go()
+    began = time.monotonic()
     work = ready(tried.shop)
     tried.shop.wait_noted("E", 1)
     tried.shop.wait_noted("E", 2)
     eventually(tried.empty)
     assert len(tried.shop.noted("S", 1)) == 2
+    figures.add(connection=tried.kind.name, back=[float(tried.shop.noted("S", 1)[1][-1]) - began])
     work.stop()
 
 
@@ -97,12 +106,14 @@ def test_a_lease_that_nobody_renews_is_taken_again(tried: Tried) -> None:
 # -- what goes wrong with the server
 
 
-def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tried) -> None:
+@pytest.mark.fault("62", "the server is killed amid 200 jobs, and comes back", "all are done (from when it is back)")
+def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tried, figures: Figures) -> None:
     tried.shop.lease()
     tried.push(*range(200), seconds=0.005)
     work = ready(tried.shop, workers=2)
     eventually(lambda: len(tried.shop.noted("E")) >= 40, 60)
     tried.served.restart()
+    back = time.monotonic()
     eventually(lambda: {int(note[1]) for note in tried.shop.noted("E")} == set(range(200)), 90)
     eventually(tried.empty, 60)
     tried.push(1000)
@@ -110,6 +121,8 @@ def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tri
     work.stop()
     twice = len(tried.shop.noted("E")) - 201
     assert twice <= 2, "more jobs ran twice than were in hand"
+    first = min(float(note[-1]) for note in tried.shop.noted("S") if float(note[-1]) >= back)
+    figures.add(connection=tried.kind.name, doubles=twice, back=[first - back])
 
 
 # -- signals and pauses

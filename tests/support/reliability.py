@@ -3,6 +3,8 @@
     @pytest.mark.fault("2", "kill -9 of the worker in a lone job", "back at once, a crash counted and no attempt")
     def test_...(figures: Figures): ... figures.tell(ledger)
 
+A test that tells a `connection` is one cell of another table, a column a connection.
+
 `--reliability=PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
 build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept. A run
 of some tests, or one that was broken off, takes no row away, and none that stands there with more tests.
@@ -107,8 +109,12 @@ class Report:
             print(f"\nbroken off: {self.page} stays as it is, build/reliability.json has what was seen")
             return
         text = self.page.read_text()
+        each = {row: tests for row, tests in self.rows.items() if any("connection" in test for test in tests.values())}
+        if each:
+            text = with_cells(text, each)
+        rest = {row: tests for row, tests in self.rows.items() if row not in each}
         for kind, slow in (("quick", False), ("long", True)):
-            lines = {row: line_of(row, tests) for row, tests in self.rows.items() if is_slow(tests) is slow}
+            lines = {row: line_of(row, tests) for row, tests in rest.items() if is_slow(tests) is slow}
             if lines:
                 text = with_lines(text, kind, lines, partial=chosen(session.config))
         self.page.write_text(text)
@@ -136,6 +142,40 @@ def with_lines(text: str, kind: str, lines: dict[str, str], *, partial: bool) ->
     rows = kept | {row: line for row, line in lines.items() if row not in kept or runs(line) >= runs(kept[row])}
     table = HEAD + "\n".join(rows[row] for row in sorted(rows, key=order)) + "\n"
     return f"{head}{first}\n\n{table}\n{last}{tail}"
+
+
+def with_cells(text: str, rows: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """`text` with these cells in the table of connections; the others stay."""
+    first, last = "<!-- connections -->", "<!-- end of connections -->"
+    head, rest = text.split(first, 1)
+    before, tail = rest.split(last, 1)
+    names, cells, whats = read_cells(before)
+    for row, tests in rows.items():
+        for test in tests.values():
+            if "connection" in test:
+                whats[row] = f"{test['what']}: {test['holds']}"
+                names = list(dict.fromkeys([*names, test["connection"]]))
+                cells[row, test["connection"]] = cell_of(test)
+    lines = [["row", "what is done, and what holds", *names], ["---"] * (2 + len(names))]
+    lines += [[row, whats[row], *[cells.get((row, name), "") for name in names]] for row in sorted(whats, key=order)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{head}{first}\n\n{table}\n\n{last}{tail}"
+
+
+def read_cells(table: str) -> tuple[list[str], dict[tuple[str, str], str], dict[str, str]]:
+    """Connections, (row, connection) -> cell, row -> what is done."""
+    lines = [line.strip("|").split("|") for line in table.strip().splitlines()]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    names = rows[0][2:] if rows else []
+    cells = {(row[0], name): cell for row in rows[2:] for name, cell in zip(names, row[2:], strict=True)}
+    return names, cells, {row[0]: row[1] for row in rows[2:]}
+
+
+def cell_of(test: dict[str, Any]) -> str:
+    if test["outcome"] != "passed":
+        return "**broken**"
+    twice = f", {test['doubles']} twice" if test["doubles"] else ""
+    return f"{span(max(test['back']))}{twice}"
 
 
 def runs(line: str) -> int:
