@@ -103,7 +103,7 @@ def test_a_swallowed_reply_is_noticed_and_asked_for(
     elif what == "reserve":
         fault = proxy.on(sha("turn"), "swallow")
     else:
-        (first,) = ledger.push(seconds=0.3)
+        (first,) = ledger.push(seconds=1.5)
         ledger.wait_start(first)
         fault = proxy.on(sha("turn"), "swallow")
         assert fault.done.wait(20)
@@ -175,7 +175,7 @@ def test_a_call_that_comes_late_takes_nothing(work: Procs, ledger: Ledger, proxy
 def test_a_lost_reply_and_an_outage_leave_nothing_behind(
     work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
 ) -> None:
-    (first,) = ledger.push(seconds=0.3)
+    (first,) = ledger.push(seconds=1.5)
     ledger.wait_start(first)
     (second,) = ledger.push()
     fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second

@@ -194,7 +194,7 @@ def test_a_server_that_loads_is_waited_for(
 ) -> None:
     client.call("EVAL", "for i = 1, 8000 do redis.call('HSET', 'filler', i, i) end", 0)
     work = ready(shop, 2)
-    (short,), waiting = ledger.push(seconds=1), ledger.push(20, seconds=0.15)
+    (short,), waiting = ledger.push(seconds=2), ledger.push(20, seconds=0.15)
     ledger.wait_start(short)
     own.kill()
     client.close()
@@ -245,7 +245,7 @@ def test_a_full_disk_is_waited_out(
 ) -> None:
     client.call("SET", "filler", b"x" * 500_000)
     work = ready(shop, 2)
-    (running,), waiting = ledger.push(seconds=1), ledger.push(10)
+    (running,), waiting = ledger.push(seconds=2), ledger.push(10)
     ledger.wait_start(running)
     (log,) = own.folder.glob("appendonlydir/*.incr.aof")
     assert own.process is not None

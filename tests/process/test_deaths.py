@@ -276,7 +276,7 @@ def test_the_keeper_is_replaced_at_once_and_leases_go_on(project: MakeProject, r
 @DEATHS
 def test_a_new_keeper_settles_what_the_old_one_could_not(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
-    push(redis, "slow", seconds=0.5)
+    push(redis, "slow", seconds=2)
     pid = int(witness.wait("start")[0].split()[2])
     keeper = work.child("qd: keeper")
     keeper.suspend()
@@ -303,7 +303,7 @@ def test_a_stopped_keeper_is_seen_killed_and_replaced(project: MakeProject, redi
 
 def test_a_killed_template_is_replaced_and_workers_go_on(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
-    push(redis, "slow", seconds=1)
+    push(redis, "slow", seconds=2)
     witness.wait("start")
     template = work.child("qd: template")
     template.kill()

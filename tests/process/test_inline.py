@@ -54,7 +54,7 @@ def test_no_workers_leaves_when_it_is_told_to(
     work = shop.work("-w", "0")
     eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 20)
     work.stop(number, seconds=20)
-    push_laravel(redis, "slow", {"seconds": 0.5})
+    push_laravel(redis, "slow", {"seconds": 2})
     work = shop.work("-w", "0")
     witness.wait("start")
     work.stop(number)

@@ -68,7 +68,7 @@ def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project
     shop = project(jobs=JOBS)
     witness = Witness(shop)
     work = shop.work("-w", "1")
-    push(redis, "slow", seconds=1)
+    push(redis, "slow", seconds=2)
     os.kill(int(witness.wait("start")[0].split()[2]), signal.SIGKILL)
     line = work.wait_line("worker.died").string
     assert "memory" not in line

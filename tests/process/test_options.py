@@ -44,7 +44,7 @@ def test_the_first_queue_comes_first(shop: Project, witness: Witness, redis: Cli
 def test_what_comes_to_a_higher_queue_overtakes(shop: Project, witness: Witness, redis: Client) -> None:
     work = shop.work("high", "low", "-w", "1")
     for number in range(2):
-        push_laravel(redis, "slow", {"seconds": 0.4, "n": number}, "low")
+        push_laravel(redis, "slow", {"seconds": 1.5, "n": number}, "low")
     witness.wait("start 0")
     push_laravel(redis, "quick", queue="high")
     witness.wait("end 1")

@@ -49,7 +49,7 @@ def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: Mak
     assert (first["crashes"], first["keeper_restarts"], first["silent"], first["stuck"]) == ([], 0, [], {})
     assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0)
     began = now(redis)
-    push(redis, "slow", seconds=0.2)
+    push(redis, "slow", seconds=2)
     os.kill(int(witness.wait("start")[0].split()[2]), 9)
     comes(redis, "crashes", lambda crashes: len(crashes) == 1 and began - 0.5 <= crashes[0] <= now(redis))
     witness.wait("end")

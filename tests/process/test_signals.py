@@ -42,7 +42,7 @@ def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, num
 @STOPPED
 def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=0.7", "--count", "2")
+    shop.qd("dispatch", "slow", "seconds=2", "--count", "2")
     witness.wait("start")
     work.stop(signal.SIGTERM)
     assert len(witness.starting("start")) == len(witness.starting("end")) == 1
@@ -52,7 +52,7 @@ def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness
 @STOPPED
 def test_a_burst_of_stop_signals_is_one(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=1.5")
+    shop.qd("dispatch", "slow", "seconds=2")
     witness.wait("start")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         work.signal(number)
@@ -133,7 +133,7 @@ def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Proj
 
 def test_usr2_lets_the_job_in_hand_finish(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=0.5", "--count", "2")
+    shop.qd("dispatch", "slow", "seconds=2", "--count", "2")
     witness.wait("start")
     work.signal(signal.SIGUSR2)
     witness.wait("end")
@@ -146,7 +146,7 @@ def test_usr2_lets_the_job_in_hand_finish(shop: Project, witness: Witness) -> No
 
 def test_cont_after_term_changes_nothing(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=0.6", "--count", "2")
+    shop.qd("dispatch", "slow", "seconds=2", "--count", "2")
     witness.wait("start")
     work.signal(signal.SIGUSR2)
     work.signal(signal.SIGTERM)
@@ -183,7 +183,7 @@ def test_ttin_and_ttou_change_the_number_of_workers(shop: Project) -> None:
 
 def test_usr1_writes_state_and_all_stacks(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=1")
+    shop.qd("dispatch", "slow", "seconds=2")
     witness.wait("start")
     work.signal(signal.SIGUSR1)
     work.wait_line("worker.state.*state=busy.*job=slow")
@@ -195,7 +195,7 @@ def test_usr1_writes_state_and_all_stacks(shop: Project, witness: Witness) -> No
 
 def test_term_to_a_child_finishes_its_job_and_it_is_replaced(shop: Project, witness: Witness) -> None:
     work = ready(shop)
-    shop.qd("dispatch", "slow", "seconds=0.5")
+    shop.qd("dispatch", "slow", "seconds=2")
     pid = int(witness.wait("start")[0].split()[2])
     os.kill(pid, signal.SIGTERM)
     witness.wait("end")
@@ -255,7 +255,7 @@ def test_the_whole_group_at_once(shop: Project, witness: Witness) -> None:
     for number in (signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
         send_all(everyone, number)
     work.wait_line("master.reloaded")
-    shop.qd("dispatch", "slow", "seconds=0.7")
+    shop.qd("dispatch", "slow", "seconds=2")
     witness.wait("start")
     for number in (signal.SIGTERM, signal.SIGCONT):
         send_all([psutil.Process(work.pid), *work.children()], number)
@@ -288,7 +288,7 @@ def test_titles_and_client_names_say_who_does_what(shop: Project, witness: Witne
     listed = str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split()
     names = [word.removeprefix("name=") for word in listed if word.startswith("name=qd")]
     assert sorted(set(names)) == ["qd:default:keeper", "qd:default:worker:0", "qd:default:worker:1"]
-    shop.qd("dispatch", "slow", "seconds=0.6")
+    shop.qd("dispatch", "slow", "seconds=2")
     witness.wait("start")
     eventually(lambda: work.children("slow since "))
     assert work.children("qd: keeper")

@@ -114,7 +114,7 @@ def test_nobody_is_blamed_while_redis_does_not_answer(project: MakeProject, serv
         paused.wait_line("master.ready")
         paused.signal(signal.SIGUSR2)
         paused.wait_line("master.paused")
-        push(redis, "slow", seconds=0.5)
+        push(redis, "slow", seconds=2)
         witness.wait("start")
         proxy.silence()
         witness.wait("end")

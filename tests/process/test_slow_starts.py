@@ -57,7 +57,7 @@ def test_workers_that_die_in_a_job_are_replaced_at_once(project: MakeProject, re
     work = shop.work("-w", "1")
     for count in range(1, 4):
         if count == 1:
-            push(redis, "slow", seconds=0.3)
+            push(redis, "slow", seconds=3)
         os.kill(int(witness.wait("start", count)[-1].split()[2]), signal.SIGKILL)
         work.wait_line("worker.died", count=count)
     work.wait_line("job.failed")

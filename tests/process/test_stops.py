@@ -173,7 +173,7 @@ def test_the_deadline_hands_back_what_still_runs(project: MakeProject, redis: Cl
 def test_stop_timeout_0_waits_for_ever(shop: Project, witness: Witness) -> None:
     work = shop.work("-w", "1", "--stop-timeout", "0")
     work.wait_line("master.ready")
-    shop.qd("dispatch", "slow", "seconds=1.5")
+    shop.qd("dispatch", "slow", "seconds=2.5")
     witness.wait("start")
     work.stop()
     assert witness.starting("end")
@@ -252,7 +252,7 @@ def test_redis_killed_under_load_loses_nothing_and_says_so_once(project: MakePro
         witness = Witness(shop)
         work = shop.work("-w", "2", "--log-level", "warning")
         eventually(lambda: len(work.children("waiting")) == 2)
-        shop.qd("dispatch", "slow", "seconds=1.5", "--count", "2")
+        shop.qd("dispatch", "slow", "seconds=2.5", "--count", "2")
         witness.wait("start", 2)
         own.kill()
         work.wait_line("redis.away")
