@@ -115,7 +115,7 @@ class Shop(Project):
 
     def __init__(self, root: Path, served: Served) -> None:
         self.served = served
-        self.table: dict[str, object] = {**served.table, "retry_after": 30}
+        self.table: dict[str, object] = {**served.table, "retry_after": 300}
         super().__init__(root, "", JOBS)
         self.allowed |= FILES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -76,6 +77,7 @@ def test_queues_are_served_in_the_order_given(tried: Tried) -> None:
 
 def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
     queue, producer = tried.connect(), tried.connect(slot=2)
+    before = time.monotonic()
     producer.later("default", job_of("quick", 1), 2.0)
     producer.push_many([("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
     first = take(queue)
@@ -83,6 +85,7 @@ def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
     assert queue.ack(first)
     assert (tried.sizes().delayed, tried.sizes().ready) == (2, 0)
     second = take(queue)
+    assert time.monotonic() - before >= 2.0
     assert number(second) == 1
     assert read(second.member).attempts == 1
     assert queue.ack(second)
@@ -128,13 +131,14 @@ def test_a_job_that_is_handed_back_stands_at_the_head(tried: Tried) -> None:
 def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1)
-    held = take(queue)
+    held, before = take(queue), time.monotonic()
     assert queue.release(held, answer(held), 2.0)
     put(tried, queue, 2)
     other = take(queue)
     assert number(other) == 2
     assert queue.ack(other)
     again = take(queue)
+    assert time.monotonic() - before >= 2.0
     assert (number(again), read(again.member).attempts) == (1, 2)
     assert queue.ack(again)
     assert tried.empty()
