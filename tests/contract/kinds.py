@@ -55,9 +55,9 @@ KINDS = (
     Kind("redis", "on_redis"),
     Kind("valkey", "on_valkey"),
     Kind("sentinel", "on_sentinel"),
+    Kind("cluster", "on_cluster", frozenset({"ends"})),
 )
 COMING = (
-    Kind("cluster", "on_cluster"),
     Kind("postgres", "on_postgres"),
     Kind("mariadb", "on_mariadb"),
     Kind("sqlite", "on_sqlite"),

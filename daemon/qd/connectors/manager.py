@@ -127,10 +127,10 @@ def check_url(found: ConnectionSettings) -> None:
     """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
     if found.driver != "redis" or (found.url or "").startswith("embedded:"):
         return
-    from qd.connectors.redis.sentinels import target_of
+    from qd.connectors.redis.opening import check
 
     try:
-        target_of(found.url or "")
+        check(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
 

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 
 from qd.connectors.keyspace.queue import Bounds
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.wire import Wire
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
+    from qd.connectors.cluster.queue import ClusterQueue
+    from qd.connectors.cluster.wire import ClusterWire
     from qd.connectors.manager import Reserver
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> RedisQueue:
-    kept = settings.failed
-    queue = RedisQueue(
+def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> RedisQueue | ClusterQueue:
+    kept, kind = settings.failed, kind_of(at.url)
+    queue = kind(
         at,
         token=who.token,
         slot=who.slot,
@@ -28,5 +31,31 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Red
     return queue
 
 
-def open_space(at: ConnectionSettings, title: str, patience: float) -> Wire:
+def kind_of(url: str | None) -> type[RedisQueue] | type[ClusterQueue]:
+    if not is_cluster(url):
+        return RedisQueue
+    from qd.connectors.cluster.queue import ClusterQueue
+
+    return ClusterQueue
+
+
+def open_space(at: ConnectionSettings, title: str, patience: float) -> Wire | ClusterWire:
+    if is_cluster(at.url):
+        from qd.connectors.cluster.wire import ClusterWire
+
+        return ClusterWire(at.url or "", at.prefix, name=title, connect_timeout=patience, timeout=patience)
     return Wire(at.url or "", name=title, connect_timeout=patience, timeout=patience)
+
+
+def check(url: str) -> None:
+    """Raises ConfigError naming what is wrong in it. Nothing is connected."""
+    if is_cluster(url):
+        from qd.connectors.cluster.nodes import seeds_of
+
+        seeds_of(url)
+    else:
+        target_of(url)
+
+
+def is_cluster(url: str | None) -> bool:
+    return (url or "").partition(":")[0].endswith("+cluster")

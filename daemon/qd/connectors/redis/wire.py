@@ -278,6 +278,10 @@ class Wire:
             raise TimeoutError
         return until
 
+    def fileno(self) -> int:
+        """-1: there is no connection."""
+        return self._sock.fileno() if self._sock is not None else -1
+
     def readable(self, seconds: float, wake: int) -> bool:
         """Wait for the first byte of a reply, at most `seconds`, ended at once by the descriptor `wake`."""
         sock, until = self._sock, time.monotonic() + seconds
@@ -334,12 +338,12 @@ class Wire:
         """Calls inside wait `seconds` at most for a connection, and as long for a reply."""
         before = self.connect_timeout, self.timeout
         try:
-            self._patience(seconds, seconds)
+            self.patience(seconds, seconds)
             yield
         finally:
-            self._patience(*before)
+            self.patience(*before)
 
-    def _patience(self, connect_timeout: float, timeout: float) -> None:
+    def patience(self, connect_timeout: float, timeout: float) -> None:
         self.connect_timeout, self.timeout = connect_timeout, timeout
         if self._sock is None:
             return

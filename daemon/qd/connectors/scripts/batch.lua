@@ -20,10 +20,35 @@ local function try_push(ready, delayed, notify)
   redis.call('LTRIM', notify, 0, -1)
 end
 
+-- On a cluster other queues stand on other servers. What is to be sent there is put aside, and taken away once it was sent;
+-- of what another has put aside only that is told which it has left for LEFT seconds.
+local APART, LEFT = '\n', 2 -- a prefix that is none
+local fresh = {}
+
+local function set_aside(batch, name, delay, queue, payload, now)
+  fresh[name] = true
+  redis.call('HSET', batch .. ':ends', name, string.format('%.0f %s %s\n', now, delay, queue) .. payload)
+  redis.call('EXPIRE', batch .. ':ends', UNFINISHED)
+end
+
+-- {name, delay, queue, payload ...}, but for those that the caller knows of.
+local function aside(batch, known)
+  local found, now = {}, tonumber(redis.call('TIME')[1])
+  local flat = redis.call('HGETALL', batch .. ':ends')
+  for k = 1, #flat, 2 do
+    local at, delay, queue, payload = string.match(flat[k + 1], '^(%d+) (%S+) ([^\n]*)\n(.*)$')
+    if #found < 400 and at and not (known and known[flat[k]]) and (fresh[flat[k]] or now - at > LEFT) then
+      for _, each in ipairs({flat[k], delay, queue, payload}) do found[#found + 1] = each end
+    end
+  end
+  return found
+end
+
 local function try_batch(batch, pending, failed, prefix)
   redis.call('HDEL', batch, '')
   redis.call('SREM', pending, '')
   redis.call('HDEL', failed, '')
+  if prefix == APART then redis.call('HDEL', batch .. ':ends', '') return end
   for i = 1, #CALLBACKS do
     local queue = redis.call('HGET', batch, CALLBACKS[i] .. ':queue')
     if queue then
@@ -47,6 +72,7 @@ local function call_back(batch, name, prefix, now)
     local moment = tonumber(string.sub(text, starts[i] + 1, starts[i] + 10)) + later
     text = string.sub(text, 1, starts[i]) .. string.format('%.0f', moment) .. string.sub(text, starts[i] + 11)
   end
+  if prefix == APART then return set_aside(batch, name, said[3], said[2], text, now) end
   local ready = prefix .. 'queues:' .. said[2]
   push_one(ready, ready .. ':delayed', ready .. ':notify', text, tonumber(said[3]))
 end

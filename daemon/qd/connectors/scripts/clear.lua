@@ -1,14 +1,18 @@
 -- Delete what waits in a queue, never what runs: a step of it.
--- KEYS ready, delayed, notify, keyed   ARGV payloads to delete of each at most, what the names of locks begin with
--- Returns how many payloads went from ready, and how many from delayed.
+-- KEYS ready, delayed, notify, keyed   ARGV payloads to delete of each at most, what the names of locks begin with; '': the
+--      locks stand elsewhere (cluster/steps.py)
+-- Returns how many payloads went from ready, and how many from delayed; then name and owner of each lock that is to be freed.
 -- A job that goes frees its lock and its key. Those are named in its payload, so they are no KEYS.
-local most = tonumber(ARGV[1])
+local most, apart = tonumber(ARGV[1]), {}
 
 local function forget(p)
   if not string.find(p, '"qd":{', 1, true) then return end
   for name in string.gmatch(p, '"unique":"([%w_.:@%%-]+)"') do
-    local owner = redis.call('GET', ARGV[2] .. name)
-    if owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
+    local owner = ARGV[2] ~= '' and redis.call('GET', ARGV[2] .. name)
+    if ARGV[2] == '' then
+      local uuid = string.match(p, '"uuid":"([%x-]+)"')
+      if uuid then apart[#apart + 1], apart[#apart + 2] = name, uuid end
+    elseif owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
   end
   for issue, name in string.gmatch(p, '"key":"(%d%d%d%d%d%.%w+) ([%w_.:@%%-]+)"') do
     local entry = redis.call('HGET', KEYS[4], name)
@@ -23,4 +27,4 @@ for _, p in ipairs(delayed) do forget(p) end
 if #ready > 0 then redis.call('LTRIM', KEYS[1], #ready, -1) end
 if #delayed > 0 then redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #delayed - 1) end
 redis.call('LTRIM', KEYS[3], redis.call('LLEN', KEYS[1]) == 0 and redis.call('LLEN', KEYS[3]) or #ready, -1)
-return {#ready, #delayed}
+return {#ready, #delayed, unpack(apart)}

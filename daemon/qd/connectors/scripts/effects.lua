@@ -5,6 +5,8 @@
 --   free   KEYS lock                      ARGV owner
 --   hold   KEYS lock                      ARGV owner, seconds
 --   keep   KEYS record                    ARGV id, status, value, seconds
+--   ends   KEYS ends                      ARGV id, text: on a cluster, what is to be done in other slots; it is noted in the
+--                                         same step, and taken away once it is done (see cluster/ends.py)
 -- What may be refused comes before what adds, of all of them: a script that stops after it has added would add again at
 -- each try. So each is tried with writes that change nothing (see TRY), before the first of them is done.
 local KEY, ARG, TRY, DO = 1, 2, 3, 4
@@ -27,6 +29,9 @@ local kinds = {
   end},
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+  end},
+  ends = {1, 2, function(k) redis.call('HDEL', KEYS[k], '') end, function(k, a)
+    redis.call('HSET', KEYS[k], ARGV[a], string.format('%.3f ', clock()) .. ARGV[a + 1])
   end},
 }
 

@@ -49,7 +49,7 @@ end
 
 local function renewed(p, ties, locks)
   local name = string.match(ties, '"unique":"([%w_.:@%%-]+)"')
-  if not name then return nil end
+  if not name or locks == '' then return nil end -- on a cluster it stands elsewhere: cluster/queue.py
   local lock = locks .. name
   local owner = redis.call('GET', lock)
   if not owner or not string.find(p, '"uuid":"' .. owner .. '"', 1, true) then return nil end

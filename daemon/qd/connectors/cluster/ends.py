@@ -1,0 +1,227 @@
+"""What a step does in slots other than its own: noted in the step itself, done by calls of their own, and then the note is
+taken away. Whoever is killed in between leaves the note, and a keeper does what it says.
+
+    queues:{NAME}:ends     hash   id -> moment, and what is to be done; as many as are under way, or as a server that is
+                                  away keeps from being done
+    queues:{NAME}:seen     zset   id of a job that was sent so -> until when it is remembered; a day at most, a minute
+                                  once its note is gone
+    qd:{ticks}:ends        hash   the same of ticks of the schedule: their jobs
+    qd:batch:{ID}:ends     hash   jobs of a batch, and what it calls back; see batch.lua
+
+Doing it twice does no harm: locks are compared with their owner, a batch counts a uuid once, a record is set, and a job is
+sent once by its id (once.lua).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from qd.connectors.cluster.sending import Parcel, send_once
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost, ServerRefused
+
+if TYPE_CHECKING:
+    from qd.connectors.cluster.wire import ClusterWire, Item
+
+WORDS = {"push": (3, 2), "count": (3, 4), "free": (1, 1), "hold": (1, 2), "keep": (1, 4)}
+"""Keys and arguments of each effect, as effects.lua reads them."""
+FIRST = 30_000  # ms that the lock of a job is held before it is known that the job was sent
+LEFT = 2.0  # seconds that a note is left to whoever made it
+log = logging.getLogger("qd.effects")
+
+
+class Part(NamedTuple):
+    """One thing that is to be done. names: as everybody says them. kind: an effect, or a job that waits for its turn:
+
+    keyed    names ready         args name, issue, delay in s, payload
+    single   names ready, lock   args owner, seconds it holds the lock, delay, payload
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    args: tuple[Arg, ...]
+
+
+class Note(NamedTuple):
+    """home: the hash it stands in, as it is called there."""
+
+    home: str
+    id: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> bytes:
+        return msgspec.msgpack.encode(self.parts)
+
+
+_parts = msgspec.msgpack.Decoder(tuple[tuple[str, tuple[str, ...], tuple[Any, ...]], ...])
+
+
+def new_id() -> str:
+    return os.urandom(9).hex()
+
+
+def note_of(home: str, id: str, text: bytes) -> Note | None:
+    """None: it is none of ours."""
+    try:
+        return Note(home, id, tuple([Part(*part) for part in _parts.decode(text)]))
+    except (msgspec.MsgspecError, TypeError):
+        return None
+
+
+def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
+    """Effects as spoken() has written them, taken apart again."""
+    parts, at, k = list[Part](), 0, 0
+    while at < len(args):
+        kind = str(args[at])
+        keys_, words = WORDS[kind]
+        parts.append(Part(kind, tuple(names[k : k + keys_]), tuple(args[at + 1 : at + 1 + words])))
+        at, k = at + 1 + words, k + keys_
+    return parts
+
+
+def stays(wire: ClusterWire, part: Part, slot: int) -> bool:
+    """Whether it can be done in the step itself. A batch calls back to any queue."""
+    return part.kind != "count" and all(wire.names.slot(name) == slot for name in part.names)
+
+
+def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
+    """Do what they say, all of it in a few round trips. What cannot be done now stays noted, for a keeper. Returns, by note,
+    who holds the lock of a job that was not sent for that."""
+    ways = [Way(note, part, f"{note.id}.{number}") for note in notes for number, part in enumerate(note.parts)]
+    first = [way for way in ways if way.part.kind not in ("push", "keyed")]
+    for way, reply in zip(first, wire.exchange([item_of(wire, way.part) for way in first]), strict=True):
+        way.reply = reply
+    for way in first:
+        if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
+            whole = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
+            way.reply = 1 if whole else ConnectionLost("a server is away")
+    pushed = [way for way in ways if way.is_sent]
+    for way, reply in zip(pushed, send_once(wire, [way.parcel for way in pushed]), strict=True):
+        way.locked, way.reply = way.reply, reply
+    _held(wire, [way for way in pushed if way.part.kind == "single" and isinstance(way.reply, int)])
+    undone = {way.note.id for way in ways if is_undone(way)}
+    _taken_away(wire, [way for way in ways if way.note.id not in undone])
+    return {way.note.id: way.holder for way in first if way.holder}
+
+
+class Way:
+    """One part of a note on its way. reply: of the last call for it; locked: of the first, where it needs a lock."""
+
+    def __init__(self, note: Note, part: Part, id: str) -> None:
+        self.note, self.part, self.id = note, part, id
+        self.reply: Any = None
+        self.locked: Any = None
+
+    @property
+    def holder(self) -> str:
+        """Who else has its lock; "": nobody."""
+        found = self.reply if self.locked is None else self.locked
+        if self.part.kind != "single" or not isinstance(found, list):
+            return ""
+        owner = text_of(self.part.args[0])
+        return "" if text_of(found[0]) == owner else text_of(found[0])
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it is a job that is to be sent now."""
+        single = self.part.kind == "single" and isinstance(self.reply, list) and not self.holder
+        return single or self.part.kind in ("push", "keyed")
+
+    @property
+    def parcel(self) -> Parcel:
+        return parcel_of(self.part, self.id)
+
+
+def _held(wire: ClusterWire, ways: Sequence[Way]) -> None:
+    """The lock of a job that was sent now is prolonged; one that was sent before may be over: a lock that was free is freed
+    again."""
+    items = []
+    for way in ways:
+        owner, seconds, *_ = way.part.args
+        real = wire.names.real(way.part.names[1])
+        over = way.reply == 0 and way.locked[1] == 1
+        items.append(wire.at(script("apart"), [real], ["free", owner] if over else ["hold", owner, seconds]))
+    for way, reply in zip(ways, wire.exchange(items), strict=True):
+        way.reply = reply if isinstance(reply, Exception) else way.reply
+
+
+def _taken_away(wire: ClusterWire, done: Sequence[Way]) -> None:
+    """Their notes; then the jobs that were sent for them need not be remembered for long."""
+    homes: dict[str, dict[str, None]] = {}
+    for way in done:
+        homes.setdefault(way.note.home, {})[way.note.id] = None
+    gone = wire.exchange([wire.plain("HDEL", home, *ids) for home, ids in homes.items()])
+    if not any(isinstance(reply, Exception) for reply in gone):
+        _forgotten(wire, [way.parcel for way in done if way.is_sent or way.locked is not None])
+
+
+def item_of(wire: ClusterWire, part: Part) -> Item:
+    """The first call for it, but for jobs: see send_once."""
+    real = [wire.names.real(name) for name in part.names]
+    if part.kind == "count":
+        return wire.at(script("counted"), real, part.args[:3])
+    if part.kind == "single":
+        return wire.at(script("lock_first"), real[1:], [part.args[0], FIRST])
+    return wire.at(script("apart"), real, [part.kind, *part.args])
+
+
+def is_undone(way: Way) -> bool:
+    if isinstance(way.reply, ServerRefused):
+        log.error("what belongs to the end of a job is not done yet (%s): %s", way.note.home, way.reply)
+    return isinstance(way.reply, Exception)
+
+
+def parcel_of(part: Part, id: str) -> Parcel:
+    ready, args = part.names[0], part.args
+    if part.kind == "push":
+        return Parcel(ready, id, args[0], float(args[1]))
+    if part.kind == "single":
+        return Parcel(ready, id, args[3], float(args[2]))
+    return Parcel(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
+
+
+def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]) -> bool:
+    """told: name, delay, queue and payload of each, as batch.lua tells them. False: not all of them could be sent."""
+    parcels, names = list[Parcel](), list[bytes]()
+    for at in range(0, len(told), 4):
+        name, delay, queue, payload = told[at : at + 4]
+        id = f"{batch}.{name.decode('utf-8', 'replace')}"
+        parcels.append(Parcel(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
+        names.append(name)
+    replies = send_once(wire, parcels)
+    done = [name for name, reply in zip(names, replies, strict=True) if not isinstance(reply, Exception)]
+    for reply in replies:
+        if isinstance(reply, ServerRefused):
+            log.error("a job of batch %s is not sent yet: %s", batch, reply)
+    if done:
+        home = wire.names.real(f"{batch}:ends")
+        gone = wire.exchange([wire.plain("HDEL", home, *done[at : at + 1000]) for at in range(0, len(done), 1000)])
+        if not any(isinstance(reply, Exception) for reply in gone):
+            _forgotten(wire, [p for p, r in zip(parcels, replies, strict=True) if not isinstance(r, Exception)])
+    return len(done) == len(names)
+
+
+def _forgotten(wire: ClusterWire, parcels: Sequence[Parcel]) -> None:
+    seen: dict[str, list[str]] = {}
+    for parcel in parcels:
+        seen.setdefault(parcel.seen(wire), []).append(parcel.id)
+    wire.exchange([wire.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
+
+
+def left(wire: ClusterWire, home: str, at: str) -> tuple[str, list[Note]]:
+    """Some of what nobody has finished, and where to go on, "0" at the end. Raises as a command."""
+    following, *flat = wire.sent(wire.at(script("ends_left"), [home], [LEFT, at]))
+    found = [note_of(home, flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2)]
+    return following.decode(), [note for note in found if note is not None]
+
+
+def text_of(value: Arg) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,200 @@
+"""Which server of a cluster has which slot: asked of any of them at first, after a redirection, and when one is away.
+
+A server that could not be reached is left alone for a while, ten times as long as it was waited for: what stands on the
+others is not to wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from qd.connectors.redis.target import Target
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
+
+SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+REST = (0.2, 30.0)  # seconds that a server that is away is left alone, at least and at most
+TIMES = 10.0  # times as long as it was waited for
+ASKED = 0.1  # seconds between two looks at the whole map
+PORT = 6379
+
+
+class Seeds(NamedTuple):
+    """A cluster's url, taken apart: some of its servers, as `host:port`, and how each of them is reached."""
+
+    places: tuple[str, ...]
+    before: str  # the scheme, user and password
+    behind: str  # the options
+
+    def url(self, place: str) -> str:
+        return f"{self.before}{place}{self.behind}"
+
+
+def seeds_of(url: str) -> Seeds:
+    """Raises ConfigError naming what is wrong in it."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"unknown kind of url '{scheme}:' of a cluster (known: {', '.join(SCHEMES)})")
+    netloc, query, options = rest.partition("?")
+    netloc, _, path = netloc.partition("/")
+    if path.strip("/") not in ("", "0"):
+        raise ConfigError(f"a cluster has database 0 only: take /{path} out of the url")
+    user, at, hosts = netloc.rpartition("@")
+    places = tuple(with_port(part.strip()) for part in hosts.split(",") if part.strip())
+    if not places:
+        raise ConfigError("the url of a cluster names no server (written redis+cluster://host:6379,host:6379)")
+    found = Seeds(places, f"{SCHEMES[scheme]}://{user}{at}", f"{query}{options}")
+    for place in places:
+        if Target(found.url(place)).db:
+            raise ConfigError("a cluster has database 0 only: take db= out of the url")
+    return found
+
+
+def with_port(place: str) -> str:
+    try:
+        parts = urlsplit(f"//{place}")
+        return place if parts.port else f"{place.rstrip(':')}:{PORT}"
+    except ValueError as error:
+        raise ConfigError(f"'{place}' in the url of a cluster is not host:port ({error})") from None
+
+
+class Node:
+    """A server, and the connection to it."""
+
+    def __init__(self, place: str, wire: Wire) -> None:
+        self.place, self.wire = place, wire
+        self._away_until, self._why = 0.0, ""
+
+    def ready(self) -> Wire:
+        """Its connection, made where there is none. Raises as Wire.connect; at once where it was away just now."""
+        wire = self.wire
+        if not wire.connected:
+            began = time.monotonic()
+            if began < self._away_until:
+                raise Unreachable(self._why)
+            try:
+                wire.connect()
+            except (ConnectionLost, OSError) as error:
+                if not isinstance(error, WrongPassword):
+                    self.rests(time.monotonic() - began, error)
+                raise
+            self._away_until = 0.0
+        return wire
+
+    def rests(self, waited: float, why: object) -> None:
+        self._away_until = time.monotonic() + min(REST[1], max(REST[0], TIMES * waited))
+        self._why = str(why)
+
+    @property
+    def resting(self) -> bool:
+        return time.monotonic() < self._away_until
+
+
+class Nodes:
+    """`make` opens a connection to a url."""
+
+    def __init__(self, url: str, make: Callable[[str], Wire]) -> None:
+        self.seeds, self._make = seeds_of(url), make
+        self._by_place: dict[str, Node] = {}
+        self._starts: list[int] = []  # of ranges, sorted
+        self._ranges: list[tuple[int, Node]] = []  # the last slot of each, and who has it
+        self._moved: dict[int, Node] = {}  # told since the map was read
+        self.stale = True
+        self._asked_at = float("-inf")
+
+    @property
+    def place(self) -> str:
+        return ",".join(self.seeds.places)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._by_place.values()))
+
+    def primaries(self) -> list[Node]:
+        """All that have slots, each once. Raises ConnectionLost when none can be asked."""
+        self._fresh()
+        return list(dict.fromkeys([node for _, node in self._ranges]))
+
+    def of(self, slot: int) -> Node:
+        """Who has it. Raises ConnectionLost when nobody can be asked, ServerBusy where nobody has it."""
+        if self.stale:
+            self._fresh()
+        found = self._moved.get(slot)
+        if found is not None:
+            return found
+        at = bisect_right(self._starts, slot) - 1
+        if at >= 0 and slot <= self._ranges[at][0]:
+            return self._ranges[at][1]
+        self.stale = True
+        raise ServerBusy(f"slot {slot} of the cluster at {self.place} is on no server now")
+
+    def at(self, place: str, beside: str = "") -> Node:
+        """The server at `host:port`; without a host it is that of `beside`."""
+        host, _, port = place.rpartition(":")
+        if not host:
+            place = f"{beside.rpartition(':')[0]}:{port}"
+        if ":" in host and not host.startswith("["):
+            place = f"[{host}]:{port}"
+        if place not in self._by_place:
+            self._by_place[place] = Node(place, self._make(self.seeds.url(place)))
+        return self._by_place[place]
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A redirection says so: the map is old."""
+        self._moved[slot] = node
+        self.stale = True
+
+    def _fresh(self) -> None:
+        """Read the map anew where it is old, as well as that goes."""
+        at = time.monotonic()
+        if not self.stale or (self._ranges and at - self._asked_at < ASKED):
+            return
+        self._asked_at = at
+        try:
+            self._read()
+        except (ConnectionLost, ServerRefused):
+            if not self._ranges:
+                raise
+
+    def _read(self) -> None:
+        why: Exception | None = None
+        known = [*self._by_place.values(), *[self.at(place) for place in self.seeds.places]]
+        for node in sorted(dict.fromkeys(known), key=lambda node: (node.resting, not node.wire.connected)):
+            try:
+                reply = node.ready().call("CLUSTER", "SLOTS")
+                if reply:
+                    self._keep(node, reply)
+                    return
+            except WrongPassword:
+                raise
+            except ServerRefused as error:
+                if "cluster support disabled" in str(error):
+                    raise ServerRefused(
+                        f"the server at {node.place} is no part of a cluster: write {SCHEMES['redis+cluster']}://"
+                        f"{node.place} into the url"
+                    ) from None
+                why = error
+            except ConnectionLost as error:
+                why = why or error
+        raise why or ServerBusy(f"the cluster at {self.place} has no slots on any server yet")
+
+    def _keep(self, asked: Node, reply: Sequence[Any]) -> None:
+        ranges = sorted((int(each[0]), int(each[1]), self._named(each[2], asked)) for each in reply)
+        self._starts = [first for first, _, _ in ranges]
+        self._ranges = [(last, self.at(place)) for _, last, place in ranges]
+        self._moved.clear()
+        self.stale = False
+        in_use = {node.place for _, node in self._ranges}
+        for place in [place for place in self._by_place if place not in in_use]:
+            if self._by_place[place] is not asked:
+                self._by_place.pop(place).wire.close()
+
+    def _named(self, told: Sequence[Any], asked: Node) -> str:
+        """host:port of a server as it is told; no host, or `?`, is the one that was asked."""
+        host = told[0].decode() if isinstance(told[0], bytes) else ""
+        if host in ("", "?"):
+            host = asked.place.rpartition(":")[0].strip("[]")
+        return f"[{host}]:{told[1]}" if ":" in host else f"{host}:{told[1]}"

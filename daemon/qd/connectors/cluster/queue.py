@@ -1,0 +1,181 @@
+"""The queue on a cluster: what keyspace/queue.py does, and turn and wait over several slots.
+
+    turn    one call for each slot, in the order of the queues, until one has a job; the ack goes with the call to its slot
+    wait    a BLPOP for each slot, all of them waited for together; tokens that came from more than one are put back
+    held    the ack that a broken turn has left comes first
+
+Queues of one slot are one call on one connection, as on a single server. A server that is away keeps nobody from the queues
+of the others: its queues are passed over, and looked at again within a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from qd.connectors.base import Limits, Reserved, Turn
+from qd.connectors.cluster.waiting import Ears
+from qd.connectors.cluster.wire import ClusterWire
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.connectors.redis import rights
+from qd.connectors.redis.queue import TURNED, turn_head, turn_of, turn_tail
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd.payload import read
+from qd.ties import HOLD
+from qd.unit import answered
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+AGAIN = 1.0  # seconds until a server that is away is looked at again
+ENDS = (
+    "what the end of a job does beside (its chain, its batch, its lock) is no step with it where that stands on another "
+    "server of the cluster: it is noted with it, done right after it, once, and by a keeper within some seconds where its "
+    "worker died in between"
+)
+
+
+class Run(NamedTuple):
+    """Neighbours in the order of the queues that stand in one slot."""
+
+    slot: int
+    queues: tuple[str, ...]
+    head: bytes
+
+
+class ClusterQueue(KeyspaceQueue):
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        token: str = "",
+        slot: int = 0,
+        turns: int = 0,
+        name: str = "",
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        self.wire = ClusterWire(settings.url or "", settings.prefix, name=name)
+        super().__init__(settings, self.wire, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        self._runs: dict[tuple[str, ...], list[Run]] = {}
+        self._ears = Ears(self.wire)
+        self._owed: Reserved | None = None  # an ack that nobody knows the fate of
+
+    @property
+    def limits(self) -> Limits:
+        return {"ends": ENDS}
+
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+        runs = self._runs.get(tuple(queues)) or self._planned(tuple(queues))
+        if len(runs) == 1:
+            return self._renewed(self._asked(runs[0], done, shut))
+        self._owed = done
+        return self._renewed(self._over(runs, done, shut))
+
+    def _asked(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
+        self.turns += 1
+        tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
+        return turn_of(self.wire.evaluate(run.slot, script("turn"), run.head + tail), run.queues)
+
+    def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
+        """One after the other. Raises what the last one said when none could be asked, or the ack could not be sent."""
+        said, away, found = list[Turn](), list[Exception](), None
+        for run in runs:
+            acks = done if self._owed is not None and done is not None and done.queue in run.queues else None
+            try:
+                turn = self._asked(run, acks, shut)
+            except (ConnectionLost, ServerRefused) as error:
+                if acks is not None or isinstance(error, ServerRefused):
+                    raise
+                away.append(error)
+                continue
+            self._owed = None if acks is not None else self._owed
+            said.append(turn)
+            if (found := turn.reserved) is not None:
+                break
+        if not said and away:
+            raise away[-1]
+        acked = next((turn.acked for turn in said if turn.acked is not None), None)
+        if self._owed is not None and done is not None:
+            acked = self._acked_beside(done, found)
+        return summed(said, acked, AGAIN if away else None)
+
+    def _acked_beside(self, done: Reserved, found: Reserved | None) -> bool:
+        """The ack where the turn has not come to its slot. What was reserved goes back where it cannot be sent: one job at a
+        time."""
+        try:
+            acked = self.ack(done)
+        except (ConnectionLost, ServerRefused):
+            if found is not None:
+                self._untaken(found)
+            raise
+        self._owed = None
+        return acked
+
+    def _untaken(self, found: Reserved) -> None:
+        """As well as it goes: what stays in hand is found by `held`."""
+        try:
+            text = answered(found.member, found.mark, attempts=max(0, int(found.mark.rpartition(".")[2]) - 1))
+            self.release(found, text, 0, head=True)
+        except (ConnectionLost, ServerRefused, ValueError):
+            return
+
+    def _planned(self, queues: tuple[str, ...]) -> list[Run]:
+        names, args, runs = self.wire.names, self.turned(""), list[Run]()
+        for slot, each in groupby(queues, lambda queue: names.slot(self._keys(keys.ready(queue))[0])):
+            these = tuple(each)
+            real = [names.real(name) for queue in these for name in self._keys(*[kind(queue) for kind in TURNED])]
+            runs.append(Run(slot, these, turn_head(real, args)))
+        self._runs[queues] = runs
+        return runs
+
+    def _renewed(self, turn: Turn) -> Turn:
+        """The lock of a unique job is held anew when it is taken; elsewhere that is a part of the turn (tied.lua)."""
+        job = turn.reserved
+        if job is not None and b'"unique":"' in job.member:
+            try:
+                payload = read(job.member)
+                ties = payload.qd
+                if ties is not None and ties.unique is not None:
+                    names = [self.wire.names.real(name) for name in self._keys(keys.unique(ties.unique))]
+                    words: list[Arg] = ["hold", payload.uuid or "", round(ties.hold or HOLD)]
+                    self.wire.exchange([self.wire.at(script("apart"), names, words)])
+            except Malformed:
+                pass  # the worker reads it, too
+        return turn
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        if self._owed is not None:
+            self.ack(self._owed)
+            self._owed = None
+        return super().held(queues)
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        self._ears.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
+
+    def missing_rights(self, queue: str) -> set[str]:
+        """On any of the servers: each has users of its own."""
+        found = set[str]()
+        for node in self.wire.nodes.primaries():
+            found |= rights.missing(node.ready(), self.settings.prefix, queue)
+        return found
+
+    def user(self) -> str:
+        return rights.name_of(self.wire.nodes.primaries()[0].ready())
+
+    def close(self) -> None:
+        self._ears.close()
+        super().close()
+
+
+def summed(said: Sequence[Turn], acked: bool | None, again: float | None) -> Turn:
+    """What they come to. again: seconds until a queue is to be looked at that could not be."""
+    dues = [turn.next_due for turn in said if turn.next_due is not None]
+    dues += [] if again is None else [again]
+    paused = tuple([queue for turn in said for queue in turn.paused])
+    malformed = sum(turn.malformed for turn in said)
+    return Turn(acked, said[-1].reserved if said else None, min(dues, default=None), paused, malformed)

@@ -1,0 +1,56 @@
+"""Jobs that are sent once by their ids, whoever sends them again; and those that need a lock which stands elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.scripts import script
+
+if TYPE_CHECKING:
+    from qd.connectors.cluster.wire import ClusterWire
+
+REMEMBERED = 86400  # seconds that the id of a job is kept, as long as its note may still be there
+CHUNK = 500  # jobs a call carries
+
+
+class Parcel(NamedTuple):
+    """A job that is sent once. ready: the list of its queue, as everybody says it; key: as Outgoing has it."""
+
+    ready: str
+    id: str
+    payload: Arg
+    delay: float = 0.0
+    key: str = ""
+
+    @property
+    def words(self) -> tuple[Arg, ...]:
+        if self.key:
+            issue, _, name = self.key.partition(" ")
+            return self.id, "keyed", name, issue, self.delay, self.payload
+        return self.id, "push", self.delay, self.payload
+
+    def seen(self, wire: ClusterWire) -> str:
+        return wire.names.real(self.ready) + ":seen"
+
+
+def send_once(wire: ClusterWire, parcels: Sequence[Parcel]) -> list[Any]:
+    """For each 1, 0 where it was sent before, or why it was not: one call for each queue."""
+    replies: list[Any] = [None] * len(parcels)
+    groups: dict[str, list[int]] = {}
+    for place, parcel in enumerate(parcels):
+        groups.setdefault(parcel.ready, []).append(place)
+    chunks = [
+        (ready, places[at : at + CHUNK]) for ready, places in groups.items() for at in range(0, len(places), CHUNK)
+    ]
+    items = []
+    for ready, places in chunks:
+        real = wire.names.real(ready)
+        names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed", ":seen")]]
+        words = [word for place in places for word in parcels[place].words]
+        items.append(wire.at(script("once"), names, [REMEMBERED, *words]))
+    for (_, places), reply in zip(chunks, wire.exchange(items), strict=True):
+        for number, place in enumerate(places):
+            replies[place] = reply[number] if isinstance(reply, list) else reply
+    return replies

@@ -1,0 +1,335 @@
+"""A cluster as one keyspace: a connection to each server, and every command sent to the one that has its key.
+
+    call, call_many, run, run_many     grouped by server, written to all of them before any reply is read
+    MOVED, ASK                         followed: a server that redirects has run nothing, so nothing is repeated
+    TRYAGAIN                           again for a while: a slot is on its way from one server to another
+    a server away                      ConnectionLost for what stands there, and for nothing else
+
+A step (connectors/scripts) whose keys stand in several slots is no single step here: steps.py has its parts. What has no
+key is asked of the server that has the ticks: its clock is the one that all hosts share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from qd.connectors.cluster import scanning, steps
+from qd.connectors.cluster.beating import Beating
+from qd.connectors.cluster.names import Names, slot_of
+from qd.connectors.cluster.nodes import Node, Nodes
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.redis.wire import Wire, evalsha, is_unknown, packed, with_refusals, with_text
+from qd.connectors.scripts import Script
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused
+
+KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "SCRIPT", "CLUSTER", "EVAL")
+SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
+ROUNDS = 16  # redirections that one call follows
+PATIENCE = 1.0  # seconds that a slot on its way is waited for, at most
+STEP = (0.001, 0.05)  # seconds between two tries then
+TORN = "attempted to access a non local key"  # a step met a key that had just gone to another server
+
+
+Sent = dict[int, tuple[int, tuple[bytes, ...]]]
+"""By their places: slots, and the commands as they are sent, with ASKING before one that is asked of another server."""
+
+
+class Item(NamedTuple):
+    """A packed command and the slot it is for. script: sent by its hash."""
+
+    slot: int
+    command: bytes
+    script: Script | None = None
+
+
+class ClusterWire:
+    """prefix: what all names begin with. Belongs to one thread of one process."""
+
+    def __init__(
+        self, url: str, prefix: str = "", *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0
+    ) -> None:
+        self.names = Names(prefix)
+        self._name = name
+        self._connect_timeout, self._timeout = connect_timeout, timeout
+        self._about: Callable[[float], None] | None = None
+        self.nodes = Nodes(url, self._wire)
+        self.clock = self.names.slot(prefix + keys.TICKS)
+        self.beating = Beating()
+
+    def _wire(self, url: str) -> Wire:
+        made = Wire(url, name=self._name, connect_timeout=self._connect_timeout, timeout=self._timeout)
+        made.about = self._about
+        return made
+
+    def opened(self, place: str) -> Wire:
+        """Another connection to this server."""
+        return self._wire(self.nodes.seeds.url(place))
+
+    # -- as each of its connections is
+
+    @property
+    def place(self) -> str:
+        return f"cluster {self.nodes.place}"
+
+    @property
+    def stranger(self) -> str:
+        return f"a server of the cluster at {self.nodes.place} answers what no Redis answers"
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._patience(self._connect_timeout, seconds)
+
+    @property
+    def connect_timeout(self) -> float:
+        return self._connect_timeout
+
+    @connect_timeout.setter
+    def connect_timeout(self, seconds: float) -> None:
+        self._patience(seconds, self._timeout)
+
+    @property
+    def about(self) -> Callable[[float], None] | None:
+        return self._about
+
+    @about.setter
+    def about(self, told: Callable[[float], None] | None) -> None:
+        self._about = told
+        for node in self.nodes:
+            node.wire.about = told
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        before = self._connect_timeout, self._timeout
+        try:
+            self._patience(seconds, seconds)
+            yield
+        finally:
+            self._patience(*before)
+
+    def _patience(self, connect_timeout: float, timeout: float) -> None:
+        self._connect_timeout, self._timeout = connect_timeout, timeout
+        for node in self.nodes:
+            node.wire.patience(connect_timeout, timeout)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.wire.close()
+
+    # -- commands
+
+    def call(self, *args: Arg) -> Any:
+        command = str(args[0]).upper()
+        if command == "SCAN":
+            return scanning.scanned(self, args)
+        if command in SEVERAL and len(args) > 2:
+            return self._of_several(command, args[1:])
+        return self.sent(self._item(args))
+
+    def _of_several(self, command: str, names: Sequence[Arg]) -> Any:
+        """One call for each key, for they stand in several slots."""
+        single = "GET" if command == "MGET" else command
+        replies = self.call_many([(single, name) for name in names])
+        for reply in replies:
+            if isinstance(reply, Exception) and not (single == "GET" and "WRONGTYPE" in str(reply)):
+                raise reply
+        if single == "GET":  # as MGET: what is no string is not there
+            return [None if isinstance(reply, Exception) else reply for reply in replies]
+        return sum(replies)
+
+    def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """Raises ConnectionLost where one of the servers is away; the commands for the others have been run then."""
+        if any(command[0] == "MULTI" for command in commands):
+            return self._as_one(commands)
+        return whole(self.exchange([self._item(command) for command in commands]))
+
+    def _as_one(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """MULTI ... EXEC on keys of one slot: one after the other, on one connection."""
+        slot = next(self.names.slot(str(command[1])) for command in commands if str(command[0]) not in KEYLESS)
+        raw = b"".join([self._item(command).command for command in commands])
+        for _ in range(ROUNDS):
+            node = self.nodes.of(slot)
+            replies = node.ready().exchange([raw], len(commands))
+            if not (isinstance(replies[-1], Exception) and self._redirected(replies, slot, node)):
+                return replies
+        raise ServerBusy(f"slot {slot} of the cluster at {self.nodes.place} is on its way to another server")
+
+    def _redirected(self, replies: Sequence[Any], slot: int, node: Node) -> bool:
+        for reply in replies:
+            word, _, rest = str(reply).partition(" ")
+            if isinstance(reply, ServerRefused) and word == "MOVED":
+                self.nodes.moved(slot, self.nodes.at(rest.split(" ")[1], node.place))
+                return True
+        return False
+
+    def _item(self, args: Sequence[Arg]) -> Item:
+        """args: with names as everybody says them. Of several keys (BLPOP) the first one tells the slot."""
+        command = str(args[0]).upper()
+        if command in KEYLESS:
+            return Item(self.clock, packed(args))
+        real, slot = self.names.placed(args[1].decode() if isinstance(args[1], bytes) else str(args[1]))
+        return Item(slot, packed((args[0], real, *args[2:])))
+
+    # -- steps
+
+    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
+        return steps.run(self, script, names, args)
+
+    def run_many(self, calls: Sequence[Call]) -> list[Any]:
+        return whole(steps.run_many(self, calls)) if calls else []
+
+    def at(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
+        """A step whose keys stand in one slot. names: as they are called there."""
+        return Item(slot_of(names[0]), evalsha(script, names, args), script)
+
+    def plain(self, command: str, name: str, *args: Arg) -> Item:
+        """A command on a key, as it is called there."""
+        return Item(slot_of(name), packed((command, name, *args)))
+
+    def clock_item(self) -> Item:
+        return Item(self.clock, packed(("TIME",)))
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        real, slot = self.names.placed(name)
+        for _ in range(ROUNDS):
+            node = self.nodes.of(slot)
+            try:
+                return node.ready().pop(real, seconds, wake)
+            except ServerRefused as error:
+                if not self._redirected([error], slot, node):
+                    raise
+        return False
+
+    # -- to the servers
+
+    def sent(self, item: Item) -> Any:
+        """One command. Raises what was refused."""
+        (reply,) = self.exchange([item])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def evaluate(self, slot: int, script: Script, command: bytes) -> Any:
+        """A packed EVALSHA, the fast way: as a rule the server has the slot and knows the script."""
+        node = self.nodes.of(slot)
+        wire = node.wire
+        try:
+            if not wire.connected:
+                node.ready()
+            wire.send(command)
+            return wire.receive()
+        except ServerRefused as error:
+            if not (is_unknown(error) or is_redirection(error)):
+                raise
+        except ServerBusy as error:
+            if not is_redirection(error):
+                self.nodes.stale = True
+                raise
+        except ConnectionLost:
+            self.nodes.stale = True
+            raise
+        return self.sent(Item(slot, command, script))
+
+    def exchange(self, items: Sequence[Item]) -> list[Any]:
+        """All replies; what was refused, and what a server that is away was asked, as exceptions in their places."""
+        replies: list[Any] = [None] * len(items)
+        left: Sent = {place: (item.slot, (item.command,)) for place, item in enumerate(items)}
+        asked = dict[int, Node]()
+        until, pause = time.monotonic() + min(PATIENCE, self._timeout), STEP[0]
+        for _ in range(ROUNDS):
+            self._round(left, asked, replies)
+            again, waits = self._again(items, replies, left, asked)
+            if not again or time.monotonic() > until:
+                break
+            if waits:
+                time.sleep(pause)
+                pause = min(STEP[1], pause * 2)
+            left = again
+        return [self._told(items[place], reply) for place, reply in enumerate(replies)]
+
+    def _told(self, item: Item, reply: Any) -> Any:
+        if isinstance(reply, ServerRefused) and is_redirection(reply):
+            return ServerBusy(f"slot {item.slot} of the {self.place} is on its way to another server: {reply}")
+        return with_refusals(reply)
+
+    def _round(self, left: Sent, asked: dict[int, Node], replies: list[Any]) -> None:
+        """Write to all servers, then read from all of them. asked: who was asked for each, and is to be asked where it
+        stands there already (ASK)."""
+        groups: dict[Node, list[int]] = {}
+        for place, (slot, commands) in left.items():
+            try:
+                if len(commands) == 1:
+                    asked[place] = self.nodes.of(slot)
+                groups.setdefault(asked[place], []).append(place)
+            except (ConnectionLost, ServerRefused) as error:
+                replies[place] = error
+        written = []
+        for node, places in groups.items():
+            try:
+                node.ready().write_all([part for place in places for part in left[place][1]])
+                written.append(node)
+            except (ConnectionLost, ServerRefused) as error:
+                self._broke(places, replies, error)
+        for node in written:
+            try:
+                for place in groups[node]:
+                    parts = left[place][1]
+                    replies[place] = node.wire.read_all(len(parts))[-1]
+            except ConnectionLost as error:
+                at = groups[node].index(place)
+                self._broke(groups[node][at:], replies, error)
+
+    def _broke(self, places: Sequence[int], replies: list[Any], error: Exception) -> None:
+        self.nodes.stale = True
+        for place in places:
+            replies[place] = error
+
+    def _again(
+        self,
+        items: Sequence[Item],
+        replies: list[Any],
+        sent: Sent,
+        asked: dict[int, Node],
+    ) -> tuple[Sent, bool]:
+        """What none of the servers has run is sent again; and whether after a while."""
+        again: Sent = {}
+        waits = False
+        for place, (slot, commands) in sent.items():
+            reply, item = replies[place], items[place]
+            if not isinstance(reply, ServerRefused | ServerBusy):
+                continue
+            if is_unknown(reply) and item.script is not None:
+                again[place] = slot, (*commands[:-1], with_text(item.script, commands[-1]))
+            elif str(reply).startswith("MOVED "):
+                self.nodes.moved(slot, self.nodes.at(str(reply).split(" ")[2], asked[place].place))
+                again[place] = slot, commands[-1:]
+            elif str(reply).startswith("ASK "):
+                asked[place] = self.nodes.at(str(reply).split(" ")[2], asked[place].place)
+                again[place] = slot, (packed(("ASKING",)), commands[-1])
+            elif "TRYAGAIN" in str(reply):
+                again[place], waits = (slot, commands[-1:]), True
+            elif isinstance(reply, ServerBusy):
+                self.nodes.stale = True  # a replica by now, or out of touch with the others
+            elif TORN in str(reply):
+                replies[place] = ConnectionLost(f"a slot went to another server in the middle of a step: {reply}")
+        return again, waits
+
+
+def is_redirection(error: Exception) -> bool:
+    text = str(error)
+    return text.startswith(("MOVED ", "ASK ")) or "TRYAGAIN" in text or TORN in text
+
+
+def whole(replies: list[Any]) -> list[Any]:
+    """Raises ConnectionLost where a server was away: of the rest nobody may think that it is all."""
+    for reply in replies:
+        if isinstance(reply, ConnectionLost) and not isinstance(reply, ServerBusy):
+            raise reply
+    return replies

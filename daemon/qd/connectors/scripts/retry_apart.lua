@@ -1,0 +1,21 @@
+-- Move failed jobs back to ready, on a cluster: what else that does is noted in the same step, and done by the caller. In
+-- front: due, failed. See retry.lua.
+-- KEYS failed, failed_at, ready, notify, ends
+-- ARGV for each job (at most 100): id, payload as it is sent again, id of the note, what is noted ('': nothing)
+-- Returns for each job 1; 0: no such record.
+redis.call('ZREM', KEYS[2], '') -- the first write takes something away: see turn.lua
+local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
+for at = 1, #ARGV, 4 do
+  local size = redis.call('HSTRLEN', KEYS[1], ARGV[at])
+  if size > 0 then
+    if ARGV[at + 3] ~= '' then
+      redis.call('HSET', KEYS[5], ARGV[at + 2], string.format('%.3f ', clock()) .. ARGV[at + 3])
+    end
+    redis.call('RPUSH', KEYS[4], '1')
+    redis.call('RPUSH', KEYS[3], ARGV[at + 1])
+    unbury(KEYS[1], KEYS[2], {ARGV[at]}, bytes)
+    bytes = bytes - size
+  end
+  said[#said + 1] = size > 0 and 1 or 0
+end
+return said
