@@ -42,12 +42,13 @@ class Served:
 @dataclass(frozen=True)
 class Kind:
     """fixture: gives what it is Served by. limits: what it declares that it cannot do. largest: bytes of a payload, 0: any.
-    refuses: payloads of test_every_worker.HOSTILE that cannot even be sent."""
+    many: jobs that wait in a row of the suite. refuses: payloads of test_every_worker.HOSTILE that cannot even be sent."""
 
     name: str
     fixture: str
     limits: frozenset[Limit] = frozenset()
     largest: int = 0
+    many: int = 20_000
     refuses: frozenset[str] = frozenset()
 
 
@@ -56,13 +57,20 @@ KINDS = (
     Kind("valkey", "on_valkey"),
     Kind("sentinel", "on_sentinel"),
     Kind("cluster", "on_cluster", frozenset({"ends"})),
+    Kind(
+        "sqs",
+        "on_sqs",
+        limits=frozenset(("order", "head", "delay", "find", "clear", "sizes", "memory")),
+        largest=1 << 20,
+        many=300,
+        refuses=frozenset(("nothing", "no text", "nul bytes")),
+    ),
 )
 COMING = (
     Kind("postgres", "on_postgres"),
     Kind("mariadb", "on_mariadb"),
     Kind("sqlite", "on_sqlite"),
     Kind("beanstalkd", "on_beanstalkd"),
-    Kind("sqs", "on_sqs"),
 )
 BY_NAME = {kind.name: kind for kind in (*KINDS, *COMING)}
 
@@ -167,6 +175,10 @@ class Tried:
 
     def can(self, what: Limit) -> bool:
         return what not in self.kind.limits
+
+    def fitting(self, text: str) -> str:
+        """As much of it as the largest payload has room for, each letter escaped."""
+        return text[: self.kind.largest // 7] if self.kind.largest else text
 
     def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Queue:
         """A connection that reserves as this slot of this master; closed at the end."""

@@ -107,4 +107,8 @@ def on_beanstalkd(beanstalkd: Beanstalkd, durable_redis: Server) -> Served:
 @pytest.fixture
 def on_sqs(sqs: Sqs, durable_redis: Server) -> Served:
     """moto keeps nothing: it stands still for a while."""
+    client = sqs.client()
+    for name in ("default", "other", "high", "low"):
+        client.create_queue(QueueName=name)
+    client.close()
     return Served({"url": sqs.url}, lambda: sqs.stands_still(LOCKED), env=sqs.credentials, control=durable_redis.url)

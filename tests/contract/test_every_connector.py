@@ -204,8 +204,8 @@ def test_identical_payloads_are_as_many_jobs(tried: Tried) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
-    queue, said = tried.connect(), {"n": 1, "text": TEXTS[text]}
-    payload = job_of("read", 1, text=TEXTS[text])
+    queue, said = tried.connect(), {"n": 1, "text": tried.fitting(TEXTS[text])}
+    payload = job_of("read", 1, text=said["text"])
     queue.push("default", payload)
     held = take(queue)
     assert json.loads(bytes(read(held.member).data)) == said
@@ -246,13 +246,13 @@ def many(tried: Tried, count: int) -> None:
     assert tried.empty()
 
 
-def test_twenty_thousand_wait(tried: Tried) -> None:
-    many(tried, 20_000)
+def test_thousands_wait(tried: Tried) -> None:
+    many(tried, tried.kind.many)
 
 
 @pytest.mark.slow
 def test_a_million_wait(tried: Tried) -> None:
-    many(tried, 1_000_000)
+    many(tried, 50 * tried.kind.many)
 
 
 def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> None:
@@ -263,9 +263,10 @@ def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> N
     held = take(queue)
     found = tried.sizes()
     assert (found.ready, found.delayed, found.reserved, tried.sizes("other").ready) == (2, 1, 1, 1)
-    assert queue.clear("default") == 3
+    left = 0 if tried.can("clear") else 1
+    assert queue.clear("default") == 3 - left
     found = tried.sizes()
-    assert (found.ready, found.delayed, found.reserved, tried.sizes("other").ready) == (0, 0, 1, 1)
+    assert (found.ready, found.delayed, found.reserved, tried.sizes("other").ready) == (0, left, 1, 1)
     assert queue.ack(held)
     assert [number(held) for held in drained(queue, 1, "other")] == [5]
 

@@ -33,7 +33,10 @@ class Reserver(NamedTuple):
 
 
 Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
-DRIVERS: Mapping[str, str] = {"redis": "qd.connectors.redis.opening:open_queue"}
+DRIVERS: Mapping[str, str] = {
+    "redis": "qd.connectors.redis.opening:open_queue",
+    "sqs": "qd.connectors.sqs.opening:open_queue",
+}
 """driver -> module:function, a Factory; loaded when it is used."""
 MEMORIES: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:open_space",

@@ -1,0 +1,1 @@
+"""Amazon SQS, over boto3."""

@@ -1,0 +1,214 @@
+"""SQS as a server that keeps jobs and nothing else: what connectors/borrowed asks of it, in messages.
+
+take    ReceiveMessage, one at a time, nobody else's for retry_after; waited for by a long poll
+drop    DeleteMessage            renewed   ChangeMessageVisibility, by the keeper
+send    SendMessageBatch, by tens
+
+Nothing is sent twice by this side: of a call that broke nobody knows, and what it did shows by itself. A message that was
+received and never heard of comes back when its lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+
+from qd.connectors.base import Limits
+from qd.connectors.borrowed.backend import Parcel, Standing
+from qd.connectors.redis.wire import ready_of
+from qd.connectors.sqs.address import Address, is_name
+from qd.connectors.sqs.line import Woken
+from qd.connectors.sqs.messages import Messages, whole
+from qd.connectors.sqs.service import Service
+from qd.errors import ConnectionLost, QdError, ServerRefused, WrongPassword
+
+SLICE = 1.0  # seconds that one of several queues is waited on
+JUST = 0.05  # seconds for which an empty queue need not be asked again
+ONCE_MORE = 60.0  # seconds for which a deleted message is still known as one that has ended
+MANY = 100  # messages that are still to be deleted, at most: others come again, and are dropped then
+FRESH = 5.0  # seconds for which counts need not be asked for again by who changes nothing
+LIMITS: Limits = MappingProxyType(
+    {
+        "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group, but for what is tried again",
+        "head": "what is handed back comes when SQS gives it out, not before others",
+        "delay": "delays are whole seconds; over 15 minutes, and in .fifo queues, they wait on the control connection",
+        "find": "a ready job cannot be looked for: it is found while it waits on the control connection, runs or has failed",
+        "clear": "what is ready is received and deleted by tens; what SQS itself delays stays (15 minutes at most)",
+        "sizes": "sizes are SQS's own, and approximate: they may be a minute old",
+        "memory": "it keeps jobs and nothing else: pauses, locks, failed jobs and delays stand on the control connection",
+    }
+)
+
+
+class SqsBackend:
+    """lease: seconds that a message is nobody else's."""
+
+    limits = LIMITS
+
+    def __init__(self, address: Address, *, lease: float, prefix: str = "") -> None:
+        self.address, self.lease = address, lease
+        self.service = Service(address)
+        self.messages = Messages(self.service, prefix)
+        self.timeout = self.service.line.timeout
+        self.longest = float(address.longest_delay)
+        self._loose: Parcel | None = None  # taken, and not yet anybody's job
+        self._undeleted: list[tuple[str, str, str]] = []
+        self._deleted: list[tuple[float, str, str]] = []
+        self._said = False
+        self._counted: dict[str, tuple[float, Standing]] = {}
+        self._empty: dict[str, float] = {}  # queue -> when it was last found so
+
+    @property
+    def place(self) -> str:
+        return self.address.place
+
+    @property
+    def about(self) -> Callable[[float], None] | None:
+        return self.service.line.about
+
+    @about.setter
+    def about(self, tell: Callable[[float], None] | None) -> None:
+        self.service.line.about = tell
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.service.line.connect_timeout, self.service.line.timeout = connect, answer
+        self.timeout = answer
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        line = self.service.line
+        before = line.connect_timeout, line.timeout
+        self.patience(seconds, seconds)
+        try:
+            yield
+        finally:
+            self.patience(*before)
+
+    # -- sending
+
+    def check(self, queue: str) -> None:
+        name = self.address.name(queue, self.messages.prefix)
+        if not is_name(name):
+            raise ServerRefused(
+                f"SQS has no queue '{name}': up to 80 letters, digits, - and _, and .fifo at the end of a FIFO queue"
+            )
+
+    def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
+        self._counted.pop(queue, None)
+        return self.messages.send(queue, [(payload, whole(delay)) for payload, delay in jobs])
+
+    # -- working
+
+    def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
+        """Of several queues each is looked at; then each is waited on for a second, in turn."""
+        until = time.monotonic() + seconds
+        for queue in [] if seconds else queues:
+            if (found := self._received(queue, 0.0, -1)) is not None:
+                return found
+        while (left := until - time.monotonic()) > 0:
+            for queue in queues:
+                if wake in ready_of([wake], 0):
+                    return None
+                wait = left if len(queues) == 1 else min(left, SLICE)
+                try:
+                    found = self._received(queue, wait, wake)
+                except Woken:
+                    return None
+                if found is not None:
+                    return found
+        return None
+
+    def _received(self, queue: str, seconds: float, wake: int) -> Parcel | None:
+        """SQS waits whole seconds: a part of one is slept away first."""
+        if not seconds and time.monotonic() - self._empty.get(queue, -1.0) < JUST:
+            return None
+        if 0 < seconds < 0.5 and wake in ready_of([wake], seconds):
+            raise Woken
+        message = self.messages.receive(queue, self.lease, round(seconds), wake)
+        if message is None:
+            self._empty[queue] = time.monotonic()
+            return None
+        before = message.received - 1 if self.address.shared else 0
+        self._counted.pop(queue, None)
+        self._loose = Parcel(queue, message.id, message.handle, message.body, attempts=before)
+        return self._loose
+
+    def hold(self, parcel: Parcel | None) -> None:
+        """It is a job now, and its lease is the keeper's."""
+        self._loose = None
+
+    def drop(self, queue: str, id: str, handle: str) -> None:
+        self._loose = None
+        self._undeleted = [*self._undeleted[-MANY:], (queue, id, handle)]
+        self._delete()
+
+    def gone(self, wait: bool = False) -> list[tuple[str, str]]:
+        """Not at once: SQS may give out a message once more that it has just deleted."""
+        self._delete()
+        until = time.monotonic() - (0 if wait else ONCE_MORE)
+        found = [(queue, id) for at, queue, id in self._deleted if at <= until]
+        self._deleted = self._deleted[len(found) :]
+        return found
+
+    def _delete(self) -> None:
+        """What cannot be deleted now is tried again with the next. One whose handle is not known any more was given out
+        once more: who has it deletes it."""
+        try:
+            while self._undeleted:
+                queue, id, handle = self._undeleted[0]
+                if self.messages.delete(queue, handle):
+                    self._deleted.append((time.monotonic(), queue, id))
+                del self._undeleted[0]
+        except (ConnectionLost, ServerRefused) as error:
+            self._say(error)
+
+    def _say(self, error: QdError) -> None:
+        """Once: that messages may not be deleted is seen nowhere else."""
+        if self._said or not isinstance(error, WrongPassword | ServerRefused):
+            return
+        self._said = True
+        logging.getLogger("qd.sqs").error(
+            "jobs that have ended cannot be deleted, and come again to be dropped: %s", error
+        )
+
+    def put_back(self, parcel: Parcel, delay: float) -> None:
+        """What another worker has in hand need not be looked at before its lease is over."""
+        self._loose = None
+        self.messages.hide(parcel.queue, parcel.handle, max(delay, self.lease) if delay else 0)
+
+    def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
+        for queue in dict.fromkeys(queue for queue, _, _ in held):
+            self.messages.hide_many(queue, [handle for at, _, handle in held if at == queue], self.lease)
+
+    # -- looking
+
+    def there(self, queue: str, id: str) -> bool | None:
+        return None
+
+    def standing(self, queue: str) -> Standing:
+        """SQS counts about once a minute; a keeper asks every second."""
+        at = time.monotonic()
+        if queue not in self._counted or at - self._counted[queue][0] > FRESH:
+            self._counted[queue] = at, Standing(*self.messages.counts(queue))
+        return self._counted[queue][1]
+
+    def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
+        """Until nothing is given out any more, ten at a time: a purge would take what runs, too, and what is sent in the
+        minute after it."""
+        count, _ = 0, self._counted.pop(queue, None)
+        while some := self.messages.receive_many(queue, self.lease):
+            for message in some:
+                forget(message.body)
+            count += self.messages.delete_many(queue, [message.handle for message in some])
+        return count
+
+    def close(self) -> None:
+        """A message that came while its worker leaves goes back at once."""
+        loose, self._loose = self._loose, None
+        if loose is not None:
+            with suppress(QdError):
+                self.messages.hide(loose.queue, loose.handle, 0)
+        self.service.close()

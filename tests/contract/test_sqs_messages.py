@@ -1,0 +1,208 @@
+"""Messages of SQS over HTTP, as moto speaks it: sent by tens, told one by one, received, answered; what breaks is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qd.connectors.sqs.address import Address
+from qd.connectors.sqs.line import Woken
+from qd.connectors.sqs.messages import Counts, Messages, batches
+from qd.connectors.sqs.service import NoSuchQueue, Service
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
+from tests.support.clock import eventually
+from tests.support.servers.sqs import Sqs
+
+URL = "sqs://eu-west-1?endpoint="
+
+
+@pytest.fixture
+def messages(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Messages]:
+    for name, value in sqs.credentials.items():
+        monkeypatch.setenv(name, value)
+    client = sqs.client()
+    client.create_queue(QueueName="mail")
+    client.create_queue(QueueName="mail.fifo", Attributes={"FifoQueue": "true"})
+    client.close()
+    made = Messages(Service(Address(f"{URL}{sqs.endpoint}")))
+    yield made
+    made.service.close()
+
+
+def answers(messages: Messages, *replies: Any) -> list[dict[str, Any]]:
+    """The next calls are answered so, whatever they ask. Returns what they asked."""
+    asked, waiting = list[dict[str, Any]](), list(replies)
+
+    def call(operation: str, **more: Any) -> dict[str, Any]:
+        asked.append({"operation": operation, **more})
+        reply = waiting.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply  # type: ignore[no-any-return]
+
+    messages.service.call = call  # type: ignore[method-assign]
+    return asked
+
+
+def refusal(messages: Messages) -> Exception | None:
+    try:
+        messages.receive("mail", 30)
+    except ConnectionLost as error:
+        return error
+    return None
+
+
+def payload(n: int, **more: Any) -> bytes:
+    return json.dumps({"uuid": f"u{n}", "job": "quick", **more}).encode()
+
+
+def test_many_are_sent_by_tens_and_all_are_there(messages: Messages) -> None:
+    assert messages.send("mail", [(payload(n), 0) for n in range(25)]) == [None] * 25
+    assert messages.counts("mail") == Counts(25, 0, 0)
+    assert messages.send("mail", [(payload(99), 60)]) == [None]
+    assert messages.counts("mail") == Counts(25, 1, 0)
+
+
+def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
+    assert [len(some) for some in batches([(n, b"x") for n in range(25)])] == [10, 10, 5]
+    large = b"x" * 600_000
+    assert list(batches([(0, large), (1, large), (2, b"x")])) == [[0], [1, 2]]
+
+
+def test_what_is_too_large_is_told_and_all_others_are_sent(messages: Messages) -> None:
+    said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
+    assert [type(why) for why in said] == [type(None), TooLarge, ServerRefused, type(None)]
+    assert "1100000 bytes" in str(said[1])
+    assert messages.counts("mail").visible == 2
+
+
+def test_a_batch_that_a_server_finds_too_large_is_halved(messages: Messages) -> None:
+    messages.url("mail")
+    asked = answers(messages, ServerRefused("BatchRequestTooLong: 262144"), {}, {})
+    assert messages.send("mail", [(payload(n), 0) for n in range(4)]) == [None] * 4
+    assert [len(each["Entries"]) for each in asked] == [4, 2, 2]
+
+
+def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages: Messages) -> None:
+    messages.url("mail")
+    busy = {"Id": "1", "Code": "InternalError", "SenderFault": False}
+    wrong = {"Id": "2", "Code": "InvalidMessageContents", "SenderFault": True}
+    asked = answers(messages, {"Failed": [busy, wrong]}, {"Failed": [busy]}, {})
+    said = messages.send("mail", [(payload(n), 0) for n in range(4)])
+    assert [type(why) for why in said] == [type(None), type(None), ServerRefused, type(None)]
+    assert [[each["Id"] for each in one["Entries"]] for one in asked] == [["0", "1", "2", "3"], ["1"], ["1"]]
+
+
+def test_what_sqs_keeps_failing_to_take_is_told(messages: Messages) -> None:
+    messages.url("mail")
+    busy = {"Failed": [{"Id": "0", "Code": "InternalError", "SenderFault": False}]}
+    asked = answers(messages, busy, busy, busy)
+    (why,) = messages.send("mail", [(payload(1), 0)])
+    assert isinstance(why, ServerBusy)
+    assert len(asked) == 3
+
+
+def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: Messages) -> None:
+    messages.send("mail", [(payload(1), 0)])
+    held = messages.receive("mail", 30)
+    assert held is not None
+    assert (held.body, held.received) == (payload(1), 1)
+    assert messages.receive("mail", 30) is None
+    assert messages.hide("mail", held.handle, 0)
+    again = messages.receive("mail", 30)
+    assert again is not None
+    assert (again.id, again.received) == (held.id, 2)
+    assert messages.hide_many("mail", [again.handle], 60) == []
+    assert messages.delete("mail", again.handle)
+    assert messages.hide("mail", again.handle, 0) is False
+    assert messages.counts("mail") == Counts(0, 0, 0)
+
+
+def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: Messages) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        threading.Timer(0.2, os.write, (write_end, b"x")).start()
+        with pytest.raises(Woken):
+            messages.receive("mail", 30, seconds=20, wake=read_end)
+        assert messages.counts("mail").visible == 0
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_message_ends_a_long_poll(messages: Messages, sqs: Sqs) -> None:
+    client = sqs.client()
+    url = messages.url("mail")
+    threading.Timer(0.2, lambda: client.send_message(QueueUrl=url, MessageBody="{}")).start()
+    held = messages.receive("mail", 30, seconds=20)
+    client.close()
+    assert held is not None
+    assert held.body == b"{}"
+
+
+def test_a_queue_that_is_not_there_is_named(messages: Messages) -> None:
+    with pytest.raises(NoSuchQueue, match=r"queue 'nope' is not there: .*create-queue --queue-name nope"):
+        messages.url("nope")
+
+
+def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages) -> None:
+    jobs = [payload(1, tags=["group:order 7"]), payload(1, tags=["group:order 7"]), payload(2), payload(3)]
+    assert messages.send("mail.fifo", [(each, 0) for each in jobs]) == [None] * 4
+    assert messages.counts("mail.fifo").visible == 3
+    first, second = messages.receive("mail.fifo", 30), messages.receive("mail.fifo", 30)
+    assert first is not None
+    assert second is not None
+    assert (first.body, second.body) == (jobs[0], jobs[2])
+    assert messages.receive("mail.fifo", 30) is None, "the third waits for the second: one group"
+
+
+def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there_as_unreachable(
+    messages: Messages, sqs: Sqs
+) -> None:
+    messages.url("mail")
+    messages.service.line.timeout = 0.3
+    stopped = threading.Thread(target=sqs.stands_still, args=(1.0,))
+    stopped.start()
+    said = eventually(lambda: refusal(messages))
+    assert (type(said), "no answer in time" in str(said)) == (ConnectionLost, True)
+    stopped.join()
+    gone = Messages(Service(Address(f"{URL}http://127.0.0.1:1")))
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1 does not answer: connection refused"):
+        gone.url("mail")
+
+
+def test_missing_credentials_are_one_line(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nowhere")
+    with pytest.raises(WrongPassword, match=r"no credentials for SQS at .*: give them by AWS_ACCESS_KEY_ID"):
+        Messages(Service(Address(f"{URL}{sqs.endpoint}"))).url("mail")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("AccessDeniedException", 403, WrongPassword),
+        ("ExpiredTokenException", 403, WrongPassword),
+        ("InvalidClientTokenId", 403, WrongPassword),
+        ("RequestThrottled", 400, ServerBusy),
+        ("ThrottlingException", 400, ServerBusy),
+        ("ServiceUnavailable", 503, ServerBusy),
+        ("Whatever", 502, ServerBusy),
+        ("QueueDoesNotExist", 400, NoSuchQueue),
+        ("UnsupportedOperation", 400, ServerRefused),
+    ],
+)
+def test_refusals_are_told_as_what_they_mean(code: str, status: int, kind: type[Exception]) -> None:
+    from botocore.exceptions import ClientError
+
+    said: Any = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    told = Service(Address("sqs://eu-west-1")).classified(ClientError(said, "ReceiveMessage"))
+    assert type(told) is kind
+    assert code in str(told)
