@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qd.cli.main import command
+from qd.connectors.redis.wire import Wire
 from tests.support.resp import Client
 from tests.support.server import Server
 
@@ -37,6 +38,20 @@ def configured(folder: Path, server: Server) -> Callable[[str], None]:
 
     write()
     return write
+
+
+@pytest.fixture
+def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's clock stands, for the test and for the `qd` that it runs in this process: ages are exact."""
+    moment, call, call_many, asked = redis.call("TIME"), Wire.call, Wire.call_many, Client.call
+
+    def many(wire: Wire, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        replies = call_many(wire, commands)
+        return [moment if command == ("TIME",) else reply for command, reply in zip(commands, replies, strict=True)]
+
+    monkeypatch.setattr(Wire, "call", lambda wire, *words: moment if words == ("TIME",) else call(wire, *words))
+    monkeypatch.setattr(Wire, "call_many", many)
+    monkeypatch.setattr(Client, "call", lambda client, *words: moment if words == ("TIME",) else asked(client, *words))
 
 
 @pytest.fixture

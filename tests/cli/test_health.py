@@ -25,6 +25,7 @@ from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import Server, free_port
 
+pytestmark = pytest.mark.usefixtures("still")
 PAYLOAD = '{"uuid":"u","job":"%s","data":{},"attempts":0,"createdAt":%d}'
 OBJECT = r"Illuminate\\Queue\\CallQueuedHandler@call"
 WAITING = {"slot": 0, "pid": 414, "state": "waiting", "job": None}
@@ -55,13 +56,6 @@ def reasons(qd: Run, *words: str) -> list[tuple[str, str]]:
 def reason(qd: Run, *words: str) -> tuple[str, str]:
     (found,) = reasons(qd, *words)
     return found
-
-
-def seconds_in(text: str, begin: str, end: str = "") -> int:
-    """The age between these words of a text, "1m 4s" as 64: tests say its least, for the clock goes on while they run."""
-    found = re.search(rf"{re.escape(begin)}(?:(\d+)m ?)?(?:(\d+)s)?{re.escape(end)}", text)
-    assert found, (begin, end, text)
-    return int(found[1] or 0) * 60 + int(found[2] or 0)
 
 
 # -- well
@@ -125,8 +119,7 @@ def test_a_queue_of_which_nothing_is_taken(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING, {**WAITING, "slot": 1}], stuck={"mail": now - 14})
     kind, text = reason(qd)
     assert kind == "stuck"
-    said = ("queue 'mail': 12 ready and nothing taken for ", " by the 2 workers of mail@app-1 (pid 411)")
-    assert seconds_in(text, *said) >= 14
+    assert "queue 'mail': 12 ready and nothing taken for 14s by the 2 workers of mail@app-1 (pid 411)" in text
     assert "qd status" in text
 
 
@@ -246,7 +239,7 @@ def test_a_master_without_news(qd: Run, redis: Client) -> None:
     report(redis, seen_at=now - 100)
     kind, text = reason(qd)
     assert kind == "silent-master"
-    assert seconds_in(text, "mail@app-1 (pid 411): its keeper has not reported for ") >= 100
+    assert "mail@app-1 (pid 411): its keeper has not reported for 1m 40s" in text
     token = text.rpartition(" ")[2]
     redis.call("HDEL", "qd:masters", token)  # the way out
     assert reasons(qd) == []
@@ -293,7 +286,7 @@ def test_older_than_allowed(qd: Run, redis: Client) -> None:
     assert reasons(qd, "--max-age", "5m") == []
     kind, text = reason(qd, "--max-age", "90s")
     assert kind == "max-age"
-    assert seconds_in(text, "queue 'mail': its oldest job waits for ") >= 191
+    assert "queue 'mail': its oldest job waits for 3m 12s" in text
 
 
 def test_a_scheduler_that_does_not_answer_or_is_missing(qd: Run, redis: Client) -> None:

@@ -9,10 +9,14 @@ import pty
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from tests.cli.conftest import Run, document, done, report
 from tests.support.procs import QD
 from tests.support.project import Project
 from tests.support.resp import Client
+
+pytestmark = pytest.mark.usefixtures("still")
 
 PAYLOAD = '{"job":"mail.welcome","data":{},"createdAt":%d}'
 

@@ -16,6 +16,8 @@ from tests.cli.conftest import Run, document, done
 from tests.support.project import MakeProject, Project
 from tests.support.resp import Client
 
+pytestmark = pytest.mark.usefixtures("still")
+
 JOBS = """
     import sys
     from qd import Qd

@@ -9,6 +9,8 @@ import pytest
 from tests.cli.conftest import Run, document, done
 from tests.support.resp import Client
 
+pytestmark = pytest.mark.usefixtures("still")
+
 
 @pytest.mark.leaves("qd:schedule:paused")
 def test_status_tells_what_of_the_schedule_is_paused(qd: Run, clean_redis: Client) -> None:
