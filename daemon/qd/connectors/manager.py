@@ -36,6 +36,7 @@ Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
 DRIVERS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:open_queue",
     "sqs": "qd.connectors.sqs.opening:open_queue",
+    "database": "qd.connectors.database.opening:open_queue",
 }
 """driver -> module:function, a Factory; loaded when it is used."""
 MEMORIES: Mapping[str, str] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sql
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from qd.connectors.database import tables
+from qd.connectors.database import jobtables, tables
 from qd.connectors.database.link import Link
 from qd.connectors.database.servers import BUCKETS, MissingTable
 from qd.errors import ConfigError, ServerRefused
@@ -54,7 +54,18 @@ def missing(link: Link, jobs_table: str) -> dict[str, str]:
         if table.name not in there or table.metadata is tables.ours:
             new = [index for index in table.indexes if index.name not in has]
             found |= {f"index {index.name}": written(link, CreateIndex(index)) for index in new}
-    return found
+    return found | beside(link, jobs_table, there)
+
+
+def beside(link: Link, jobs_table: str, there: set[str]) -> dict[str, str]:
+    """Of what stands beside the table of jobs: reservations of ours, and our indexes on it."""
+    table, found = jobtables.reservations(jobs_table), dict[str, str]()
+    if table.name not in there:
+        found[f"table {table.name}"] = written(link, CreateTable(table, if_not_exists=True))
+        found |= {f"index {index.name}": written(link, CreateIndex(index)) for index in table.indexes}
+    has = link.indexes(jobs_table) if jobs_table in there else set[str]()
+    new = [index for index in jobtables.indexes(link.kind, jobs_table) if index.name not in has]
+    return found | {f"index {index.name}": written(link, CreateIndex(index)) for index in new}
 
 
 def written(link: Link, made_of: ExecutableDDLElement) -> str:
@@ -104,7 +115,8 @@ def check(link: Link, jobs_table: str) -> None:
     found = version_of(link)
     check_version(found)
     there = link.tables()
-    lacks = [table.name for table in (*tables.ours.sorted_tables, tables.jobs(jobs_table)) if table.name not in there]
+    needed = (*tables.ours.sorted_tables, tables.jobs(jobs_table), jobtables.reservations(jobs_table))
+    lacks = [table.name for table in needed if table.name not in there]
     if lacks:
         raise ConfigError(f"the database at {link.place} has no table {', '.join(lacks)}: run `qd migrate`")
     if found is None or found < tables.VERSION:

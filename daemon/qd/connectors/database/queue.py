@@ -1,0 +1,342 @@
+"""Queues in Laravel's table of jobs, shared with PHP's database driver (Queue/DatabaseQueue.php, Laravel 8 to 13).
+
+    jobs          reserved_at: when it was reserved, by whom PHP does not care; attempts counts that reservation, too
+    qd_reserved   of qd's own: who has the job, its mark, until when. Written and deleted with the change of the job's row
+
+The first row by available_at and id is the next. Everything else stands on the keyspace in the same database, and changes in
+the same transaction. One instance belongs to one thread of one process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sql
+
+from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
+from qd.connectors.database.held import (
+    Holding,
+    base_of,
+    bytes_of,
+    dropped,
+    member_of,
+    owners_mark,
+    reserved,
+    row_of,
+    spent,
+    sum_of,
+    text_of,
+)
+from qd.connectors.database.jobsql import JobSql
+from qd.connectors.database.listening import Listening, channel
+from qd.connectors.database.servers import Again
+from qd.connectors.database.singles import SingleJobs
+from qd.connectors.database.taking import Taking
+from qd.connectors.effects import Effect
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.connectors.scripts import script
+from qd.process.shield import shield
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+    from qd.connectors.database.keyspace import DatabaseSpace
+
+T = TypeVar("T")
+SECOND = 1_000_000
+AGAIN = 0.001, 0.02  # seconds until what met another in a deadlock is done again: nothing of it has happened
+CHUNK = 1000  # rows a transaction inserts at most
+LIMITS: Limits = {"delay": "a delay ends with a whole second of the database's clock, up to one later than asked"}
+
+
+class DatabaseQueue(KeyspaceQueue):
+    """space: the keyspace of the same database; its connection is used for everything but the wait."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        space: DatabaseSpace,
+        *,
+        token: str = "",
+        slot: int = 0,
+        turns: int = 0,
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        super().__init__(settings, space, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        self.room, self.link = space, space.link
+        self.sql = JobSql(self.link.server, settings.table)
+        self.taking = Taking(self)
+        self._swept = time.monotonic()
+        self.jobs = SingleJobs(self)
+        self.listening = Listening(self.link, settings.table)
+
+    def names(self, *names: str) -> list[str]:
+        """Of the keyspace, as they stand there."""
+        return self._keys(*names)
+
+    @property
+    def limits(self) -> Limits:
+        return LIMITS
+
+    # -- transactions
+
+    def atomic(self, act: Callable[[], T]) -> T:
+        """All that `act` executes, as one; inside of another transaction a part of that."""
+        return self._again(self.link.transaction, act)
+
+    def _again(self, around: Callable[[], AbstractContextManager[None]], act: Callable[[], T]) -> T:
+        until = time.monotonic() + self.link.timeout
+        while True:
+            try:
+                with shield, around():
+                    return act()
+            except Again:
+                if self.link.depth or time.monotonic() > until:
+                    raise
+                time.sleep(random.uniform(*AGAIN))
+
+    def rows(self, statement: sql.TextClause, values: dict[str, Any]) -> Any:
+        """What one statement gives, in a transaction of its own if there is none: a list of rows."""
+        return self._again(nullcontext, lambda: self.link.execute(statement, values).all())
+
+    def done(self, statement: sql.TextClause, values: Any) -> int:
+        """How many rows one statement met."""
+        return self._again(nullcontext, lambda: self.link.execute(statement, values).rowcount)
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        self._insert(queue, payload, 0.0)
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        self._insert(queue, payload, delay)
+
+    def _insert(self, queue: str, payload: bytes, delay: float) -> None:
+        values: dict[str, Any] = {"queue": queue, "payload": text_of(payload), "attempts": spent(payload)}
+        values["after"] = after(delay)
+        if self.sql.listens:
+            values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
+        self.done(self.sql.push, values)
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """Those that need a lock or wait under a name go through steps of the keyspace, each by itself as there; of all
+        others each thousand is all or nothing."""
+        plain = [job for job in jobs if not job.key and not job.lock]
+        for at in range(0, len(plain), CHUNK):
+            if len(plain) == 1:
+                self._insert(plain[0].queue, plain[0].payload, plain[0].delay)
+            else:
+                self._insert_many(plain[at : at + CHUNK])
+        others = [place for place, job in enumerate(jobs) if job.key or job.lock]
+        found: list[str | None] = [None] * len(jobs)
+        for place, holder in zip(others, super().post([jobs[place] for place in others]), strict=True):
+            found[place] = holder
+        return found
+
+    def _insert_many(self, jobs: Sequence[Outgoing]) -> None:
+        def insert() -> None:
+            us = self.now_us()
+            self.link.execute(
+                self.sql.insert, [self.row(job.queue, job.payload, us, job.delay) for job in jobs]
+            ).close()
+            self.tell({job.queue for job in jobs if job.delay < 1})
+
+        self.atomic(insert)
+
+    def row(self, queue: str, payload: bytes, us: int, delay: float) -> dict[str, Any]:
+        """What is inserted for a payload that is due `delay` seconds after `us`."""
+        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND)
+
+    def now_us(self) -> int:
+        return int(self.link.execute(self.sql.now).scalar_one())
+
+    def tell(self, queues: set[str]) -> None:
+        """Wake who waits for them, once the transaction is over."""
+        if self.sql.listens:
+            for queue in sorted(queues):
+                self.link.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
+
+    # -- working
+
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+        self.turns += 1
+        turn = self.taking.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        if turn.reserved is not None:
+            self.listening.worked()
+        return turn
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        self.listening.wait(set(queues), seconds, wake)
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        return self.atomic(lambda: self.ended(done, lambda: self._effects(effects)))
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+        def keep() -> None:
+            self.keep_failed(held.queue, held.mark, record, raw, effects)
+
+        return self.atomic(lambda: self.ended(held, keep))
+
+    def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
+        """Into the failed store, inside the transaction that takes the job away."""
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(keys.failed(queue), keys.failed_at(queue), *more)
+        script("buried").call(self.space, names, id, record, raw, *self.keep, *said)
+
+    def _effects(self, effects: Sequence[Effect]) -> None:
+        if effects:
+            more, said = spoken(effects, self.settings.prefix)
+            script("ended").call(self.space, self._keys(*more), *said)
+
+    def give_back(
+        self,
+        queue: str,
+        owner: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        *,
+        head: bool = False,
+        effects: Sequence[Effect] = (),
+    ) -> bool:
+        """Of a job that `owner` has, or had until it died."""
+        mark = owners_mark(owner, member)
+        return self.atomic(lambda: self._given_back(queue, owner, mark, member, text, delay, head, effects))
+
+    def _given_back(
+        self,
+        queue: str,
+        owner: str,
+        mark: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        head: bool,
+        effects: Sequence[Effect],
+    ) -> bool:
+        found = self._holding(queue, owner, mark, member)
+        if found is None:
+            return False
+        (cancel,) = self._keys(keys.CANCEL)
+        if self.space.call("HGET", cancel, mark) is not None:
+            text, delay, head = dropped(text, mark), 0.0, False
+            self.space.call("HDEL", cancel, mark)
+        there = self.put_back(queue, found, text, delay, head=head)
+        self.forget(found, mark)
+        if there:
+            self._effects(effects)
+        return there
+
+    def put_back(self, queue: str, found: Holding, text: bytes, delay: float, *, head: bool = False) -> bool:
+        """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
+        row = self.row(queue, text, self.now_us(), delay)
+        if delay <= 0 and not head:
+            if self.one(self.sql.delete, found):
+                self.link.execute(self.sql.insert, row).close()
+                self.tell({queue})
+                return True
+            return False
+        more = {"payload": row["payload"], "spent": row["attempts"]}
+        there = self.one(
+            self.sql.put_head if head else self.sql.put_back, found, **more, **({} if head else {"due": row["due"]})
+        )
+        if there and delay < 1:
+            self.tell({queue})
+        return there
+
+    def ended(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
+        """The rows of a reservation are gone, inside a transaction. False: it was over before."""
+        mark = base_of(held.mark)
+        found = self._holding(held.queue, self.owner, mark, held.member)
+        if found is None:
+            return False
+        there = self.one(self.sql.delete, found)
+        self.forget(found, mark)
+        if there:
+            and_then()
+        return there
+
+    def _holding(self, queue: str, owner: str, mark: str, member: bytes) -> Holding | None:
+        """The row of a reservation, locked, if the job in hand stands as `member`."""
+        found = self.link.execute(self.sql.fence, {"owner": owner, "mark": mark, "queue": queue}).first()
+        if found is None or (found.text_sum is not None and found.text_sum != sum_of(member)):
+            return None
+        return Holding._make(found)
+
+    def one(self, statement: sql.TextClause, found: Holding, **values: Any) -> bool:
+        """Whether it met the job's row, which nobody else has taken over."""
+        fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
+        result = self.link.execute(statement, {**fixed, **values})
+        return result.rowcount == 1
+
+    def forget(self, found: Holding, mark: str) -> None:
+        self.link.execute(self.sql.forget, {"id": found.id, "mark": mark}).close()
+
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        mark = base_of(held.mark)
+
+        def save() -> bool:
+            found = self._holding(held.queue, self.owner, mark, held.member)
+            if found is None or not self.one(self.sql.rewrite, found, payload=text_of(member)):
+                return False
+            self.link.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
+            return True
+
+        return self.atomic(save)
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        for queue in queues:
+            row = self._owned(queue, self.owner)
+            if row is not None:
+                return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
+            self.done(self.sql.lost, {"owner": self.owner, "queue": queue})
+        return None
+
+    # -- the dead
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        row = self._owned(queue, owner)
+        return None if row is None else member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
+
+    def _owned(self, queue: str, owner: str) -> Any:
+        found = self.rows(self.sql.owned, {"owner": owner, "queue": queue})
+        return found[0] if found else None
+
+    def owners(self, queue: str) -> list[str]:
+        return [row.owner for row in self.rows(self.sql.owners, {"queue": queue})]
+
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        from qd.connectors.database.beating import beat  # of a keeper only
+
+        return beat(self, queues, asked)
+
+    def missing_rights(self, queue: str) -> set[str]:
+        return set()
+
+    def user(self) -> str:
+        return self.link.url.username or ""
+
+    def sweep(self, seconds: float) -> None:
+        """Take some of what has expired in the keyspace away, not more often than so."""
+        if time.monotonic() - self._swept > seconds:
+            self._swept = 0.0 if self.room.sweep() else time.monotonic()
+
+    # -- looking
+
+    def sizes(self, queue: str) -> Sizes:
+        (row,) = self.rows(self.sql.sizes, {"queue": queue})
+        failed = self.space.call("HLEN", *self._keys(keys.failed(queue)))
+        age = None if row.oldest is None else float(max(0, int(row.now_s) - int(row.oldest)))
+        return Sizes(row.ready, row.delayed_, row.held, failed, age)
+
+
+def after(delay: float) -> int:
+    """Microseconds to add to the clock, so that whole seconds of it are never early."""
+    return round(delay * SECOND) + SECOND - 1 if delay > 0 else 0

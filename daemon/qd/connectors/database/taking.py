@@ -1,0 +1,205 @@
+"""A worker's turn on the table of jobs: the job before goes, the next one is reserved.
+
+    PostgreSQL     one statement
+    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED
+    SQLite         one transaction, there is one writer at a time; none where nothing is ready
+
+What can be no job goes into the failed store. A job that is tied to a lock or a key is asked about in a second step,
+while it is leased already (taken.lua).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qd.connectors.base import Reserved, Turn
+from qd.connectors.database.held import Holding, base_of, reserved, sum_of
+from qd.connectors.database.jobsql import HIGHEST
+from qd.connectors.database.tables import key_of
+from qd.connectors.keyspace import keys
+from qd.connectors.scripts import script
+from qd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from qd.connectors.database.queue import DatabaseQueue
+
+MOST = 100  # payloads that a turn looks at, where those before are no jobs
+SECOND = 1_000_000
+PLAIN = b',"attempts":0,"delay":null}'
+
+
+class Row(NamedTuple):
+    """A job's row that was just reserved."""
+
+    id: int
+    queue: str
+    payload: bytes
+    attempts: int
+    reserved_at: int
+
+
+class Looked(NamedTuple):
+    """One look at the queues. due: the second in which the next delayed job is due."""
+
+    acked: bool
+    busy: bool
+    us: int
+    row: Row | None
+    due: int | None
+    paused: tuple[str, ...]
+
+
+class Taking:
+    def __init__(self, queue: DatabaseQueue) -> None:
+        self.queue = queue
+
+    def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
+        look = self._one_statement if self.queue.sql.kind == "postgresql" else self._steps
+        malformed, acked = 0, None
+        for _ in range(MOST):
+            found = look(done, queues, shut, base)
+            if done is not None:
+                acked, done = found.acked, None
+            if found.busy:
+                raise ConnectionLost("the database has run a call of this worker that was given up before")
+            if found.row is None:
+                due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
+                return Turn(acked, None, due, found.paused, malformed)
+            held, bad = self._understood(found.row, base, malformed)
+            malformed += bad
+            if held is not None:
+                return Turn(acked, held, None, found.paused, malformed)
+        return Turn(acked, None, 0.0, found.paused, malformed)
+
+    # -- what was taken
+
+    def _understood(self, row: Row, mark: str, malformed: int) -> tuple[Reserved | None, int]:
+        """The job, or None and whether it was none: then it is gone already."""
+        queue = self.queue
+        if queue.longest and len(row.payload) > queue.longest:
+            why = f"{len(row.payload)} bytes, more than {queue.longest} (sixteen times max_payload)"
+            return self._rejected(row, mark, malformed, why)
+        held = reserved(row.queue, row.payload, mark, row.attempts, None)
+        if held is None:
+            return self._rejected(row, mark, malformed, "not a JSON object with a count of attempts")
+        return (self._tied(row, mark, held) if may_be_tied(row.payload) else held), 0
+
+    def _rejected(self, row: Row, mark: str, number: int, why: str) -> tuple[None, int]:
+        """Into the failed store, as it is. No worker reads it."""
+        queue, id = self.queue, f"{mark}.m{number}"
+
+        def reject() -> None:
+            now = queue.now_us() / SECOND
+            record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
+            queue.keep_failed(row.queue, id, record.encode(), row.payload)
+            self._away(row, mark)
+
+        queue.atomic(reject)
+        return None, 1
+
+    def _tied(self, row: Row, mark: str, held: Reserved) -> Reserved | None:
+        """As it is to stand from now on; None: it was cancelled or moved meanwhile, and is gone."""
+        text = self.queue.atomic(lambda: self._taken(row, mark))
+        return held if text == row.payload else reserved(row.queue, text, mark, row.attempts, None) if text else None
+
+    def _taken(self, row: Row, mark: str) -> bytes:
+        queue = self.queue
+        names = queue.names(keys.keyed(row.queue))
+        text: bytes = script("taken").call(queue.space, names, row.payload, *queue.names(keys.unique(""))) or b""
+        if not text:
+            self._away(row, mark)
+        elif text != row.payload:
+            queue.one(queue.sql.rewrite, holding(row), payload=text.decode())
+        return text
+
+    def _away(self, row: Row, mark: str) -> None:
+        self.queue.one(self.queue.sql.delete, holding(row))
+        self.queue.forget(holding(row), mark)
+
+    # -- one look
+
+    def _values(self, done: Reserved | None, queues: tuple[str, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {"owner": self.queue.owner}
+        for n, queue in enumerate(queues):
+            values[f"q{n}"] = queue
+            values[f"p{n}"] = key_of(self._paused(queue))
+        return values
+
+    def _paused(self, queue: str) -> bytes:
+        return f"{self.queue.settings.prefix}{keys.paused(queue)}".encode()
+
+    def _names(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+        there = {bytes(name) for name in found if name is not None}
+        return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
+
+    def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+        queue = self.queue
+        values = self._values(done, queues)
+        values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
+        values |= {"next": mark, "lease": round(queue.settings.retry_after * SECOND)}
+        values["shut"] = [n for n, name in enumerate(queues) if name in shut]
+        (found,) = queue.rows(queue.sql.turn(len(queues)), values)
+        row = None
+        if found.id is not None:
+            row = Row(found.id, found.queue, found.payload.encode(), found.attempts, found.us // SECOND)
+        paused = self._names(queues, shut, found.paused or ())
+        return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
+
+    def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+        queue = self.queue
+        if done is None and queue.sql.kind == "sqlite":
+            looked = self._look(queues, shut, mark, reserve=False)
+            if looked.row is None:
+                return looked
+
+        def step() -> Looked:
+            acked = done is not None and queue.ended(done)
+            return self._look(queues, shut, mark, reserve=True)._replace(acked=acked)
+
+        return queue.atomic(step)
+
+    def _look(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> Looked:
+        queue, link = self.queue, self.queue.link
+        values = self._values(None, queues)
+        seen = link.execute(queue.sql.seen(len(queues)), values).all()
+        us, paused = int(seen[0].us), self._names(queues, shut, [row.name for row in seen])
+        if seen[0].busy:
+            return Looked(False, True, us, None, None, paused)
+        now = us // SECOND
+        for name in queues:
+            if name in paused:
+                continue
+            found = link.execute(queue.sql.next_ready, {"queue": name, "now": now}).first()
+            if found is not None:
+                attempts = min(HIGHEST, found.attempts + 1)
+                payload = found.payload.encode() if isinstance(found.payload, str) else bytes(found.payload)
+                row = Row(found.id, name, payload, attempts, now)
+                if reserve:
+                    self._reserve(row, mark, us)
+                return Looked(False, False, us, row, None, paused)
+        due = link.execute(queue.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
+        return Looked(False, False, us, None, due, paused)
+
+    def _reserve(self, row: Row, mark: str, us: int) -> None:
+        queue = self.queue
+        values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
+        queue.link.execute(queue.sql.take, values).close()
+        until = us + round(queue.settings.retry_after * SECOND)
+        more = {"queue": row.queue, "owner": queue.owner, "mark": mark, "until": until}
+        queue.link.execute(queue.sql.reserve, {**values, **more}).close()
+
+
+def holding(row: Row) -> Holding:
+    return Holding(row.id, row.attempts, row.reserved_at, None)
+
+
+def due_values(queues: tuple[str, ...]) -> dict[str, Any]:
+    return {f"q{n}": queue for n, queue in enumerate(queues)}
+
+
+def may_be_tied(payload: bytes) -> bool:
+    """As tied.lua tells it: ties stand last before the id, of 32 letters or a uuid, so one byte says it as a rule."""
+    if payload.endswith(PLAIN):
+        return ord("}") in (payload[-68:-67] + payload[-72:-71])
+    return b'"qd":{' in payload

@@ -1,0 +1,338 @@
+"""Queues in Laravel's table of jobs: what stands in its rows, and what a database alone can get wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sql
+
+from qd.config import ConnectionSettings
+from qd.connectors.base import Outgoing, Reserved
+from qd.connectors.database.link import Link
+from qd.connectors.database.migrate import migrate
+from qd.connectors.database.opening import open_space
+from qd.connectors.database.queue import DatabaseQueue
+from qd.connectors.keeping import Asked
+from qd.errors import ConnectionLost, ServerRefused
+from qd.payload import read
+from qd.unit import answered, original, saving
+from tests.support.clock import eventually
+
+TOKEN = "Tok3nTok3n"
+KINDS = ("sqlite", "postgres", "mariadb")
+Connect = Callable[..., DatabaseQueue]
+pytestmark = pytest.mark.xdist_group("databases")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The url of one with its tables."""
+    if request.param == "sqlite":
+        url, drop = f"sqlite:///{tmp_path_factory.mktemp('database') / 'jobs.sqlite'}", lambda _: None
+    else:
+        server = request.getfixturevalue(request.param)
+        url, drop = server.fresh_database(), server.drop
+    link = Link(url)
+    migrate(link, "jobs")
+    link.close()
+    yield url
+    drop(url)
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    """Nothing stands in its tables."""
+    link = Link(database)
+    for each in ("jobs", "qd_reserved", "qd_names", "qd_items"):
+        link.say(f"DELETE FROM {each}").close()
+    link.close()
+    return database
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """connect(slot=1, token=...): a connection that reserves for this slot; closed at the end."""
+    opened: list[DatabaseQueue] = []
+
+    def make(slot: int = 1, lease: float = 30.0, **more: Any) -> DatabaseQueue:
+        at = ConnectionSettings(name="db", driver="database", url=url, retry_after=lease)
+        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), **{"token": TOKEN, "slot": slot, **more}))
+        return opened[-1]
+
+    yield make
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def queue(connect: Connect) -> DatabaseQueue:
+    return connect()
+
+
+class Table:
+    """What another program sees, and does, in the table of jobs."""
+
+    def __init__(self, url: str) -> None:
+        self.link = Link(url)
+
+    def rows(self, columns: str = "*", table: str = "jobs") -> list[Any]:
+        return list(self.link.say(f"SELECT {columns} FROM {table} ORDER BY {'id' if table == 'jobs' else 1}").all())
+
+    def do(self, text: str, **values: object) -> None:
+        self.link.execute(sql.text(text), values).close()
+
+    def now(self) -> int:
+        return int(self.link.say(f"SELECT {self.link.server.clock}").scalar_one()) // 1_000_000
+
+
+@pytest.fixture
+def table(url: str) -> Iterator[Table]:
+    found = Table(url)
+    yield found
+    found.link.close()
+
+
+def job(n: int, **more: object) -> bytes:
+    said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def from_php(n: int) -> bytes:
+    """As PHP's database driver pushes it: how often it was tried stands in the row only."""
+    return b'{"uuid":"u%d","displayName":"t","job":"t","maxTries":null,"data":{"n":%d}}' % (n, n)
+
+
+def take(queue: DatabaseQueue, *queues: str) -> Reserved:
+    found = queue.turn(None, queues or ("a",)).reserved
+    assert found is not None
+    return found
+
+
+def ids(queue: DatabaseQueue, *queues: str) -> list[str | None]:
+    """Of all that is ready, each acked with the next."""
+    found, done = [], None
+    while (turn := queue.turn(done, queues or ("a",))).reserved is not None:
+        done = turn.reserved
+        found.append(read(done.member).id)
+    return found
+
+
+def beat(queue: DatabaseQueue, lease: float = 30.0, until: float = 2.0**40, slots: tuple[int, ...] = (1,)) -> Any:
+    return queue.beat(["a", "b"], Asked(TOKEN, "", lease, True, until, slots))
+
+
+# -- the rows
+
+
+def test_a_push_is_the_row_that_laravel_would_write(queue, table):
+    queue.push("a", job(1))
+    queue.later("b", job(2), 10.0)
+    (first, second), now = table.rows(), table.now()
+    assert (first.queue, first.payload, first.attempts, first.reserved_at) == ("a", job(1).decode(), 0, None)
+    assert first.available_at == first.created_at <= now
+    assert 10 <= second.available_at - second.created_at <= 11
+
+
+def test_a_reservation_counts_in_the_row_and_leaves_the_payload_as_it_was(queue, table):
+    queue.push("a", job(1))
+    held = take(queue)
+    (row,) = table.rows()
+    assert (row.attempts, row.payload) == (1, job(1).decode())
+    assert row.reserved_at is not None
+    (mine,) = table.rows(table="qd_reserved")
+    assert (mine.owner, f"{mine.mark}.1", mine.attempts) == (f"{TOKEN}/1", held.mark, 1)
+    assert queue.held(["b", "a"]) == held
+    assert queue.ack(held)
+    assert (table.rows(), table.rows(table="qd_reserved")) == ([], [])
+    assert queue.ack(held) is False
+
+
+def test_jobs_are_taken_in_order_and_acked_with_the_next(queue):
+    queue.push("a", job(1))
+    queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
+    assert ids(queue, "b", "a") == ["id3", "id1", "id2", "id4"]
+    assert queue.sizes("a").reserved == 0
+
+
+def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, table):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    assert queue.release(held, answered(held.member, held.mark, attempts=0), 0, head=True)
+    assert table.rows("id, attempts, reserved_at")[0][1:] == (0, None)
+    assert ids(queue) == ["id1", "id2"]
+
+
+def test_one_that_is_released_goes_to_the_tail_with_its_counts(queue, table):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    assert queue.release(held, answered(held.member, held.mark, exceptions=1), 0)
+    assert [row.attempts for row in table.rows()] == [0, 1]
+    assert queue.ack(take(queue))
+    again = take(queue)
+    assert (read(again.member).attempts, read(again.member).exceptions) == (2, 1)
+    assert queue.release(again, answered(again.member, again.mark), 500)
+    due = queue.turn(None, ["a"]).next_due
+    assert due is not None
+    assert 499 < due <= 501
+
+
+def test_a_delay_is_never_early(queue, table):
+    queue.later("a", job(1), 0.3)
+    (row,) = table.rows()
+    held = eventually(lambda: queue.turn(None, ["a"]).reserved, every=0.005)
+    assert table.now() >= row.available_at >= row.created_at + 1
+    assert queue.ack(held)
+
+
+# -- leases and PHP
+
+
+def test_attempts_of_php_count_and_a_crash_of_ours_is_none(queue, table):
+    table.do(
+        "INSERT INTO jobs (queue, payload, attempts, available_at, created_at) VALUES ('a', :payload, 2, 1, 1)",
+        payload=from_php(7).decode(),
+    )
+    held = take(queue)
+    assert read(held.member).attempts == 3
+    assert original(held.member, held.start, held.length, held.before) == from_php(7)
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, held.member, 0)  # its worker died
+    assert table.rows()[0].attempts == 2  # what a worker of PHP goes on from
+    again = take(queue)
+    assert (read(again.member).attempts, read(again.member).crashes) == (3, 1)
+    assert bytes(read(again.member).data) == b'{"n":7}'
+
+
+def test_a_lease_that_ran_out_is_a_crash_for_the_next_and_lost_for_the_first(connect, table):
+    first, second = connect(1, 1.0), connect(2)
+    first.push("a", job(1))
+    held = take(first)
+    eventually(lambda: beat(second, slots=()).reclaimed, what="the end of a lease")
+    assert table.rows(table="qd_reserved") == []
+    again = take(second)
+    assert (read(again.member).attempts, read(again.member).crashes) == (1, 1)
+    assert first.ack(held) is False
+    assert first.release(held, answered(held.member, held.mark), 0) is False
+    assert first.checkpoint(held, saving(held.member, held.mark, b"1")) is False
+    assert first.held(["a"]) is None
+    assert second.ack(again)
+
+
+def test_a_renewed_lease_is_what_php_looks_at_and_is_not_reclaimed(connect, table):
+    queue = connect(1, 1.0)
+    queue.push("a", job(1))
+    held, before = take(queue), table.rows()[0].reserved_at
+    eventually(lambda: beat(queue, 1.0).reclaimed or table.rows()[0].reserved_at >= before + 3, what="three seconds")
+    assert queue.ack(held)
+
+
+def test_a_job_that_php_has_taken_over_is_lost_and_stays_his(queue, table):
+    queue.push("a", job(1))
+    held = take(queue)
+    table.do("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1")  # its pop
+    answer = beat(queue, until=0.0)
+    assert answer.lost == [(1, 1)]
+    assert queue.ack(held) is False
+    (row,) = table.rows()
+    assert (row.attempts, table.rows(table="qd_reserved")) == (2, [])
+
+
+def test_a_reservation_of_php_that_ran_out_has_cost_an_attempt(queue, table):
+    table.do(
+        "INSERT INTO jobs (queue, payload, attempts, reserved_at, available_at, created_at)"
+        " VALUES ('a', :payload, 1, :at, 1, 1)",
+        payload=from_php(1).decode(), at=table.now() - 10,
+    )  # fmt: skip
+    assert queue.turn(None, ["a"]).reserved is None
+    assert beat(queue).reclaimed == 0
+    assert beat(queue, lease=5.0).reclaimed == 1
+    held = take(queue)
+    assert (read(held.member).attempts, read(held.member).crashes) == (2, 0)
+
+
+def test_an_object_job_of_php_stays_where_it_is_and_holds_nothing_up(queue, table):
+    php = json.dumps({"displayName": "App\\Jobs\\X", "job": "Illuminate\\Queue\\CallQueuedHandler@call", "data": {}})
+    inside = job(2, data={"job": "Illuminate\\Queue\\CallQueuedHandler@call"})
+    queue.push_many([("a", php.replace(": ", ":").encode(), None), ("a", inside, None)])
+    assert ids(queue) == ["id2"]
+    assert len(table.rows()) == 1
+
+
+# -- what a worker saves, and late answers
+
+
+def test_what_a_job_saves_stands_in_its_row_and_an_older_text_answers_nothing(queue):
+    queue.push("a", job(1))
+    held = take(queue)
+    new = held._replace(member=saving(held.member, held.mark, b'{"row":7}'))
+    assert queue.checkpoint(held, new.member)
+    assert queue.held(["a"]) is not None
+    assert queue.owned("a", f"{TOKEN}/1") == new.member
+    assert queue.checkpoint(held, saving(held.member, held.mark, b'"late"')) is False
+    assert queue.ack(held) is False
+    assert queue.give_back("a", f"{TOKEN}/1", new.member, new.member, 0)
+    again = take(queue)
+    assert (read(again.member).crashes, read(again.member).checkpoint) == (1, b'{"row":7}')
+
+
+def test_a_worker_has_one_job_at_a_time(queue):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    with pytest.raises(ConnectionLost, match="given up before"):
+        queue.turn(None, ["a"])
+    assert queue.held(["a"]) == held
+    assert queue.sizes("a").ready == 1
+
+
+# -- what is no job, what is tied, what is paused
+
+
+def test_what_is_no_job_is_kept_as_it_was_and_holds_nothing_up(queue, table):
+    queue.push_many([("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
+    turn = queue.turn(None, ["a"])
+    assert turn.malformed == 3
+    assert turn.reserved is not None
+    assert (queue.sizes("a").failed, len(table.rows())) == (3, 1)
+
+
+@pytest.mark.parametrize("raw", [b"\xff{}", b'{"job":"\x00"}'])
+def test_what_a_column_of_text_cannot_keep_is_refused(queue, table, raw):
+    with pytest.raises(ServerRefused, match="cannot stand in a table of jobs"):
+        queue.push("a", raw)
+    assert table.rows() == []
+
+
+def test_a_keyed_job_that_was_moved_runs_once_and_says_so(queue):
+    tie = {"key": "00000.abcdefgh order:1"}
+    queue.post([Outgoing("a", job(1, qd=tie, id="x"), 0.0, key=tie["key"])])
+    assert queue.move_keyed("a", "order:1", 0.0)
+    held = take(queue)
+    assert b'"key":"taken.abcdefgh order:1"' in held.member
+    assert queue.turn(held, ["a"]).reserved is None
+    assert queue.sizes("a").ready == 0
+    assert queue.cancel_keyed("a", "order:1") is False
+
+
+def test_a_paused_queue_gives_nothing_and_is_told(queue):
+    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    queue.room.call("SET", "queues:a:paused", "{}")
+    turn = queue.turn(None, ["a", "b"])
+    assert (turn.paused, turn.reserved.queue) == (("a",), "b")
+    shut = queue.turn(turn.reserved, ["a", "b"], shut=["b"])
+    assert (shut.acked, shut.paused, shut.reserved) == (True, ("a", "b"), None)
+    queue.room.call("DEL", "queues:a:paused")
+    assert ids(queue) == ["id1"]
+
+
+def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
+    queue.push("a", job(1))
+    held = take(queue)
+    found = queue.jobs.find("a", "id1")
+    assert found is not None
+    assert queue.jobs.stop(found)
+    assert beat(queue).cancelled == [(1, 1)]
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, held.member, 0)
+    assert b'.c"' in take(queue).before
+    assert beat(queue).cancelled == []
