@@ -22,6 +22,7 @@ from qd.bus.common import Common, limit_of
 from qd.bus.hooks import PayloadHook
 from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
+from qd.bus.own import extension, own_drivers
 from qd.bus.send import Send
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
@@ -46,7 +47,7 @@ from qd.listeners import Listeners
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:
-    from qd.config import Settings
+    from qd.config import ConnectionSettings, Settings
     from qd.locks import Limiter, Lock
     from qd.testing import Fake
 
@@ -76,6 +77,7 @@ class Qd:
         self._settings: Settings | None = None
         self.common = Common(self.connections)
         self.middleware = self.common.pipeline
+        self.connections.own |= own_drivers(self.registry, self.listeners, self.common)
         self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.job = Declare(self.registry, self._send)
@@ -293,6 +295,11 @@ class Qd:
             return listener
 
         return add
+
+    def extend(self, driver: str, factory: Callable[[ConnectionSettings], object]) -> None:
+        """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
+        object that does what qd.connectors.base.Queue says. Raises DeclarationError: the word is taken."""
+        self.connections.own[driver] = extension(driver, factory, self.connections.own)
 
     def fake(self) -> AbstractContextManager[Fake]:
         """For tests: in the block nothing is sent, no configuration read and no server asked; what would have been

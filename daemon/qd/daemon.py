@@ -9,7 +9,7 @@ import os
 import secrets
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from qd.process.scoreboard import Role
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.connectors.manager import Factory
     from qd.worker.template import Serve
 
 SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
@@ -42,6 +43,7 @@ def run(load: Load) -> int:
     Returns the exit code; raises ConfigError before anything runs."""
     settings = load(None)
     if settings.work.workers == 0 and not settings.work.only_schedule:
+        config.check_work(settings)
         from qd.inline import run_inline  # for breakpoints: no master at all
 
         return run_inline(settings, load, token(), announce)
@@ -70,6 +72,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
+    config.check_work(settings)
     scheduled = runs_schedule(work)
 
     def ours(hands: Hands) -> Hands:
@@ -91,7 +94,8 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
 
-        return loop.run(ours(hands), line, config.from_json(resolved.encode()), also)
+        found = config.from_json(resolved.encode())
+        return loop.run(ours(hands), line, found, also, own_of(found))
 
     return Plan(
         pool=work.pool,
@@ -113,6 +117,20 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         fresh=fresh,
         keeper=keeper,
     )
+
+
+def own_of(settings: Settings) -> Mapping[str, Factory]:
+    """The app's drivers, for a keeper of a connection that only the app can open: that one imports it."""
+    from qd.connectors.manager import DRIVERS
+
+    if settings.connections[settings.work.connection].driver in DRIVERS:
+        return {}
+    from qd.worker import template
+
+    app = template.load_app(settings)
+    app.settings = settings
+    app.load()
+    return app.connections.own
 
 
 def runs_schedule(work: WorkOptions) -> bool:

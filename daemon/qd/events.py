@@ -54,6 +54,13 @@ class UniqueJobSkipped(Event, frozen=True):
     unique: str
 
 
+class QueueFailedOver(Event, frozen=True):
+    """A connection of failover does not take jobs, and the next one took them. connection: the one that failed."""
+
+    connection: str
+    error: BaseException
+
+
 class JobRetryRequested(Event, frozen=True):
     """A failed job goes back to its queue. payload: as it was kept."""
 

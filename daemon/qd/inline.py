@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
-from qd.connectors.manager import open_queue
+from qd.connectors.manager import Factory, open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
 from qd.master.emptiness import Emptiness
@@ -51,7 +51,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[L
     slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, State.STARTING
     boot.log_job_records(log)
     boot.print_by_line()
-    beside = Beside(hands, app.settings)
+    beside = Beside(hands, app.settings, app.connections.own)
     worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
     try:
         code = worker.run()
@@ -72,8 +72,8 @@ class Untimed(Alarm):
 class Beside:
     """The keeper, a child of this process."""
 
-    def __init__(self, hands: Hands, settings: Settings) -> None:
-        self.hands, self.settings = hands, config.from_json(config.to_json(settings))
+    def __init__(self, hands: Hands, settings: Settings, own: Mapping[str, Factory]) -> None:
+        self.hands, self.settings, self.own = hands, config.from_json(config.to_json(settings)), own
         self._start()
 
     def _start(self) -> None:
@@ -82,7 +82,7 @@ class Beside:
         def body() -> int:
             orders.close()
             signals.deaf(signal.SIGTERM)
-            return keeper.run(self.hands, orders.child_end, self.settings)
+            return keeper.run(self.hands, orders.child_end, self.settings, own=self.own)
 
         self._orders, self._started = orders, time.monotonic()
         self.pid = child.fork(body)
@@ -106,7 +106,8 @@ class Beside:
 class Inline(Worker):
     def __init__(self, app: Qd, hands: Hands, ear: Ear, beside: Beside) -> None:
         settings = app.settings
-        queue = open_queue(settings, settings.work.connection, token=hands.token, slot=0, title="qd:inline:worker")
+        name, own = settings.work.connection, app.connections.own
+        queue = open_queue(settings, name, token=hands.token, slot=0, title="qd:inline:worker", own=own)
         super().__init__(app, settings, queue, hands, Seat(0, 1, False), between=self._hear_keeper, alarm=Untimed)
         self.ear, self.beside, self.emptiness = ear, beside, Emptiness()
         self._asked_at = 0.0

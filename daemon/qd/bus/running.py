@@ -4,8 +4,10 @@ leaves it."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -212,11 +214,26 @@ def run_here(
     if declared.is_async:
         refuse_in_a_loop()
     call = declared.prepare(data)
+    with in_hand(job):
+        return attempt_here(call, declared, data, job, listeners, stages)
+
+
+@contextmanager
+def in_hand(job: RunningJob) -> Iterator[None]:
+    """It is the current job of this thread or task."""
     token = _here.set(job)
     try:
-        return attempt_here(call, declared, data, job, listeners, stages)
+        yield
     finally:
         _here.reset(token)
+
+
+def body_here(
+    call: Callable[[], object], declared: Declared, job: RunningJob, listeners: Listeners, stages: Sequence[Middleware]
+) -> object:
+    """The job's code, inside its middleware. Raises what they raise."""
+    listeners.emit(events.JobProcessing(job))
+    return through(stages, declared, job, call, finished) if stages else finished(call())
 
 
 def attempt_here(
@@ -229,8 +246,7 @@ def attempt_here(
 ) -> object:
     result: object = None
     try:
-        listeners.emit(events.JobProcessing(job))
-        result = through(stages, declared, job, call, finished) if stages else finished(call())
+        result = body_here(call, declared, job, listeners, stages)
     except (Exception, Settled) as error:
         if job.outcome is None:
             tell_of_failure(declared, data, error, job, listeners)
@@ -274,6 +290,29 @@ def refuse_in_a_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")
+
+
+def beside_a_loop(act: Callable[[], None]) -> None:
+    """act(); in a thread where this one runs an event loop, since a job may be async and needs one of its own."""
+    import asyncio  # loaded where jobs run where they are sent
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(body,))
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:

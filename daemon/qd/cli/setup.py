@@ -101,7 +101,7 @@ def check() -> None:
         for name in (each.default, each.control, each.work.connection):
             check_url(each.connection(name))
     _check_schedule(found)
-    notes = configuration.strangers(found, os.environ)
+    notes = [*configuration.strangers(found, os.environ), *configuration.strange_drivers(found)]
     for line in notes:
         output.note(f"qd config check: {line}")
     if common.given().json:

@@ -1,7 +1,7 @@
 """Files, environment, code and flags -> one Settings, each value with its origin. Everything that needs a setting asks
 here: `load` where it is found out, `from_json` where another process has found it out already."""
 
-from qd.config.load import load, strangers, unread
+from qd.config.load import load, strange_drivers, strangers, unread
 from qd.config.settings import (
     ConnectionSettings,
     EntrySettings,
@@ -10,6 +10,7 @@ from qd.config.settings import (
     ScheduleSettings,
     Settings,
     SigningSettings,
+    check_work,
     from_json,
     to_json,
 )
@@ -22,8 +23,10 @@ __all__ = [
     "ScheduleSettings",
     "Settings",
     "SigningSettings",
+    "check_work",
     "from_json",
     "load",
+    "strange_drivers",
     "strangers",
     "to_json",
     "unread",

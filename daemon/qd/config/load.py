@@ -84,7 +84,8 @@ class _Loading:
         names = list(self._section("connections")) or ["redis"]
         default = self._connection_name("default", names, self._only(names))
         connections = {name: self._connection(name, name == default) for name in names}
-        control = self._connection_name("control", names, default)
+        self._check_parts(connections)
+        control = self._connection_name("control", names, first_part(default, connections))
         return Settings(
             root=self._root(),
             file=self.file.path if self.file else None,
@@ -177,6 +178,24 @@ class _Loading:
             )
         return said or by_url or "redis"
 
+    def _check_parts(self, connections: Mapping[str, ConnectionSettings]) -> None:
+        """What connections of failover are made of: there, and not of themselves."""
+        mixed = {name: found for name, found in connections.items() if found.driver == "failover"}
+        for name, found in mixed.items():
+            where = self.origins[f"connections.{name}.connections"]
+            if not found.connections:
+                raise ConfigError(
+                    f"connection '{name}' (failover) has no connections: write connections = [\"redis\", ...]"
+                )
+            for part in found.connections:
+                check_connection(part, connections, f" in connections of '{name}' ({where})")
+        for name in mixed:
+            if name in parts_of(name, mixed):
+                where = self.origins[f"connections.{name}.connections"]
+                raise ConfigError(
+                    f"{where}: connection '{name}' (failover) goes round in a circle: it is a part of itself"
+                )
+
     def _failed(self) -> FailedSettings:
         found = FailedSettings(**self._all("failed", table.FAILED))
         if found.database and not found.enabled:
@@ -262,6 +281,24 @@ class _Loading:
         return LINGER if _supervised(self.environ) else 0.0
 
 
+def first_part(name: str, connections: Mapping[str, ConnectionSettings]) -> str:
+    """Of failover the first connection that is none."""
+    while connections[name].driver == "failover":
+        name = connections[name].connections[0]
+    return name
+
+
+def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:
+    """All that a connection of failover is made of, the parts of its parts too."""
+    found, ahead = set[str](), [name]
+    while ahead:
+        for part in mixed[ahead.pop()].connections:
+            if part not in found and part in mixed:
+                ahead.append(part)
+            found.add(part)
+    return found
+
+
 _RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else
 
 
@@ -298,4 +335,15 @@ def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         f"{name} in the environment is read by nothing{units.did_you_mean(name, known)}"
         for name in sorted(environ)
         if name.startswith("QD_") and name not in known
+    ]
+
+
+def strange_drivers(settings: Settings) -> list[str]:
+    """One line for each driver that is none of ours: only the app knows whether it is one of its own."""
+    known = ", ".join(DRIVERS)
+    return [
+        f"driver '{found.driver}' of connection '{found.name}' is none of qd's (known: {known})"
+        f"{units.did_you_mean(found.driver, DRIVERS)}: only the app knows whether it is one of its own (app.extend)"
+        for found in settings.connections.values()
+        if found.driver not in DRIVERS
     ]

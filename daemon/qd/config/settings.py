@@ -12,7 +12,7 @@ from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
 from qd.masks import hide, passwords_in
 from qd.options import WorkOptions
-from qd.options.kinds import BARE
+from qd.options.kinds import BARE, DRIVERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Settings:
         name = name or self.default
         check_connection(name, self.connections)
         found = self.connections[name]
-        if found.url is None and found.driver not in BARE:
+        if found.url is None and found.driver in DRIVERS and found.driver not in BARE:
             raise ConfigError(self._no_url(found.name))
         return found
 
@@ -154,6 +154,14 @@ def check_connection(name: str, known: Collection[str], where: str = "") -> None
     if name not in known:
         near = units.did_you_mean(name, known)
         raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
+
+
+def check_work(settings: Settings) -> None:
+    """Raises ConfigError when the connection that is worked on has no jobs to work on."""
+    found = settings.connections[settings.work.connection]
+    if found.driver in BARE and not settings.work.only_schedule:
+        way = f"work on {' or '.join(found.connections)}" if found.connections else "name another one with -c"
+        raise ConfigError(f"`qd work` on connection '{found.name}' ({found.driver}): {BARE[found.driver]}; {way}")
 
 
 def hide_secrets(settings: Settings) -> None:

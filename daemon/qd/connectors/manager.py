@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 
 class Reserver(NamedTuple):
     """Who opens a connection. token, slot, turns: who reserves, and how many turns those made who had the slot before; empty
-    for a producer. title: what the server's list of clients shows. patience: seconds to connect, and for each reply."""
+    for a producer. title: what the server's list of clients shows. patience: seconds to connect, and for each reply.
+    own: the app's drivers, by their words."""
 
     token: str = ""
     slot: int = 0
     turns: int = 0
     title: str = ""
     patience: float = 5.0
+    own: Mapping[str, Factory] = MappingProxyType({})
 
 
 Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
@@ -37,6 +40,8 @@ DRIVERS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:open_queue",
     "sqs": "qd.connectors.sqs.opening:open_queue",
     "database": "qd.connectors.database.opening:open_queue",
+    "null": "qd.connectors.null:open_queue",
+    "failover": "qd.connectors.failover:open_queue",
 }
 """driver -> module:function, a Factory; loaded when it is used."""
 MEMORIES: Mapping[str, str] = {
@@ -44,6 +49,18 @@ MEMORIES: Mapping[str, str] = {
     "database": "qd.connectors.database.opening:open_space",
 }
 """Of those with a keyspace of their own -> module:function that opens it."""
+NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
+EXTRAS: Mapping[str, str] = {
+    "sqlalchemy": "database",
+    "lupa": "database",
+    "psycopg": "postgres",
+    "pymysql": "mysql",
+    "greenstalk": "beanstalkd",
+    "boto3": "sqs",
+    "botocore": "sqs",
+}
+"""Libraries of drivers -> the extra that brings them."""
+SYNC = "sync"  # in no table: it runs jobs, so an app brings it with it
 
 
 def open_queue(
@@ -55,26 +72,42 @@ def open_queue(
     turns: int = 0,
     title: str = "",
     patience: float = 5.0,
+    own: Mapping[str, Factory] = NONE_OWN,
 ) -> Queue:
     """A connection of its own to the connection called `name` (None: the default); it connects on first use. See Reserver.
 
     An `embedded:` url starts the project's server. Raises ConfigError.
     """
     found = settings.connection(name)
-    if found.driver not in DRIVERS:
-        near = did_you_mean(found.driver, DRIVERS)
+    who = Reserver(token, slot, turns, title, patience, own)
+    make = driver_of(found, own)
+    with extras_named():
+        return make(settings, located(found, settings), who)
+
+
+def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) -> Factory:
+    """Who opens this connection. Raises ConfigError: nobody, or its library is not installed."""
+    if found.driver in own:
+        return own[found.driver]
+    if found.driver in DRIVERS:
+        return loaded(DRIVERS[found.driver])
+    known = list(dict.fromkeys([*DRIVERS, SYNC, *own]))
+    if found.driver == SYNC:
         raise ConfigError(
-            f"unknown driver '{found.driver}' of connection '{found.name}'{near} (known: {', '.join(DRIVERS)})"
+            f"connection '{found.name}' (sync) runs jobs in the program that sends them: only an app opens it"
         )
-    made: Queue = loaded(DRIVERS[found.driver])(
-        settings, located(found, settings), Reserver(token, slot, turns, title, patience)
+    near = did_you_mean(found.driver, known)
+    raise ConfigError(
+        f"unknown driver '{found.driver}' of connection '{found.name}'{near} (known: {', '.join(known)}; an app has its own "
+        f'by app.extend("{found.driver}", factory))'
     )
-    return made
 
 
-def open_keeping(settings: Settings, name: str, *, token: str, title: str) -> Keeping:
+def open_keeping(
+    settings: Settings, name: str, *, token: str, title: str, own: Mapping[str, Factory] = NONE_OWN
+) -> Keeping:
     """The same for the keeper of the master called `token`."""
-    return cast("Keeping", open_queue(settings, name, token=token, title=title))
+    return cast("Keeping", open_queue(settings, name, token=token, title=title, own=own))
 
 
 def open_memory(settings: Settings, name: str, *, title: str = "", patience: float = 5.0) -> tuple[Keyspace, str]:
@@ -82,7 +115,9 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
     keyspace of its own, or a part of the control connection's. Raises ConfigError where there is none."""
     found = settings.connection(name)
     if found.driver in MEMORIES:
-        space: Keyspace = loaded(MEMORIES[found.driver])(located(found, settings), title, patience)
+        opened = loaded(MEMORIES[found.driver])
+        with extras_named():
+            space: Keyspace = opened(located(found, settings), title, patience)
         return space, found.prefix
     control = settings.connection(settings.control)
     if control.driver not in MEMORIES:
@@ -104,6 +139,15 @@ def needs_memory(settings: Settings, name: str) -> None:
         raise ConfigError(no_memory(found.name, found.driver))
 
 
+def check_memory(settings: Settings) -> None:
+    """Raises ConfigError: nothing can stand beside the jobs of the worked connection, or nowhere what masters share."""
+    worked, control = settings.connection(settings.work.connection), settings.connection(settings.control)
+    if control.driver in DRIVERS and control.driver not in MEMORIES:
+        raise ConfigError(no_memory(control.name, control.driver))
+    if worked.driver in DRIVERS and worked.driver not in MEMORIES and control.driver not in MEMORIES:
+        raise ConfigError(no_memory(worked.name, worked.driver))
+
+
 def no_memory(name: str, driver: str) -> str:
     return (
         f"connection '{name}' ({driver}) keeps jobs and nothing else: name a connection with driver "
@@ -114,8 +158,22 @@ def no_memory(name: str, driver: str) -> str:
 def loaded(where: str) -> Callable[..., Any]:
     """Raises ConfigError naming the extra when the driver's library is not installed."""
     module, _, name = where.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
+    with extras_named():
+        found: Callable[..., Any] = getattr(import_module(module), name)
     return found
+
+
+@contextmanager
+def extras_named() -> Iterator[None]:
+    """A library that is not installed becomes a ConfigError that names the extra which brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(missing.lower())
+        if extra is None:
+            raise
+        raise ConfigError(f"the library '{missing}' is not installed: pip install 'qd-worker[{extra}]'") from None
 
 
 def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:
@@ -159,10 +217,11 @@ class Connections:
     """`make` opens one. A child after a fork, and another thread, get connections of their own."""
 
     def __init__(
-        self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Queue] = open_queue
+        self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Queue] | None = None
     ) -> None:
         self._settings = settings
-        self.make = make
+        self.own: dict[str, Factory] = {}  # drivers of the app's, by their words
+        self.make = make or (lambda settings, name: open_queue(settings, name, own=self.own))
         self._local = threading.local()
         self._all: WeakSet[Own] = WeakSet()
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ import random
 import select
 import socket
 import time
+from collections.abc import Mapping
 
 from setproctitle import setproctitle
 
@@ -23,7 +24,7 @@ from qd.connectors.keeping import Answer, Asked, Keeping
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.manager import MEMORIES, open_keeping, open_memory
+from qd.connectors.manager import MEMORIES, NONE_OWN, Factory, open_keeping, open_memory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
@@ -46,13 +47,19 @@ OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's resta
 LEAVING = 2.0  # seconds it tries to settle the last dead workers
 
 
-def run(hands: Hands, line: socket.socket, settings: Settings, also: tuple[str, ...] = ()) -> int:
+def run(
+    hands: Hands,
+    line: socket.socket,
+    settings: Settings,
+    also: tuple[str, ...] = (),
+    own: Mapping[str, Factory] = NONE_OWN,
+) -> int:
     """The keeper's process, a child of the master: everything it opens, it opens itself. `also`: queues that the settings
-    no longer name, and that a worker may still have a job of."""
+    no longer name, and that a worker may still have a job of. own: the app's drivers, where one of them is worked on."""
     log = hands.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     title = f"qd:{settings.work.pool or 'default'}:keeper"
-    queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title)
+    queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title, own=own)
     queue.patience(*PATIENCE)
     control = None
     if settings.control != settings.work.connection:

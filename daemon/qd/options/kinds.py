@@ -19,7 +19,12 @@ SCHEMES = {
     "sqs": "sqs",
 }
 """Kind of url -> the driver for it. A database's may name how it is reached, as SQLAlchemy writes it: mysql+pymysql://."""
-BARE = ("sync", "null", "failover")  # drivers without a server of their own
+BARE = {
+    "sync": "it runs each job where it is dispatched",
+    "null": "it takes jobs and forgets them",
+    "failover": "it is for sending",
+}
+"""Drivers without a server of their own -> why nobody can work on one."""
 DRIVERS = (*dict.fromkeys(SCHEMES.values()), *BARE)
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")

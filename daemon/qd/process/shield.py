@@ -8,7 +8,8 @@ others it is air.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 
@@ -35,6 +36,19 @@ class Shield:
         self.depth -= 1
         if self.depth == 0:
             self.ring()
+
+    @contextmanager
+    def lowered(self) -> Iterator[None]:
+        """User code inside of ours, a job that runs where it is sent: an alarm may end it."""
+        if not in_main_thread():
+            yield
+            return
+        before, self.depth = self.depth, 0
+        try:
+            self.ring()
+            yield
+        finally:
+            self.depth = before
 
     def put_down(self) -> bool:
         """End a `with` where an exception would be swallowed. True: an alarm is overdue, and is to come again soon."""

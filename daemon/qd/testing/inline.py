@@ -6,9 +6,6 @@ run(): it comes out of dispatch() once failed(), the listeners and what catches 
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from qd.bus.parcel import Parcel
 from qd.bus.results import value_of_error, value_of_result
-from qd.bus.running import RunningJob, run_here, tell_of_failure
+from qd.bus.running import RunningJob, beside_a_loop, run_here, tell_of_failure
 from qd.bus.send import Push
 from qd.connectors.batches import NewBatch
 from qd.errors import AttemptsExceeded, JobFailure
@@ -42,7 +39,7 @@ class Inline(Fake):
         sent, errors = super()._post(parcels, push), list[Exception]()
         for parcel in parcels:
             try:
-                beside_a_loop(self._run, parcel)
+                beside_a_loop(partial(self._run, parcel))
             except Exception as error:
                 if push is None:
                     raise
@@ -139,27 +136,6 @@ class Inline(Fake):
         """Where progress is told. None: it keeps no record."""
         ttl = parcel.ties and parcel.ties.result
         return (lambda percent: self._waiting.progress(parcel.id, percent, ttl)) if ttl else None
-
-
-def beside_a_loop(act: Callable[[Parcel], None], parcel: Parcel) -> None:
-    """act(parcel); in a thread where this one runs an event loop, since a job may be async and needs one of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return act(parcel)
-    raised: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            act(parcel)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(body,))
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
 
 
 @contextmanager

@@ -40,8 +40,15 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     """
     hands, stack_fd = settled(hands, seat)
     title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
+    own = app.connections.own
     queue = open_queue(
-        settings, settings.work.connection, token=hands.token, slot=seat.slot, turns=first_turn(seat), title=title
+        settings,
+        settings.work.connection,
+        token=hands.token,
+        slot=seat.slot,
+        turns=first_turn(seat),
+        title=title,
+        own=own,
     )
     worker = Worker(app, settings, queue, hands, seat, between)
     os.register_at_fork(after_in_child=worker.slot.part)

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import check_url
+from qd.connectors.manager import check_memory, check_url, driver_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
@@ -72,6 +72,9 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.schedule.entries()  # what is wrong with one of them is told here
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
+            driver_of(app.settings.connection(name), app.connections.own)
+        config.check_work(app.settings)
+        check_memory(app.settings)
         return app
     except ConfigError as error:
         log.error("app.refused", reason=str(error))

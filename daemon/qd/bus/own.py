@@ -1,0 +1,81 @@
+"""Drivers that an app brings with it: sync and failover, which need its jobs and its listeners, and those of app.extend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from qd.connectors.base import Queue
+from qd.errors import ConfigError, DeclarationError
+from qd.events import QueueFailedOver
+
+if TYPE_CHECKING:
+    from qd.bus.at_once import Shared
+    from qd.bus.common import Common
+    from qd.config import ConnectionSettings, Settings
+    from qd.connectors.manager import Factory, Reserver
+    from qd.jobs import Registry
+    from qd.listeners import Listeners
+
+
+def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dict[str, Factory]:
+    """Each is loaded when a connection of it is used."""
+    made, lock = list["Shared"](), threading.Lock()
+
+    def sync(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+        from qd.bus.at_once import Shared, open_queue
+
+        with lock:
+            if not made:
+                made.append(Shared(registry, listeners, common))
+        return open_queue(made[0], settings, at)
+
+    def failover(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+        from qd.connectors.failover import open_queue
+
+        return open_queue(settings, at, who, lambda name, error: listeners.emit(QueueFailedOver(name, error)))
+
+    return {"sync": sync, "failover": failover}
+
+
+def extension(driver: str, make: Callable[[ConnectionSettings], object], known: Mapping[str, object]) -> Factory:
+    """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
+    from qd.connectors.manager import DRIVERS
+
+    if driver in DRIVERS or driver in known:
+        raise DeclarationError(f"app.extend(): there is a driver '{driver}' already, choose another word")
+    if not callable(make):
+        raise DeclarationError(
+            f"app.extend('{driver}', ...): {make!r} cannot be called with the settings of a connection"
+        )
+
+    def open_it(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+        made = make(at)
+        check(driver, made, at, works=bool(who.token))
+        return made  # type: ignore[return-value]
+
+    return open_it
+
+
+def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> None:
+    """Raises ConfigError naming what it lacks. works: a worker or keeper asks."""
+    from qd.connectors.keeping import Keeping
+    from qd.connectors.sending_only import SendingOnly
+
+    if isinstance(made, SendingOnly):
+        lacks = ["the calls of a worker, it only sends"] if works else []
+    else:
+        wanted = [*parts_of(Queue), *(parts_of(Keeping) if works else ())]
+        there = dir(made)
+        lacks = [name for name in wanted if name not in there]
+    if lacks:
+        what, base = type(made).__qualname__, "qd.connectors.keeping.Keeping" if works else "qd.connectors.base.Queue"
+        raise ConfigError(
+            f"driver '{driver}' of connection '{at.name}' made {what}, which is no connector: it lacks {', '.join(lacks)} "
+            f"(see {base})"
+        )
+
+
+def parts_of(contract: type) -> list[str]:
+    return [name for name in vars(contract) if not name.startswith("_")]

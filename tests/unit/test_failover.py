@@ -1,0 +1,198 @@
+"""driver = "failover": what is sent goes to the first connection that takes it. Here of servers that are made up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd import Qd, QueueFailedOver, config
+from qd.connectors.base import Outgoing, Queue
+from qd.connectors.failover import FailoverQueue
+from qd.connectors.sending_only import SendingOnly
+from qd.errors import ConfigError, ConnectionLost, DeclarationError, ServerBusy, ServerRefused
+
+
+class Made(SendingOnly):
+    """Takes jobs, until `error` is set."""
+
+    def __init__(self, at: config.ConnectionSettings) -> None:
+        super().__init__(config.unread({}), at, {})
+        self.jobs: list[Outgoing] = []
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def take(self, job: Outgoing) -> str | None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.jobs.append(job)
+        return None
+
+
+class Shop:
+    def __init__(self, folder: Path, more: str = "") -> None:
+        parts = "".join(f'[connections.{name}]\ndriver = "made"\n' for name in "abc")
+        both = '[connections.all]\ndriver = "failover"\nconnections = ["a", "b", "c"]\n'
+        (folder / "qd.toml").write_text(f'[qd]\ndefault = "all"\n{parts}{both}{more}')
+        self.app = Qd()
+        self.app.settings = config.load(folder / "qd.toml", environ={})
+        self.app.extend("made", Made)
+        self.told: list[tuple[str, str]] = []
+        self.app.on(QueueFailedOver)(lambda event: self.told.append((event.connection, str(event.error))))
+        made: Any = self.app.connections.get("all")
+        self.all = made
+        self.parts: list[Any] = list(self.all.parts)
+
+        @self.app.job("work")
+        def work(n: int = 0) -> None: ...
+
+        self.work = work
+
+    def took(self) -> list[int]:
+        return [len(part.jobs) for part in self.parts]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_jobs_go_to_the_first_that_takes_them(shop: Shop) -> None:
+    shop.work.dispatch()
+    shop.parts[0].error = ConnectionLost("away")
+    shop.work.using(delay=5).dispatch()
+    shop.parts[1].error = ServerBusy("full")
+    shop.app.dispatch(shop.work.bind(), shop.work.bind())
+    assert shop.took() == [1, 1, 2]
+    assert shop.parts[1].jobs[0].delay == 5
+
+
+def test_a_change_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "qd.failover")
+    shop.parts[0].error = ConnectionLost("away")
+    for _ in range(3):
+        shop.work.dispatch()
+    assert shop.told == [("a", "away")]
+    shop.parts[0].error = None
+    shop.all._rests.clear()
+    for _ in range(3):
+        shop.work.dispatch()
+    assert shop.told == [("a", "away")]
+    assert caplog.messages == ["jobs for 'all' go to 'b': 'a' fails: away", "jobs for 'all' go to 'a' again"]
+
+
+def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.parts[0].error = ConnectionLost("away")
+    for _ in range(4):
+        shop.work.dispatch()
+    assert shop.parts[0].asked == 1
+    monkeypatch.setattr(time, "monotonic", lambda: 1e12)
+    shop.work.dispatch()
+    assert shop.parts[0].asked == 2
+
+
+def test_all_that_failed_are_named(shop: Shop) -> None:
+    for part, word in zip(shop.parts, ("away", "gone", "lost"), strict=True):
+        part.error = ConnectionLost(word)
+    with pytest.raises(ConnectionLost, match="no connection of 'all' takes jobs: a: away; b: gone; c: lost"):
+        shop.work.dispatch()
+    shop.parts[2].error = None
+    shop.work.dispatch()
+    assert shop.took() == [0, 0, 1]
+
+
+def test_what_a_server_refuses_no_other_is_asked_for(shop: Shop) -> None:
+    shop.parts[0].error = ServerRefused("no")
+    with pytest.raises(ServerRefused):
+        shop.work.dispatch()
+    assert shop.took() == [0, 0, 0]
+
+
+def test_what_is_tied_goes_to_the_first_only(shop: Shop) -> None:
+    shop.parts[0].error = ConnectionLost("away")
+    for options in ({"unique": "x"}, {"key": "y", "delay": 5}):
+        with pytest.raises(ConnectionLost, match="away"):
+            shop.work.using(**options).dispatch()
+    assert shop.took() == [0, 0, 0]
+
+
+REFUSED = [
+    ("[connections.x]\ndriver = 'failover'", "connection 'x' (failover) has no connections"),
+    ("[connections.x]\ndriver = 'failover'\nconnections = []", "'x' (failover) has no connections"),
+    ("[connections.x]\ndriver = 'failover'\nconnections = ['a', 'q']", "unknown connection 'q' in connections of 'x'"),
+    ("[connections.x]\ndriver = 'failover'\nconnections = ['x']", "'x' (failover) goes round in a circle"),
+    (
+        "[connections.x]\ndriver = 'failover'\nconnections = ['y']\n"
+        "[connections.y]\ndriver = 'failover'\nconnections = ['x']",
+        "goes round in a circle",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "said"), REFUSED)
+def test_one_that_cannot_be_is_refused_at_the_start(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Shop(tmp_path, more)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_control_is_the_first_part_where_nobody_says_another(shop: Shop) -> None:
+    assert shop.app.settings.control == "a"
+
+
+# -- drivers of the app's own
+
+
+def test_a_driver_of_the_apps_own_is_made_with_the_settings_of_its_connection(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\nqueue = "q"\nprefix = "p:"\n')
+    made: list[config.ConnectionSettings] = []
+
+    def make(at: config.ConnectionSettings) -> Made:
+        made.append(at)
+        return Made(at)
+
+    shop.app.extend("mine", make)
+    shop.work.using(connection="mine").dispatch()
+    shop.work.using(connection="mine").dispatch()
+    assert [(at.name, at.driver, at.queue, at.prefix) for at in made] == [("mine", "mine", "q", "p:")]
+
+
+@pytest.mark.parametrize(("made", "lacks"), [(None, "settings, limits"), (object(), "push, later")])
+def test_one_that_makes_no_connector_is_refused_with_what_it_lacks(tmp_path: Path, made: object, lacks: str) -> None:
+    shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\n')
+    shop.app.extend("mine", lambda at: made)
+    with pytest.raises(
+        ConfigError, match=f"driver 'mine' of connection 'mine' made .* no connector: it lacks .*{lacks}"
+    ):
+        shop.work.using(connection="mine").dispatch()
+
+
+def test_an_unknown_driver_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, '[connections.mine]\ndriver = "mad"\n')
+    with pytest.raises(ConfigError) as raised:
+        shop.work.using(connection="mine").dispatch()
+    assert "unknown driver 'mad' of connection 'mine' (did you mean 'made'?) (known: redis, " in str(raised.value)
+    assert ", sync, made; " in str(raised.value)
+
+
+@pytest.mark.parametrize("word", ["redis", "sync", "failover", "null", "made"])
+def test_a_word_that_is_taken_is_refused(shop: Shop, word: str) -> None:
+    with pytest.raises(DeclarationError, match=f"there is a driver '{word}' already"):
+        shop.app.extend(word, Made)
+
+
+def test_a_factory_is_one(shop: Shop) -> None:
+    wrong: Any = "jobs:make"
+    with pytest.raises(DeclarationError, match="cannot be called"):
+        shop.app.extend("mine", wrong)
+
+
+def test_parts_are_opened_once(shop: Shop) -> None:
+    assert isinstance(shop.all, FailoverQueue)
+    again: Queue = shop.app.connections.get("all")
+    assert again is shop.all
