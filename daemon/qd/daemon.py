@@ -30,6 +30,7 @@ from qd.process.scoreboard import Role
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.connectors.base import Limits
     from qd.connectors.manager import Factory
     from qd.worker.template import Serve
 
@@ -57,7 +58,8 @@ def run(load: Load) -> int:
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
         replan=lambda: plan_of(load(None), load),
         announce=lambda message: announce(
-            log, config.from_json(message["settings"].encode()), message["jobs"], message["entries"]
+            *(log, config.from_json(message["settings"].encode())),
+            *(message["jobs"], message["entries"], message["limits"]),
         ),
     )
     return master.run()
@@ -152,8 +154,8 @@ def bodies(scheduled: bool) -> Serve:
     return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
 
 
-def announce(log: Log, settings: Settings, jobs: int, entries: int) -> None:
-    """The first line: what works here, on what, and how much of it."""
+def announce(log: Log, settings: Settings, jobs: int, entries: int, limits: Limits) -> None:
+    """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each."""
     work, connection = settings.work, settings.connection(settings.work.connection)
     only = work.only_schedule
     log.info(
@@ -167,6 +169,8 @@ def announce(log: Log, settings: Settings, jobs: int, entries: int) -> None:
         jobs=jobs,
         schedule=(entries or None) if runs_schedule(work) else None,
     )
+    for what, meaning in limits.items():
+        log.info("connection.cannot", connection=connection.name, what=what, meaning=meaning)
     if "ssl_cert_reqs=none" in (connection.url or ""):
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)

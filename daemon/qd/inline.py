@@ -15,7 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
-from qd.connectors.manager import Factory, open_queue
+from qd.connectors.base import Limits
+from qd.connectors.manager import Factory, cannot_of, open_queue
 from qd.keeper import loop as keeper
 from qd.log import Log
 from qd.master.emptiness import Emptiness
@@ -35,16 +36,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
+Announce = Callable[[Log, "Settings", int, int, Limits], None]
 
 
-def run_inline(settings: Settings, load: Load, token: str, announce: Callable[[Log, Settings, int, int], None]) -> int:
+def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
     """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
     board, ear, began = Scoreboard(), Ear(), now()
     app = template.imported(settings, lambda app: load(app.said), log)
     if isinstance(app, Exit):
         return int(app)
-    announce(log, app.settings, len(app.registry.names()), 0)
+    limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
+    announce(log, app.settings, len(app.registry.names()), 0, limits)
     board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)

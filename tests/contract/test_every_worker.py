@@ -249,8 +249,10 @@ def test_a_job_that_waits_is_found_by_its_id_and_cancelled(tried: Tried) -> None
     assert tried.empty()
 
 
-def test_a_worker_stops_when_its_queues_are_empty(tried: Tried) -> None:
+def test_a_worker_says_what_its_connection_cannot_do_and_stops_when_its_queues_are_empty(tried: Tried) -> None:
     tried.push(1, 2, 3)
-    tried.shop.work_off()
+    work = tried.shop.work_off()
     assert len(tried.shop.noted("E")) == 3
     assert tried.empty()
+    said = {match[1] for match in work.matches(r"connection\.cannot connection=main what=(\w+) meaning=\"?\w+")}
+    assert said == tried.kind.limits

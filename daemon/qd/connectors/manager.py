@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakSet
 
-from qd.connectors.base import Queue
+from qd.connectors.base import NONE, Limits, Queue
 from qd.errors import ConfigError
 from qd.units import did_you_mean
 
@@ -101,6 +101,17 @@ def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) 
         f"unknown driver '{found.driver}' of connection '{found.name}'{near} (known: {', '.join(known)}; an app has its own "
         f'by app.extend("{found.driver}", factory))'
     )
+
+
+def cannot_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Limits:
+    """What the connection called `name` cannot do. Nothing is connected, and no server started. Raises ConfigError."""
+    if (settings.connection(name).url or "").startswith("embedded:"):
+        return NONE
+    queue = open_queue(settings, name, own=own)
+    try:
+        return queue.limits
+    finally:
+        queue.close()
 
 
 def open_keeping(

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import check_memory, check_url, driver_of
+from qd.connectors.manager import check_memory, check_url, driver_of, cannot_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
@@ -119,6 +119,7 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
         code=code,
         jobs=len(app.registry.names()),
         entries=len(app.schedule.here(app.settings.env)),
+        limits=dict(cannot_of(app.settings, app.settings.work.connection, app.connections.own)),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,
         warnings=warnings,
