@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import check_memory, check_url, driver_of, cannot_of
+from qd.connectors.manager import cannot_of, check_memory, check_url, driver_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
