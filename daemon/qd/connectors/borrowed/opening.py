@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
 
 
-def open_borrowed(settings: Settings, at: ConnectionSettings, who: Reserver, backend: Backend) -> BorrowedKeeping:
+def open_borrowed(
+    settings: Settings,
+    at: ConnectionSettings,
+    who: Reserver,
+    backend: Backend,
+    kind: type[BorrowedKeeping] = BorrowedKeeping,
+) -> BorrowedKeeping:
     """Raises ConfigError for a worker or a keeper where there is no keyspace to borrow; others may still push."""
 
     def space() -> Keyspace:
@@ -26,7 +32,7 @@ def open_borrowed(settings: Settings, at: ConnectionSettings, who: Reserver, bac
         for name in settings.work.queues if at.name == settings.work.connection else ():
             backend.check(name)
     kept = settings.failed
-    queue = BorrowedKeeping(
+    queue = kind(
         at,
         backend,
         Memory(space),

@@ -18,6 +18,7 @@
 |                         |        | at most one a worker, and those of the dead, which keepers look after                |
 | queues:NAME:sending     | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
 | queues:NAME:sender      | string | there: who is sending it; TTL: 10 s                                                  |
+| qd:message:NAME:ID      | string | of a FIFO queue of SQS: the text of a job that was put back; TTL: 15 days            |
 | qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
 |                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
@@ -133,6 +134,10 @@ def sending(queue: str) -> str:
 
 def sender(queue: str) -> str:
     return f"queues:{queue}:sender"
+
+
+def kept_text(queue: str, id: str) -> str:
+    return f"qd:message:{queue}:{id}"
 
 
 def of_host(host: str, entry: str) -> str:

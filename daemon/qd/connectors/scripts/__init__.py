@@ -43,6 +43,7 @@ PARTS = {  # every other script is its own file
     "parcel_ack": ("parcel.lua", *EFFECTS, "parcel_open.lua", "ack.lua", "parcel_close.lua"),
     "parcel_release": ("parcel.lua", *EFFECTS, "parcel_open.lua", "release.lua", "parcel_close.lua"),
     "parcel_bury": ("parcel.lua", *EFFECTS, "failed.lua", "parcel_open.lua", "bury.lua", "parcel_close.lua"),
+    "parcel_keep": (*EFFECTS, "parcel_keep.lua"),
     "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
     "outbox": ("tied.lua", "outbox.lua"),
     "admit": ("window.lua", "admit.lua"),

@@ -26,7 +26,7 @@ from qd.connectors.sqs.service import Service
 from qd.errors import ConnectionLost, QdError, ServerRefused, WrongPassword
 
 SLICE = 1.0  # seconds that one of several queues is waited on
-JUST = 0.05  # seconds for which an empty queue need not be asked again
+JUST = 0.05  # seconds for which a queue that was waited on in vain need not be asked again
 ONCE_MORE = 60.0  # seconds for which a deleted message is still known as one that has ended
 MANY = 100  # messages that are still to be deleted, at most: others come again, and are dropped then
 FRESH = 5.0  # seconds for which counts need not be asked for again by who changes nothing
@@ -59,7 +59,7 @@ class SqsBackend:
         self._deleted: list[tuple[float, str, str]] = []
         self._said = False
         self._counted: dict[str, tuple[float, Standing]] = {}
-        self._empty: dict[str, float] = {}  # queue -> when it was last found so
+        self._empty: dict[str, float] = {}  # queue -> when it was last waited on in vain
 
     @property
     def place(self) -> str:
@@ -129,7 +129,8 @@ class SqsBackend:
             raise Woken
         message = self.messages.receive(queue, self.lease, round(seconds), wake)
         if message is None:
-            self._empty[queue] = time.monotonic()
+            if seconds:
+                self._empty[queue] = time.monotonic()
             return None
         before = message.received - 1 if self.address.shared else 0
         self._counted.pop(queue, None)
@@ -178,6 +179,10 @@ class SqsBackend:
         """What another worker has in hand need not be looked at before its lease is over."""
         self._loose = None
         self.messages.hide(parcel.queue, parcel.handle, max(delay, self.lease) if delay else 0)
+
+    def show(self, queue: str, handle: str, delay: float) -> None:
+        """Let it be given out in `delay` seconds, as it is."""
+        self.messages.hide(queue, handle, delay)
 
     def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
         for queue in dict.fromkeys(queue for queue, _, _ in held):

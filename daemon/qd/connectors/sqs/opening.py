@@ -8,6 +8,7 @@ from qd.connectors.borrowed.keeping import BorrowedKeeping
 from qd.connectors.borrowed.opening import open_borrowed
 from qd.connectors.sqs.address import Address
 from qd.connectors.sqs.backend import SqsBackend
+from qd.connectors.sqs.queue import SqsQueue
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
@@ -16,4 +17,4 @@ if TYPE_CHECKING:
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> BorrowedKeeping:
     backend = SqsBackend(Address(at.url or ""), lease=at.retry_after, prefix=at.prefix)
-    return open_borrowed(settings, at, who, backend)
+    return open_borrowed(settings, at, who, backend, SqsQueue)

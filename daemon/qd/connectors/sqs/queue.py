@@ -1,0 +1,149 @@
+"""Queues of SQS: those of connectors/borrowed, and what a FIFO queue needs beside.
+
+A FIFO queue gives out the jobs of a group one after the other, so one that is tried again must not go to the end of it as a
+new message. There the message stays, is hidden for the delay, and holds its group back meanwhile; the text of the job, with
+its counts, is kept beside it by the message's id (parcel_keep.lua) and stands for its body the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from qd.connectors.base import Outgoing, Reserved
+from qd.connectors.borrowed.backend import Parcel
+from qd.connectors.borrowed.keeping import BorrowedKeeping
+from qd.connectors.effects import Effect
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.effects import spoken
+from qd.connectors.scripts import script
+from qd.connectors.sqs.address import is_fifo
+from qd.connectors.sqs.backend import SqsBackend
+from qd.errors import ConnectionLost, ServerRefused
+
+KEPT = 15 * 86400  # seconds for which SQS may keep a message at most, and a day
+LONGEST = 6 * 3600.0  # seconds that a message is hidden for: SQS takes twelve hours, those of the attempt included
+RECLAIM = 100  # leases that a beat ends in a queue at most
+
+
+class SqsQueue(BorrowedKeeping):
+    backend: SqsBackend
+
+    def _waits(self, job: Outgoing) -> bool:
+        """A FIFO queue knows no delay of a single message."""
+        return super()._waits(job) or (job.delay > 0 and is_fifo(job.queue))
+
+    # -- a message of a FIFO queue with the text that is kept for it
+
+    def _look(self, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
+        return self._with_text(super()._look(queues, shut))
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        if self._parcel is None:
+            super().wait(queues, seconds, wake)
+            self._parcel = self._with_text(self._parcel)
+
+    def _with_text(self, parcel: Parcel | None) -> Parcel | None:
+        if parcel is None or not is_fifo(parcel.queue):
+            return parcel
+        try:
+            text = self.space.call("GET", *self._keys(keys.kept_text(parcel.queue, parcel.id)))
+        except BaseException:
+            with suppress(ConnectionLost, ServerRefused):
+                self.backend.put_back(parcel, 0)
+            raise
+        return parcel if text is None else parcel._replace(body=text)
+
+    def _over(self, queue: str, its: bytes | int) -> None:
+        super()._over(queue, its)
+        self._forget_text(queue, its)
+
+    def _drop(self, queue: str, its: bytes) -> None:
+        super()._drop(queue, its)
+        self._forget_text(queue, its)
+
+    def _forget_text(self, queue: str, its: bytes | int) -> None:
+        if is_fifo(queue) and isinstance(its, bytes) and its:
+            id = its.decode().partition(" ")[0]
+            with suppress(ConnectionLost, ServerRefused):  # it is gone after some days
+                self.space.call("EXPIRE", *self._keys(keys.kept_text(queue, id)), 0)
+
+    # -- what is put back
+
+    def release(
+        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
+    ) -> bool:
+        if not stays(held.queue, delay):
+            return super().release(held, text, delay, head=head, effects=effects)
+        its = self._keep(held.queue, self.owner, held.member, text, effects)
+        hand, self._hand = self._hand, None
+        self.backend.hold(None)
+        if isinstance(its, bytes):
+            self._show(held.queue, its, delay)
+            self._send_on(effects)
+            return True
+        if hand is not None:
+            with suppress(ConnectionLost, ServerRefused):
+                self.backend.put_back(hand, 0.0)
+        return False
+
+    def give_back(
+        self,
+        queue: str,
+        owner: str,
+        member: bytes,
+        text: bytes,
+        delay: float,
+        *,
+        head: bool = False,
+        effects: Sequence[Effect] = (),
+    ) -> bool:
+        if not stays(queue, delay):
+            return super().give_back(queue, owner, member, text, delay, head=head, effects=effects)
+        its = self._keep(queue, owner, member, text, effects)
+        if isinstance(its, bytes):
+            self._show(queue, its, delay)
+        return isinstance(its, bytes)
+
+    def _keep(self, queue: str, owner: str, member: bytes, text: bytes, effects: Sequence[Effect]) -> bytes | int:
+        """The step. Who holds it is asked first: nobody else changes that."""
+        self._note(effects)
+        (held,) = self.space.call("HMGET", *self._keys(keys.holding(queue)), owner)
+        id = (held or b"").decode().partition(" ")[0]
+        more, said = spoken(effects, self.settings.prefix)
+        own = (keys.reserved(queue), keys.owners(queue), keys.CANCEL, keys.kept_text(queue, id))
+        names = self._keys(*own, keys.taken(queue), keys.holding(queue), *more)
+        its: bytes | int = script("parcel_keep").call(self.space, names, owner, member, text, KEPT, *said)
+        return its
+
+    def _show(self, queue: str, its: bytes, delay: float) -> None:
+        """Should it fail, SQS shows it when its lease is over."""
+        handle = its.decode().partition(" ")[2]
+        with suppress(ConnectionLost, ServerRefused):
+            self.backend.show(queue, handle, delay)
+
+    def _reclaim(self, queues: Sequence[str], until: float) -> int:
+        others = [queue for queue in queues if not is_fifo(queue)]
+        count = super()._reclaim(others, until) if others else 0
+        seconds, micros = self.space.call("TIME")
+        now = int(seconds) + int(micros) / 1e6
+        if now > until:
+            return count
+        return count + sum(self._end_leases(queue, now) for queue in queues if is_fifo(queue))
+
+    def _end_leases(self, queue: str, now: float) -> int:
+        """Of jobs that stay where they are. One whose owner is not known is given out by SQS as it was."""
+        reserved, owners = self._keys(keys.reserved(queue), keys.owners(queue))
+        expired = self.space.call("ZRANGEBYSCORE", reserved, "-inf", f"{now:.6f}", "LIMIT", 0, RECLAIM)
+        flat = self.space.call("HGETALL", owners) if expired else []
+        whose = {flat[n + 1]: flat[n].decode() for n in range(0, len(flat), 2)}
+        for member in expired:
+            if member in whose:
+                self.give_back(queue, whose[member], member, member, 0)
+            else:
+                self.space.call("ZREM", reserved, member)
+        return len(expired)
+
+
+def stays(queue: str, delay: float) -> bool:
+    return is_fifo(queue) and delay <= LONGEST

@@ -1,0 +1,203 @@
+"""What is SQS's own among the connectors: FIFO queues whose order a retry keeps, delays that SQS does not know, messages
+that come twice, messages of other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qd.config import load
+from qd.connectors.base import Reserved
+from qd.connectors.keeping import Asked
+from qd.connectors.manager import open_queue
+from qd.connectors.sqs.queue import SqsQueue
+from qd.errors import ConnectionLost
+from qd.payload import make, read
+from qd.unit import answered
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.servers.sqs import Sqs
+
+FIFO = "orders.fifo"
+Open = Callable[..., SqsQueue]
+
+
+@pytest.fixture
+def connect(sqs: Sqs, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """connect(slot=1, options="&shared=true", lease=30): a connection of its own."""
+    for name, value in sqs.credentials.items():
+        monkeypatch.setenv(name, value)
+    client = sqs.client()
+    client.create_queue(QueueName="mail")
+    client.create_queue(QueueName=FIFO, Attributes={"FifoQueue": "true"})
+    client.close()
+    opened = list[SqsQueue]()
+
+    def make_one(slot: int = 1, options: str = "", lease: int = 30, token: str = "Tok3nTok3n") -> SqsQueue:
+        path = tmp_path / "qd.toml"
+        path.write_text(
+            f'[qd]\ndefault = "sqs"\ncontrol = "redis"\n[connections.redis]\nurl = "{server.url}"\n'
+            f'[connections.sqs]\nurl = "{sqs.url}{options}"\nretry_after = {lease}\n'
+        )
+        found = open_queue(load(path, environ={}), "sqs", token=token, slot=slot)
+        assert isinstance(found, SqsQueue)
+        opened.append(found)
+        return found
+
+    yield make_one
+    for queue in opened:
+        queue.close()
+
+
+def job(n: int, group: str = "") -> bytes:
+    return make("quick", b'{"n":%d}' % n, created_at=1, extra={"tags": [f"group:{group}"]} if group else None)
+
+
+def number(held: Reserved | None) -> int | None:
+    return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
+
+
+def take(queue: SqsQueue, name: str = FIFO) -> Reserved:
+    found: Reserved = eventually(lambda: queue.turn(None, (name,)).reserved, what="a job")
+    return found
+
+
+def nothing(queue: SqsQueue, name: str = FIFO) -> bool:
+    return queue.turn(None, (name,)).reserved is None
+
+
+# -- order in a group
+
+
+def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect: Open, redis: Client) -> None:
+    queue = connect()
+    queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
+    first = take(queue)
+    assert queue.release(first, answered(first.member, first.mark), 1.0)
+    other = take(queue)
+    assert number(other) == 3, "another group goes on"
+    assert queue.ack(other)
+    assert nothing(queue), "its own group waits"
+    for attempt in (2, 3):
+        again = take(queue)
+        assert (number(again), read(again.member).attempts) == (1, attempt)
+        if attempt == 2:
+            assert queue.release(again, answered(again.member, again.mark), 0)
+    assert queue.ack(again)
+    last = take(queue)
+    assert number(last) == 2
+    assert queue.ack(last)
+    assert not [key for key in redis.text("KEYS", "*") if "message" in key], "no text of an ended job is kept"
+
+
+def test_the_job_of_a_dead_worker_stays_before_the_others_of_its_group(connect: Open) -> None:
+    queue, keeper = connect(), connect(0)
+    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    held = take(queue)
+    assert keeper.owned(FIFO, "Tok3nTok3n/1") == held.member
+    assert keeper.give_back(FIFO, "Tok3nTok3n/1", held.member, held.member, 0)
+    assert queue.ack(held) is False, "it has lost it"
+    again = take(connect(2))
+    assert (number(again), read(again.member).attempts, read(again.member).crashes) == (1, 1, 1)
+
+
+def test_a_lease_that_ran_out_leaves_a_fifo_job_where_it_stands(connect: Open) -> None:
+    queue, keeper = connect(lease=1), connect(0, lease=1)
+    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    take(queue)
+    beaten = eventually(lambda: beat(keeper, reclaims=True).reclaimed)
+    assert beaten == 1
+    again = take(connect(2))
+    assert (number(again), read(again.member).crashes) == (1, 1)
+
+
+def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
+    until = 1e12 if reclaims else 0.0
+    return keeper.beat((FIFO, "mail"), Asked("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
+
+
+# -- leases
+
+
+def test_a_keeper_keeps_the_message_of_a_live_worker_hidden(connect: Open) -> None:
+    queue, keeper, other = connect(lease=2), connect(0, lease=2), connect(2, lease=2, token="Other0ther")
+    queue.push("mail", job(1))
+    held = take(queue, "mail")
+    for _ in range(4):
+        beat(keeper, 1)
+        other.wait(("mail",), 1.0, -1)
+        assert nothing(other, "mail")
+    assert queue.ack(held)
+
+
+def test_a_message_that_comes_while_its_worker_leaves_goes_back_at_once(connect: Open) -> None:
+    queue, other = connect(), connect(2)
+    queue.push("mail", job(1))
+    queue.wait(("mail",), 5.0, -1)
+    assert nothing(other, "mail"), "it is taken"
+    queue.close()
+    again = other.turn(None, ("mail",)).reserved
+    assert (number(again), again and read(again.member).crashes) == (1, 0)
+
+
+def test_a_message_that_comes_again_after_its_end_is_dropped(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, other = connect(), connect(2)
+    queue.push("mail", job(1))
+    held = take(queue, "mail")
+    handle = queue.space.call("HGET", *queue._keys("queues:mail:holding"), queue.owner).decode().split(" ")[1]
+    with monkeypatch.context() as broken:
+        broken.setattr(queue.backend.messages, "delete", lose)
+        assert queue.ack(held)
+    assert queue.backend.messages.hide("mail", handle, 0)
+    assert nothing(other, "mail")
+    assert other.backend.messages.counts("mail") == (0, 0, 0)
+
+
+def lose(*_: object) -> bool:
+    raise ConnectionLost("no answer in time")
+
+
+# -- delays
+
+
+def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: Open) -> None:
+    queue = connect(options="&longest_delay=5")
+    queue.later("mail", job(1), 5)
+    queue.later("mail", job(2), 6)
+    queue.later(FIFO, job(3), 1)
+    assert (queue.backend.messages.counts("mail").delayed, queue.sizes("mail").delayed) == (1, 2)
+    assert (queue.backend.messages.counts(FIFO).delayed, queue.sizes(FIFO).delayed) == (0, 1)
+    assert nothing(queue)
+    keeper = connect(0)
+    eventually(lambda: beat(keeper).waiting)
+    assert number(take(queue)) == 3
+    assert queue.clear("mail") == 1
+
+
+# -- other programs
+
+
+def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(connect: Open, sqs: Sqs) -> None:
+    """As Laravel's driver pushes one: without id and attempts."""
+    payload = (
+        '{"uuid":"2f1b0c52-6b4a-4b7a-9f3e-0a3f6c1d2e4f","displayName":"quick","job":"quick","maxTries":null,'
+        '"maxExceptions":null,"failOnTimeout":false,"backoff":null,"timeout":null,"data":{"n":7}}'
+    )
+    client = sqs.client()
+    url = client.get_queue_url(QueueName="mail")["QueueUrl"]
+    client.send_message(QueueUrl=url, MessageBody=payload)
+    got = client.receive_message(QueueUrl=url)["Messages"][0]
+    client.change_message_visibility(QueueUrl=url, ReceiptHandle=got["ReceiptHandle"], VisibilityTimeout=0)
+    alone = connect()
+    held = take(alone, "mail")
+    assert (number(held), read(held.member).attempts, read(held.member).crashes) == (7, 1, 0)
+    assert held.member.startswith(payload.encode()[:-1]), "its bytes are as they were pushed"
+    assert alone.backend.messages.hide("mail", alone._hand.handle if alone._hand else "", 0)
+    alone.space.call("FLUSHALL")
+    shared = take(connect(2, options="&shared=true"), "mail")
+    assert read(shared.member).attempts == 3
+    client.close()
