@@ -65,12 +65,12 @@ KINDS = (
         many=300,
         refuses=frozenset(("nothing", "no text", "nul bytes")),
     ),
+    Kind("beanstalkd", "on_beanstalkd", limits=frozenset({"head", "delay", "find", "ends", "memory"})),
 )
 COMING = (
     Kind("postgres", "on_postgres"),
     Kind("mariadb", "on_mariadb"),
     Kind("sqlite", "on_sqlite"),
-    Kind("beanstalkd", "on_beanstalkd"),
 )
 BY_NAME = {kind.name: kind for kind in (*KINDS, *COMING)}
 

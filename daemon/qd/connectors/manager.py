@@ -38,6 +38,7 @@ class Reserver(NamedTuple):
 Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
 DRIVERS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:open_queue",
+    "beanstalkd": "qd.connectors.beanstalkd.opening:open_queue",
     "sqs": "qd.connectors.sqs.opening:open_queue",
     "database": "qd.connectors.database.opening:open_queue",
     "null": "qd.connectors.null:open_queue",
@@ -206,6 +207,14 @@ def check_url(found: ConnectionSettings) -> None:
         check(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
+
+
+def check_start(settings: Settings) -> None:
+    """Raises ConfigError when a server that keeps jobs and nothing else cannot be worked on: its url, a queue of a name that
+    it does not take. Nothing is connected."""
+    name = settings.work.connection
+    if settings.connection(name).driver in DRIVERS.keys() - MEMORIES.keys():
+        open_queue(settings, name, token="start").close()
 
 
 class Own:

@@ -10,6 +10,7 @@ from qd.connectors.borrowed.memory import Memory
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.queue import Bounds
 from qd.connectors.manager import Reserver, borrowed_prefix, needs_memory, open_memory
+from qd.errors import ConfigError, ServerRefused
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
@@ -30,7 +31,10 @@ def open_borrowed(
     if who.token:
         needs_memory(settings, at.name)
         for name in settings.work.queues if at.name == settings.work.connection else ():
-            backend.check(name)
+            try:
+                backend.check(name)
+            except ServerRefused as error:
+                raise ConfigError(f"connection '{at.name}': {error}") from None
     kept = settings.failed
     queue = kind(
         at,

@@ -279,14 +279,16 @@ class Borrowed(KeyspaceQueue):
     # -- looking
 
     def sizes(self, queue: str) -> Sizes:
-        """Those over there, and those in the outbox."""
+        """Those over there, and those in the outbox. One that is ended, and reserved over there still, runs nowhere."""
         here, there = super().sizes(queue), self.backend.standing(queue)
-        sending = self.space.call("LLEN", *self._keys(keys.sending(queue)))
+        sending, ended = self.space.call_many(
+            [("LLEN", *self._keys(keys.sending(queue))), ("ZCARD", *self._keys(keys.ended(queue)))]
+        )
         ages = [age for age in (here.oldest_age, there.oldest) if age is not None]
         return Sizes(
             there.ready + here.ready + sending,
             there.delayed + here.delayed,
-            max(there.reserved, here.reserved),
+            max(there.reserved - ended, here.reserved),
             here.failed,
             max(ages) if ages else None,
         )

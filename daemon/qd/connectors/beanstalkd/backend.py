@@ -1,0 +1,244 @@
+"""A beanstalkd as a backend of borrowed/queue.py.
+
+tube     a queue
+body     a payload
+put      priority 1024 unless the url says another, delay in whole seconds rounded up, TTR = retry_after
+id       the server's number of the job and a digest of its body: one that was started anew without its binlog begins to
+         count anew, and no job may be taken for another
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from hashlib import blake2b
+
+import greenstalk
+
+from qd.connectors.base import Limits
+from qd.connectors.beanstalkd.target import refused_name
+from qd.connectors.beanstalkd.touching import Touched, Toucher
+from qd.connectors.beanstalkd.wire import Client, Wire
+from qd.connectors.borrowed.backend import Parcel, Standing
+from qd.errors import QdError, ServerRefused, TooLarge
+
+LIMITS: Limits = {
+    "head": "a job that is handed back goes to the end of its queue",
+    "delay": "in whole seconds, rounded up, where a job is dispatched with one; exact for what is retried or has a key",
+    "find": "a job that waits in beanstalkd is not found by its id, and not cancelled: only one that runs or has failed, or "
+    "waits with a key or for its next attempt",
+    "ends": "what a job's end sends (the next of a chain, a callback, its retry) is kept in one step with it, then sent on: "
+    "where qd is killed in between, it may be sent twice",
+    "memory": "beanstalkd keeps jobs alone: locks, failed jobs, pauses and batches stand in the control connection",
+}
+Peek = Callable[[Client], "greenstalk.Job[bytes]"]
+LONGEST = 2.0**32 - 1  # seconds a job may be delayed
+
+
+class Beanstalkd:
+    limits = LIMITS
+    longest = LONGEST
+
+    def __init__(self, url: str, retry_after: float) -> None:
+        self.wire = Wire(url)
+        self.ttr = max(1, math.ceil(retry_after))
+        self._lock = threading.RLock()  # the connection is the toucher's, too
+        self._toucher = Toucher(self._touch)
+        self._gone = list[tuple[str, str]]()
+        self._mine = dict[str, Touched]()  # what is reserved, by its id
+
+    @property
+    def timeout(self) -> float:
+        return self.wire.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self.wire.timeout = seconds
+
+    @property
+    def about(self) -> Callable[[float], None] | None:
+        return self.wire.about
+
+    @about.setter
+    def about(self, about: Callable[[float], None] | None) -> None:
+        self.wire.about = about
+
+    @property
+    def place(self) -> str:
+        return self.wire.place
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.wire.patience(connect, answer)
+
+    def check(self, queue: str) -> None:
+        if why := refused_name(queue):
+            raise ServerRefused(why)
+
+    # -- sending
+
+    def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
+        said = list[QdError | None]()
+        for payload, delay in jobs:
+            try:
+                with self._lock, self.wire.said() as client:
+                    self.wire.use(client, queue)
+                    client.put(payload, self.wire.target.priority, math.ceil(delay), self.ttr)
+                said.append(None)
+            except TooLarge as error:
+                said.append(error)
+            except QdError as error:
+                return [*said, *[error] * (len(jobs) - len(said))]
+        return said
+
+    # -- reserving
+
+    def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
+        with self._lock, self.wire.said() as client:
+            self._mine = {id: held for id, held in self._mine.items() if held.life == self.wire.life}
+            if seconds:
+                self.wire.watch(client, tuple(queues))
+                job = self.wire.reserve(client, seconds, wake)
+                return self._parcel(client, job, queues[0] if len(queues) == 1 else "") if job else None
+            for queue in queues:
+                job = self._first_of(client, queue, queues)
+                if job is not None:
+                    return self._parcel(client, job, queue)
+        return None
+
+    def _first_of(self, client: Client, queue: str, queues: Sequence[str]) -> greenstalk.Job[bytes] | None:
+        """Of several queues only one that has a job is watched: else beanstalkd would give what was put first, of any."""
+        if self.wire.watched != (queue,):
+            if len(queues) > 1 and not self._ready(client, queue):
+                return None
+            self.wire.watch(client, (queue,))
+        return self.wire.reserve(client, 0, -1)
+
+    def _ready(self, client: Client, queue: str) -> int:
+        try:
+            return client.stats_tube(queue)["current-jobs-ready"]
+        except greenstalk.NotFoundError:
+            return 0
+
+    def _parcel(self, client: Client, job: greenstalk.Job[bytes], queue: str) -> Parcel:
+        attempts, crashes, ttr = 0, 0, self.ttr
+        if not queue or b'"attempts"' not in job.body:
+            stats = client.stats_job(job)
+            queue, ttr, ended = stats["tube"], stats["ttr"], stats["releases"] + stats["timeouts"]
+            attempts, crashes = ended, max(0, stats["reserves"] - 1 - ended)
+        id = id_of(job)
+        self._mine[id] = Touched(job.id, self.wire.life, float(ttr))
+        return Parcel(queue, id, str(job.id), job.body, attempts, crashes)
+
+    def hold(self, parcel: Parcel | None) -> None:
+        """Only of a connection that somebody watches: a worker's."""
+        watched = parcel is not None and self.wire.about is not None
+        self._toucher.hold(self._reserved(parcel.id) if watched and parcel is not None else None)
+
+    def _reserved(self, id: str) -> Touched | None:
+        """What this very connection has reserved under this id."""
+        held = self._mine.get(id)
+        return held if held is not None and held.life == self.wire.life else None
+
+    def _touch(self, held: Touched) -> bool:
+        with self._lock:
+            if held.life != self.wire.life:
+                return False
+            with self.wire.said() as client:
+                client.touch(greenstalk.Job(held.job, b""))
+            return True
+
+    # -- answers
+
+    def drop(self, queue: str, id: str, handle: str) -> None:
+        """What this connection has reserved is deleted by its number; else it is looked at first, whether it is the one."""
+        with self._lock:
+            ours = self._reserved(id) is not None or self.there(queue, id)
+            self._mine.pop(id, None)
+            if not ours or self._deleted(int(handle)):
+                self._gone.append((queue, id))
+
+    def _deleted(self, number: int) -> bool:
+        """False: somebody has it reserved, who will find out."""
+        with self.wire.said() as client:
+            try:
+                client.delete(number)
+                return True
+            except greenstalk.NotFoundError:
+                pass
+            try:
+                client.stats_job(number)
+                return False
+            except greenstalk.NotFoundError:
+                return True
+
+    def gone(self, wait: bool = False) -> list[tuple[str, str]]:
+        found, self._gone = self._gone, []
+        return found
+
+    def put_back(self, parcel: Parcel, delay: float) -> None:
+        held = self._reserved(parcel.id)
+        self._mine.pop(parcel.id, None)
+        if held is None:
+            return
+        with self._lock, self.wire.said() as client, suppress(greenstalk.NotFoundError):
+            priority = client.stats_job(int(parcel.handle))["pri"]
+            client.release(greenstalk.Job(int(parcel.handle), b""), priority, math.ceil(delay))
+
+    def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
+        """Nobody but who has reserved a job may keep it so."""
+
+    def there(self, queue: str, id: str) -> bool | None:
+        with self._lock, self.wire.said() as client:
+            try:
+                return id_of(client.peek(int(id.partition(".")[0]))) == id
+            except greenstalk.NotFoundError:
+                return False
+
+    # -- looking
+
+    def standing(self, queue: str) -> Standing:
+        if refused_name(queue):
+            return Standing(0, 0, 0, None)
+        with self._lock, self.wire.said() as client:
+            try:
+                stats = client.stats_tube(queue)
+            except greenstalk.NotFoundError:
+                return Standing(0, 0, 0, None)
+            ready = stats["current-jobs-ready"]
+            oldest = self._oldest(client, queue) if ready else None
+            return Standing(ready, stats["current-jobs-delayed"], stats["current-jobs-reserved"], oldest)
+
+    def _oldest(self, client: Client, queue: str) -> float | None:
+        try:
+            self.wire.use(client, queue)
+            return float(client.stats_job(client.peek_ready())["age"])
+        except greenstalk.NotFoundError:
+            return None
+
+    def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
+        there, peeks = self.standing(queue), (Client.peek_ready, Client.peek_delayed)
+        counts = zip(peeks, (there.ready, there.delayed), strict=True)
+        return sum(self._delete_next(queue, peek, forget) for peek, most in counts for _ in range(most))
+
+    def _delete_next(self, queue: str, peek: Peek, forget: Callable[[bytes], None]) -> int:
+        with self._lock, self.wire.said() as client, suppress(greenstalk.NotFoundError):
+            self.wire.use(client, queue)
+            job = peek(client)
+            client.delete(job)
+            forget(job.body)
+            return 1
+        return 0
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return self.wire.within(seconds)
+
+    def close(self) -> None:
+        self._toucher.hold(None)
+        with self._lock:
+            self.wire.close()
+
+
+def id_of(job: greenstalk.Job[bytes]) -> str:
+    return f"{job.id}.{blake2b(job.body, digest_size=8).hexdigest()}"

@@ -1,0 +1,208 @@
+"""One connection to a beanstalkd, by greenstalk, on a socket that waits for no longer than it is told and hears a wake.
+
+Whatever greenstalk or the socket raises comes out as one of qd's errors. A connection that broke is closed; what it had
+reserved is ready again over there.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import greenstalk
+
+from qd.connectors.beanstalkd.target import Target
+from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused, TooLarge, Unreachable
+from qd.process.descriptors import Identity, identity
+
+T = TypeVar("T")
+Client = greenstalk.Client[bytes]
+NAMED = 10.0  # seconds that a name server may take
+
+
+class Woken(Exception):
+    """The descriptor that a wait was to hear of is readable."""
+
+
+class Patient(socket.socket):
+    """seconds: that the next bytes are waited for; wake: a descriptor that ends this, -1: none."""
+
+    seconds, wake = 5.0, -1
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        until = time.monotonic() + self.seconds
+        while True:
+            came = ready_of((self.fileno(), self.wake), until - time.monotonic())
+            if self.fileno() in came:
+                return super().recv_into(buffer, nbytes, flags)
+            if came:
+                raise Woken
+            if time.monotonic() >= until:
+                raise TimeoutError("no answer in time")
+
+
+def ready_of(descriptors: tuple[int, ...], seconds: float) -> list[int]:
+    """Which of them can be read within `seconds`; one below 0 is none."""
+    poll = select.poll()  # not select: a job may have opened thousands
+    for fd in descriptors:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
+
+
+class Wire:
+    """Connects on first use. After ConnectionLost it is closed, and the next call connects anew. life: of the connection
+    that is there; what an earlier one had reserved is not reserved any more."""
+
+    def __init__(self, url: str) -> None:
+        self.target = Target(url)
+        self.connect_timeout = self.timeout = 5.0
+        self.about: Callable[[float], None] | None = None
+        self.life = 0
+        self._client: Client | None = None
+        self._sock: Patient | None = None
+        self._file: Identity | None = None  # the socket's: a job may close it
+        self._using = "default"
+        self._watching: tuple[str, ...] = ("default",)
+
+    @property
+    def place(self) -> str:
+        return self.target.place
+
+    def client(self) -> Client:
+        if self._client is None:
+            if self.about is not None:
+                self.about(NAMED)
+            try:
+                plain = socket.create_connection((self.target.host, self.target.port), self.connect_timeout)
+            except OSError as error:
+                raise Unreachable(f"beanstalkd at {self.place} does not answer: {reason(error)}") from None
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._sock = Patient(plain.family, plain.type, plain.proto, plain.detach())
+            self._sock.settimeout(self.timeout)  # for what is written
+            self._file = identity(self._sock.fileno())
+            self._client = greenstalk.Client(self._sock, encoding=None)
+            self._using, self._watching = "default", ("default",)
+            self.life += 1
+        return self._client
+
+    @contextmanager
+    def said(self) -> Iterator[Client]:
+        """A client, and what goes wrong with it as errors of ours; NotFoundError, TimedOutError and DeadlineSoonError are
+        answers."""
+        client = self.client()
+        assert self._sock is not None
+        self._sock.seconds = self.timeout
+        try:
+            yield client
+        except (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError):
+            raise
+        except greenstalk.BeanstalkdError as error:
+            raise self.refused(error) from None
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}") from None
+        except (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError):
+            self.close()
+            raise ConnectionLost(
+                f"the server at {self.place} answers what no beanstalkd answers: does the url name another program's port?"
+            ) from None
+        except BaseException:
+            self.close()  # torn apart in the middle of a reply
+            raise
+        if self.about is not None:
+            self.about(0.0)
+
+    def refused(self, error: greenstalk.BeanstalkdError) -> QdError:
+        """In words, what the server does not do."""
+        match error:
+            case greenstalk.JobTooBigError():
+                return TooLarge(
+                    f"beanstalkd at {self.place} takes no job of this size: start it with -z MORE (65535 bytes without), or "
+                    "keep what is large elsewhere and send where it is"
+                )
+            case greenstalk.DrainingError():
+                return ServerBusy(f"beanstalkd at {self.place} is draining (USR1) and takes no new jobs")
+            case greenstalk.OutOfMemoryError():
+                return ServerBusy(f"beanstalkd at {self.place} is out of memory and takes no new jobs")
+            case greenstalk.BuriedError():
+                return ServerBusy(f"beanstalkd at {self.place} is out of memory and has buried what it was given")
+        self.close()
+        return ServerRefused(f"beanstalkd at {self.place} refused a call: {type(error).__name__.removesuffix('Error')}")
+
+    def use(self, client: Client, queue: str) -> None:
+        if self._using != queue:
+            client.use(queue)
+            self._using = queue
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """By the connection that is there."""
+        return self._watching if self._client is not None else ("default",)
+
+    def watch(self, client: Client, queues: tuple[str, ...]) -> None:
+        """These and no others."""
+        if self._watching == queues:
+            return
+        for queue in queues:
+            if queue not in self._watching:
+                client.watch(queue)
+        for queue in self._watching:
+            if queue not in queues:
+                client.ignore(queue)
+        self._watching = queues
+
+    def reserve(self, client: Client, seconds: float, wake: int) -> greenstalk.Job[bytes] | None:
+        """A job of what is watched. None: none came in time, or before `wake` was readable: then the connection is given up,
+        and with it what was just coming."""
+        assert self._sock is not None
+        sock = self._sock
+        whole = math.ceil(seconds)
+        sock.seconds, sock.wake = (self.timeout if whole == seconds else 0.0) + seconds, wake
+        try:
+            return client.reserve(timeout=whole)
+        except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
+            return None
+        except Woken:
+            self.close()
+            return None
+        except TimeoutError:
+            if whole == seconds:
+                raise
+            self.close()
+            return None
+        finally:
+            sock.seconds, sock.wake = self.timeout, -1
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        before = self.connect_timeout, self.timeout
+        try:
+            self.patience(seconds, seconds)
+            yield
+        finally:
+            self.patience(*before)
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.connect_timeout, self.timeout = connect, answer
+        if self._sock is not None:
+            self._sock.settimeout(answer)
+
+    def close(self) -> None:
+        client, sock, self._client, self._sock = self._client, self._sock, None, None
+        if client is None or sock is None:
+            return
+        if identity(sock.fileno()) != self._file:
+            sock.detach()  # a job has closed it, and its number is another file's by now
+        with suppress(OSError):
+            client.close()
+
+
+def reason(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
