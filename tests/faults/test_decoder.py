@@ -46,14 +46,14 @@ def taken(raw: bytes) -> None:
 
 
 @ROW
-@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(raw=st.one_of(st.binary(max_size=200), payloads.map(lambda made: json.dumps(made).encode())))
 def test_any_bytes_are_a_payload_or_malformed(raw: bytes) -> None:
     taken(raw)
 
 
 @ROW
-@settings(max_examples=2000, deadline=None, database=None)
+@settings(max_examples=1000, deadline=None, database=None)
 @given(st.integers(0, len(VALID) - 1), st.binary(max_size=6), st.integers(0, 6))
 def test_a_valid_payload_with_bytes_changed_is_one_or_malformed(at: int, new: bytes, length: int) -> None:
     taken(VALID[:at] + new + VALID[at + length :])

@@ -168,7 +168,7 @@ def test_a_value_arrives_as_its_declared_type(kind, value):
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 
@@ -198,7 +198,7 @@ def test_typed_values_arrive(item, table, moment, raw):
     assert signature.decode(data) == {"item": item, "table": table, "moment": moment, "raw": raw}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(), json_values))
 def test_a_payload_of_somebody_else_converts_or_says_what_is_wrong(data):
     try:
