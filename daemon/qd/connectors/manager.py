@@ -50,6 +50,13 @@ MEMORIES: Mapping[str, str] = {
     "database": "qd.connectors.database.opening:open_space",
 }
 """Of those with a keyspace of their own -> module:function that opens it."""
+URLS: Mapping[str, str] = {
+    "redis": "qd.connectors.redis.opening:check",
+    "sqs": "qd.connectors.sqs.address:Address",
+}
+"""driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
+LOOKS: Mapping[str, str] = {"sqs": "qd.connectors.sqs.start:look"}
+"""Of those that know more about their queues before any work -> module:function, see first_look."""
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
 EXTRAS: Mapping[str, str] = {
     "sqlalchemy": "database",
@@ -197,14 +204,20 @@ def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings
     return replace(found, url=embedded.resolve(found.url or "", settings.root))
 
 
+def first_look(settings: Settings) -> list[str]:
+    """What is odd about the queues that are to be worked on, as far as their server says it at once. Raises ConfigError for
+    what nobody but a person can mend: a queue that is not there, credentials that are refused."""
+    found = settings.connection(settings.work.connection)
+    look = LOOKS.get(found.driver)
+    return loaded(look)(settings, found) if look else []
+
+
 def check_url(found: ConnectionSettings) -> None:
     """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
-    if found.driver != "redis" or (found.url or "").startswith("embedded:"):
+    if found.driver not in URLS or (found.url or "").startswith("embedded:"):
         return
-    from qd.connectors.redis.opening import check
-
     try:
-        check(found.url or "")
+        loaded(URLS[found.driver])(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
 

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import cannot_of, check_memory, check_start, check_url, driver_of
+from qd.connectors.manager import cannot_of, check_memory, check_start, check_url, driver_of, first_look
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
@@ -76,6 +76,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         config.check_work(app.settings)
         check_memory(app.settings)
         check_start(app.settings)
+        for hint in first_look(app.settings):
+            log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
         return app
     except ConfigError as error:
         log.error("app.refused", reason=str(error))

@@ -1,0 +1,214 @@
+"""`qd work` on SQS, as moto speaks it, with what SQS cannot keep on Redis: what goes through both."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.procs import Procs
+from tests.support.project import MakeProject, Project, ready
+from tests.support.server import Server
+from tests.support.servers.sqs import Sqs
+
+JOBS = """
+def note(*words):
+    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+
+@app.job("step")
+def step(name: str, seconds: float = 0.0) -> None:
+    note(name)
+    time.sleep(seconds)
+
+@app.job("single", unique="it")
+def single(name: str) -> None:
+    note(name)
+
+@app.job("sometimes", queue="orders.fifo", tries=3, backoff=1)
+def sometimes(name: str, fails: int = 0) -> None:
+    note(name, current_job().attempt)
+    if current_job().attempt <= fails:
+        raise ValueError("not yet")
+
+@app.job("stuck", tries=2, timeout=1, backoff=0)
+def stuck(name: str) -> None:
+    note(name, current_job().attempt)
+    time.sleep(60)
+
+@app.job("dies", queue="orders.fifo")
+def dies(name: str) -> None:
+    note(name)
+    if not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), 9)
+"""
+
+
+class Shop:
+    """A project on SQS, with its control connection on Redis."""
+
+    def __init__(self, project: Project, sqs: Sqs, server: Server) -> None:
+        self.project, self.sqs, self.server = project, sqs, server
+        project.allowed |= {"notes", "died"}
+        self.write()
+
+    def write(self, *, control: str = "redis", queue: str = "mail", options: str = "", lease: int = 30) -> None:
+        (self.project.root / "qd.toml").write_text(
+            f'[qd]\napp = "jobs:app"\ndefault = "sqs"\ncontrol = "{control}"\n'
+            f'[connections.redis]\nurl = "{self.server.url}"\n'
+            f'[connections.sqs]\nurl = "{self.sqs.url}{options}"\nqueue = "{queue}"\nretry_after = {lease}\n'
+        )
+
+    def notes(self) -> list[str]:
+        path = self.project.root / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def python(self, code: str) -> None:
+        self.project.python(f"from jobs import *\n{textwrap.dedent(code)}\napp.connections.close_all()")
+
+    def empty(self) -> bool:
+        said = json.loads(self.project.quick("status", "--json").stdout)
+        rows = [row for row in said["queues"] if row["connection"] == "sqs"] if "queues" in said else []
+        return all(row["ready"] + row["delayed"] + row["reserved"] == 0 for row in rows)
+
+
+@pytest.fixture
+def shop(project: MakeProject, sqs: Sqs, server: Server, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    for name, value in sqs.credentials.items():
+        monkeypatch.setenv(name, value)
+    client = sqs.client()
+    client.create_queue(QueueName="mail")
+    client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})
+    client.close()
+    return Shop(project(jobs=JOBS), sqs, server)
+
+
+def test_chains_batches_unique_keyed_and_delayed_jobs_go_through_the_control_connection(shop: Shop) -> None:
+    shop.write(options="&longest_delay=0")
+    shop.python(
+        """
+        app.chain(step.bind("first"), step.bind("second")).dispatch()
+        app.batch(step.bind("one"), step.bind("two"), then=step.bind("all")).dispatch()
+        single.dispatch("unique"); single.dispatch("again")
+        step.using(key="k", delay=600).dispatch("moved")
+        step.using(key="k", delay=1).dispatch("in its place")
+        step.using(delay=1).dispatch("late")
+        step.using(key="gone", delay=1).dispatch("never")
+        app.keyed(step, "gone").cancel()
+        """
+    )
+    work = ready(shop.project)
+    wanted = {"first", "second", "one", "two", "all", "unique", "in its place", "late"}
+    eventually(lambda: set(shop.notes()) >= wanted, 40)
+    eventually(shop.empty)
+    work.stop()
+    assert sorted(shop.notes()) == sorted(wanted)
+    assert shop.notes().index("first") < shop.notes().index("second")
+
+
+def test_a_fifo_group_keeps_its_order_while_a_job_is_tried_again_dies_and_fails(shop: Shop) -> None:
+    shop.python(
+        """
+        group = {"tags": ["group:a"]}
+        sometimes.using(**group).dispatch("a1", fails=1)
+        dies.using(**group).dispatch("a2")
+        sometimes.using(**group).dispatch("a3", fails=9)
+        sometimes.using(**group).dispatch("a4")
+        """
+    )
+    work = ready(shop.project, "orders.fifo", workers=2)
+    eventually(lambda: "a4 1" in shop.notes(), 60)
+    eventually(shop.empty)
+    assert shop.notes() == ["a1 1", "a1 2", "a2", "a2", "a3 1", "a3 2", "a3 3", "a4 1"]
+    assert work.matches(r"worker.died .*how=\"signal 9")
+    (failed,) = json.loads(shop.project.quick("failed", "list", "--json").stdout)
+    assert (failed["job"], failed["queue"], failed["attempts"]) == ("sometimes", "orders.fifo", 3)
+    assert shop.project.quick("failed", "retry", failed["id"]).exit_code == 0
+    eventually(lambda: shop.notes().count("a3 1") == 2, 40)
+    work.stop()
+
+
+def test_a_job_over_its_timeout_is_ended_and_tried_again(shop: Shop) -> None:
+    shop.python('stuck.dispatch("s")')
+    work = ready(shop.project)
+    eventually(lambda: shop.notes() == ["s 1", "s 2"], 40)
+    (failed,) = eventually(lambda: json.loads(shop.project.quick("failed", "list", "--json").stdout), 20)
+    assert failed["error"] == "JobTimeout"
+    work.stop()
+
+
+def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(shop: Shop) -> None:
+    work = ready(shop.project)
+    assert work.matches("standard queue of SQS keeps no order")
+    shop.sqs.kill()
+    work.wait_line("redis.away", 40)
+    shop.sqs.start()
+    client = shop.sqs.client()
+    client.create_queue(QueueName="mail")
+    client.close()
+    work.wait_line("redis.back", 40)
+    shop.python('step.dispatch("after it")')
+    eventually(lambda: shop.notes() == ["after it"], 40)
+    work.stop()
+    assert len([line for line in work.lines if "redis.away" in line]) == 1
+
+
+# -- what is wrong at the start
+
+
+def refused(shop: Shop, **env: str) -> Procs:
+    work = shop.project.work("-w", "1", **env)
+    work.ends_clean(code=78, seconds=40)
+    return work
+
+
+def no_queue(shop: Shop) -> dict[str, str]:
+    shop.write(queue="nope")
+    return {}
+
+
+def no_control(shop: Shop) -> dict[str, str]:
+    shop.write(control="sqs")
+    return {}
+
+
+def no_credentials(shop: Shop) -> dict[str, str]:
+    return {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(shop.project.root)}
+
+
+def wrong_url(shop: Shop) -> dict[str, str]:
+    shop.write(options="&suffux=x")
+    return {}
+
+
+WRONG: dict[str, tuple[Callable[[Shop], dict[str, str]], str]] = {
+    "no such queue": (no_queue, r"queue 'nope' is not there: .*create-queue --queue-name nope"),
+    "no control": (no_control, r"connection 'sqs' \(sqs\) keeps jobs and nothing else: name a connection with driver"),
+    "no credentials": (no_credentials, r"no credentials for SQS at .*: give them by AWS_ACCESS_KEY_ID"),
+    "a wrong url": (wrong_url, r"unknown option 'suffux' in a url of SQS .*did you mean 'suffix'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, what: str) -> None:
+    make, says = WRONG[what]
+    work = refused(shop, **make(shop))
+    assert work.matches(says)
+    assert not work.matches("testing-secret")
+
+
+def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_told(shop: Shop) -> None:
+    client = shop.sqs.client()
+    dead = client.create_queue(QueueName="dead")["QueueUrl"]
+    arn = client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
+    mail = client.get_queue_url(QueueName="mail")["QueueUrl"]
+    client.set_queue_attributes(QueueUrl=mail, Attributes={"RedrivePolicy": policy})
+    client.close()
+    work = shop.project.work_off()
+    assert work.matches(r"connection.odd .*received 2 times \(maxReceiveCount\)")
