@@ -440,7 +440,7 @@ def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None
     assert (found.code, line.sign) == (0, "warn")
     assert line.value == f"4 of the 5 looked at will be refused and never run: {why}"
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop", "b:a-secret-of-another-shop"]\nrequire = false\n')
-    assert doctor(shop).bad() == []
+    assert {what for _, what in doctor(shop).bad()} <= {"work on default"}  # told once a job waits for ten seconds
 
 
 def test_payloads_that_are_none_and_a_key_that_is_no_list(shop: Project, redis: Client) -> None:
