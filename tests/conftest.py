@@ -180,7 +180,9 @@ def cluster(shared_cluster: clusters.Cluster) -> Iterator[clusters.Cluster]:
     """Three primaries without a key, at the end too. Each keeps what it holds when it is killed."""
     shared_cluster.settled()
     shared_cluster.empty()
+    shared_cluster.forget_errors()
     yield shared_cluster
+    assert "CROSSSLOT" not in shared_cluster.errors()
     shared_cluster.settled()
     shared_cluster.empty()
 

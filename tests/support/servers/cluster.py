@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import KEEPS, Server, free_port
@@ -64,6 +66,37 @@ class Cluster:
         for node in self.nodes:
             with node.client() as client:
                 client.call("FLUSHALL")
+
+    def moves(self, slot: int, to: Server) -> None:
+        """Every key of it, and then the slot, as redis-cli --cluster reshard does it."""
+        ids = [self._id(node) for node in self.nodes]
+        target, source = ids[self.nodes.index(to)], next(node for node in self.nodes if self._has(node, slot))
+        self._ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[self.nodes.index(source)])
+        self._ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+        while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+            self._ask(source, "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+        for node in (to, source, *self.nodes):
+            self._ask(node, "CLUSTER", "SETSLOT", slot, "NODE", target)
+
+    def _has(self, node: Server, slot: int) -> bool:
+        found = self._ask(node, "CLUSTER", "SLOTS")
+        own = [each for each in found if each[2][1] == node.port]
+        return any(each[0] <= slot <= each[1] for each in own)
+
+    def _id(self, node: Server) -> str:
+        return str(self._ask(node, "CLUSTER", "MYID").decode())
+
+    def _ask(self, node: Server, *words: object) -> Any:
+        with node.client() as client:
+            return client.call(*words)
+
+    def forget_errors(self) -> None:
+        for node in self.nodes:
+            self._ask(node, "CONFIG", "RESETSTAT")
+
+    def errors(self) -> str:
+        """What its nodes have refused since, by kinds."""
+        return "".join([self._ask(node, "INFO", "errorstats").decode() for node in self.nodes])
 
     def kill(self) -> None:
         for node in self.nodes:

@@ -25,7 +25,7 @@ from qd.connectors.cluster.sending import Parcel, send_once
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ServerRefused
 
 if TYPE_CHECKING:
     from qd.connectors.cluster.wire import ClusterWire, Item
@@ -101,8 +101,7 @@ def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
         way.reply = reply
     for way in first:
         if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
-            whole = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
-            way.reply = 1 if whole else ConnectionLost("a server is away")
+            way.reply = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
     pushed = [way for way in ways if way.is_sent]
     for way, reply in zip(pushed, send_once(wire, [way.parcel for way in pushed]), strict=True):
         way.locked, way.reply = way.reply, reply
@@ -188,8 +187,9 @@ def parcel_of(part: Part, id: str) -> Parcel:
     return Parcel(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
 
 
-def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]) -> bool:
-    """told: name, delay, queue and payload of each, as batch.lua tells them. False: not all of them could be sent."""
+def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]) -> Exception | None:
+    """Send what a batch has put aside. told: name, delay, queue and payload of each, as batch.lua tells them. Returns why
+    one of them could not be sent."""
     parcels, names = list[Parcel](), list[bytes]()
     for at in range(0, len(told), 4):
         name, delay, queue, payload = told[at : at + 4]
@@ -197,16 +197,13 @@ def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]
         parcels.append(Parcel(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
         names.append(name)
     replies = send_once(wire, parcels)
-    done = [name for name, reply in zip(names, replies, strict=True) if not isinstance(reply, Exception)]
-    for reply in replies:
-        if isinstance(reply, ServerRefused):
-            log.error("a job of batch %s is not sent yet: %s", batch, reply)
-    if done:
-        home = wire.names.real(f"{batch}:ends")
-        gone = wire.exchange([wire.plain("HDEL", home, *done[at : at + 1000]) for at in range(0, len(done), 1000)])
-        if not any(isinstance(reply, Exception) for reply in gone):
-            _forgotten(wire, [p for p, r in zip(parcels, replies, strict=True) if not isinstance(r, Exception)])
-    return len(done) == len(names)
+    done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
+    home = wire.names.real(f"{batch}:ends")
+    chunks = [done[at : at + 1000] for at in range(0, len(done), 1000)]
+    gone = wire.exchange([wire.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
+    if not any(isinstance(reply, Exception) for reply in gone):
+        _forgotten(wire, [parcels[place] for place in done])
+    return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
 
 def _forgotten(wire: ClusterWire, parcels: Sequence[Parcel]) -> None:

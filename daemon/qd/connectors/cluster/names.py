@@ -23,7 +23,7 @@ _GROUPS = (
     re.compile(r"(?P<kind>qd:(?:errors|rest):)(?P<name>.+)(?P<ending>)"),
     re.compile(r"(?P<kind>qd:)(?P<name>ticks)(?P<ending>:\w+)?"),
 )
-_REAL = re.compile(r"(queues:|qd:batch:|qd:)\{([^{}]+)\}(.*)", re.DOTALL)
+_REAL = re.compile(r"(queues:|qd:(?:(?:batch|errors|rest):)?)\{([^{}]+)\}(.*)", re.DOTALL)
 
 
 def slot_of(key: str | bytes) -> int:
@@ -69,12 +69,16 @@ class Names:
     def said(self, real: str) -> str | None:
         """The name of a key that stands there. None: one that only a cluster has."""
         body = real.removeprefix(self.prefix)
-        start = real[: len(real) - len(body)]
-        found = _REAL.fullmatch(body)
+        borrowed = _BORROWED.match(body)
+        start = real[: len(real) - len(body)] + (borrowed[0] if borrowed else "")
+        found = _REAL.fullmatch(real[len(start) :])
         if found is None:
             return None if body.startswith("queues:") and body.endswith(OWN) else real
         kind, name, ending = found.groups()
-        return None if ending in OWN else f"{start}{kind}{name}{ending}"
+        if ending in OWN:
+            return None
+        its_own = kind == "queues:" and ending not in ("", *BESIDE)  # braces of a queue's own name
+        return real if its_own else f"{start}{kind}{name}{ending}"
 
 
 def tagged(name: str) -> str:

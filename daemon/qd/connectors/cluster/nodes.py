@@ -173,8 +173,7 @@ class Nodes:
             except ServerRefused as error:
                 if "cluster support disabled" in str(error):
                     raise ServerRefused(
-                        f"the server at {node.place} is no part of a cluster: write {SCHEMES['redis+cluster']}://"
-                        f"{node.place} into the url"
+                        f"the server at {node.place} is no part of a cluster: write redis://{node.place} into the url"
                     ) from None
                 why = error
             except ConnectionLost as error:

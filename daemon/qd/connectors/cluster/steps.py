@@ -102,8 +102,7 @@ def unique(wire: ClusterWire, its: Script, names: Names, args: Args) -> list[byt
         owner, ms, delay, payload = jobs[place]
         hold = Part("hold", (names[3 + place],), (owner, ceil(float(ms) / 1000)))
         note = notes[place] = Note(home, new_id(), (hold,))
-        words = ["push", payload, delay, "ends", note.id, note.text]
-        items.append(wire.at(script("apart"), [*ready, home], words))
+        items.append(wire.at(script("send_apart"), [*ready, home], [payload, delay, note.id, note.text]))
     sent = dict(zip(taken, wire.exchange(items), strict=True))
     finished(wire, [notes[place] for place in taken if sent[place] == 1])
     freed(wire, [(locks[place], jobs[place][0]) for place in taken if is_refused(sent[place])])
@@ -140,8 +139,9 @@ def batch_add(wire: ClusterWire, its: Script, names: Names, args: Args) -> int:
     code, *more = wire.sent(wire.at(script("batch_aside"), reals(wire, names[:3]), words))
     if code != 1:
         return int(code)
-    if not sent_aside(wire, names[0], prefix, [raw_of(each) for each in told] + more):
-        raise ConnectionLost(f"not all jobs of a batch could be sent: a server of the {wire.place} is away")
+    why = sent_aside(wire, names[0], prefix, [raw_of(each) for each in told] + more)
+    if why is not None:
+        raise why
     return 1
 
 

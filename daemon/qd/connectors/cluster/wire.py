@@ -148,7 +148,13 @@ class ClusterWire:
         """Raises ConnectionLost where one of the servers is away; the commands for the others have been run then."""
         if any(command[0] == "MULTI" for command in commands):
             return self._as_one(commands)
-        return whole(self.exchange([self._item(command) for command in commands]))
+        items = list[Item]()
+        for command in commands:
+            item = self._item(command)
+            if items and command[0] == "TIME":
+                item = Item(items[-1].slot, item.command)  # of the server that was asked before it
+            items.append(item)
+        return whole(self.exchange(items))
 
     def _as_one(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """MULTI ... EXEC on keys of one slot: one after the other, on one connection."""

@@ -22,7 +22,7 @@ PARTS = {  # every other script is its own file
     "tick": ("due.lua", "keyed.lua", "single.lua", "tick.lua"),
     "once": ("due.lua", "keyed.lua", "batch.lua", "once.lua"),
     **{each: ("due.lua", f"{each}.lua") for each in ("once_over", "ends_left", "report", "tick_apart")},
-    **{each: ("due.lua", "batch.lua", f"{each}.lua") for each in ("counted", "batch_aside")},
+    **{each: ("due.lua", "batch.lua", f"{each}.lua") for each in ("counted", "batch_aside", "send_apart")},
     "retry_apart": ("due.lua", "failed.lua", "retry_apart.lua"),
     "apart": (*EFFECTS, "apart.lua"),
     "ack": (*EFFECTS, "ack.lua"),

@@ -20,10 +20,12 @@ local function try_push(ready, delayed, notify)
   redis.call('LTRIM', notify, 0, -1)
 end
 
--- On a cluster other queues stand on other servers. What is to be sent there is put aside, and taken away once it was sent;
--- of what another has put aside only that is told which it has left for LEFT seconds.
+-- On a cluster other queues stand on other servers. What is to be sent there is put aside, and taken away once it was sent.
+-- Whoever counts a job is told of callbacks, and of jobs that their sender has left for LEFT seconds; of all of them when
+-- none but those are pending, for nobody may come any more.
 local APART, LEFT = '\n', 2 -- a prefix that is none
-local fresh = {}
+local fresh, is_callback = {}, {}
+for _, name in ipairs(CALLBACKS) do is_callback[name] = true end
 
 local function set_aside(batch, name, delay, queue, payload, now)
   fresh[name] = true
@@ -32,13 +34,15 @@ local function set_aside(batch, name, delay, queue, payload, now)
 end
 
 -- {name, delay, queue, payload ...}, but for those that the caller knows of.
-local function aside(batch, known)
+local function aside(batch, pending, known)
   local found, now = {}, tonumber(redis.call('TIME')[1])
   local flat = redis.call('HGETALL', batch .. ':ends')
+  local all = redis.call('SCARD', pending) <= #flat / 2
   for k = 1, #flat, 2 do
-    local at, delay, queue, payload = string.match(flat[k + 1], '^(%d+) (%S+) ([^\n]*)\n(.*)$')
-    if #found < 400 and at and not (known and known[flat[k]]) and (fresh[flat[k]] or now - at > LEFT) then
-      for _, each in ipairs({flat[k], delay, queue, payload}) do found[#found + 1] = each end
+    local name, at, delay, queue, payload = flat[k], string.match(flat[k + 1], '^(%d+) (%S+) ([^\n]*)\n(.*)$')
+    local wanted = all or fresh[name] or is_callback[name] or at and now - at > LEFT
+    if at and wanted and #found < 400 and not (known and known[name]) then
+      for _, each in ipairs({name, delay, queue, payload}) do found[#found + 1] = each end
     end
   end
   return found

@@ -9,7 +9,10 @@ if fields == 0 then
   if redis.call('EXISTS', KEYS[1]) == 0 then return {0} end
   if redis.call('HGET', KEYS[1], 'finished_at') then return {-1} end
 end
-try_batch(KEYS[1], KEYS[2], KEYS[3], APART)
+redis.call('HLEN', KEYS[1]) -- as in batch_add
+redis.call('SCARD', KEYS[2])
+redis.call('HLEN', KEYS[3])
+redis.call('HLEN', KEYS[1] .. ':ends')
 if fields > 0 then redis.call('HSET', KEYS[1], 'created_at', now, unpack(ARGV, 3, at - 1)) end
 if open ~= 0 then redis.call('HINCRBY', KEYS[1], 'open', open) end
 local added = 0
@@ -22,4 +25,4 @@ for i = 1, 3 do redis.call('EXPIRE', KEYS[i], UNFINISHED) end
 local before = fresh
 fresh = {}
 settle(KEYS[1], KEYS[2], KEYS[3], APART, now)
-return {1, unpack(aside(KEYS[1], before))}
+return {1, unpack(aside(KEYS[1], KEYS[2], before))}

@@ -10,7 +10,7 @@ local function forget(p)
   for name in string.gmatch(p, '"unique":"([%w_.:@%%-]+)"') do
     local owner = ARGV[2] ~= '' and redis.call('GET', ARGV[2] .. name)
     if ARGV[2] == '' then
-      local uuid = string.match(p, '"uuid":"([%x-]+)"')
+      local uuid = string.match(p, '"uuid":"([^"\\]*)"')
       if uuid then apart[#apart + 1], apart[#apart + 2] = name, uuid end
     elseif owner and string.find(p, '"uuid":"' .. owner .. '"', 1, true) then redis.call('EXPIRE', ARGV[2] .. name, 0) end
   end

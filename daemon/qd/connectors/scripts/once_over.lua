@@ -1,5 +1,7 @@
 -- The notes of these jobs are gone: who read one before sends nothing any more in a while. See once.lua.
 -- KEYS seen   ARGV seconds, ids
-local until_when = string.format('%.3f', clock() + ARGV[1])
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', until_when, ARGV[i]) end
+local now = clock()
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', string.format('%.3f', now + ARGV[1]), ARGV[i]) end
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]
+if last then redis.call('EXPIRE', KEYS[1], math.max(1, math.ceil(last - now))) end
 return #ARGV - 1

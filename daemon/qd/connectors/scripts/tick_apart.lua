@@ -6,7 +6,7 @@
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local answers = {now_ms}
-redis.call('HDEL', KEYS[2], '')
+redis.call('HLEN', KEYS[2]) -- a foreign key in the way: refused before anything is taken
 for i = 1, #ARGV, 6 do
   local found = redis.call('HGET', KEYS[1], ARGV[i])
   if (found or '') ~= ARGV[i + 1] then answers[#answers + 1] = {found}

@@ -1,0 +1,501 @@
+"""Redis Cluster: steps that span slots, torn apart at each of their calls; slots that move; a node that is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.base import Claim, Outgoing, Reserved
+from qd.connectors.batches import Callback, Entry, NewBatch
+from qd.connectors.cluster import ends, steps, ticking
+from qd.connectors.cluster.names import slot_of
+from qd.connectors.cluster.queue import ClusterQueue
+from qd.connectors.effects import Count, Effect, Free, Keep, Push
+from qd.connectors.keeping import Asked
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost
+from qd.unit import answered
+from tests.contract.test_queue import job
+from tests.support.clock import eventually
+from tests.support.server import Server
+from tests.support.servers.cluster import Cluster
+
+pytestmark = pytest.mark.xdist_group("cluster")
+Connect = Callable[..., ClusterQueue]
+LEASE = 30.0
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of this process comes behind it."""
+
+
+def revive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(ends, "LEFT", 0.0)
+
+
+def killed(*_: Any, **__: Any) -> Any:
+    raise Killed
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepers leave no time to who made a note."""
+    monkeypatch.setattr(ends, "LEFT", 0.0)
+
+
+@pytest.fixture
+def connect(cluster: Cluster) -> Iterator[Connect]:
+    opened: list[ClusterQueue] = []
+
+    def make(slot: int = 1, token: str = "Tok3nTok3n", prefix: str = "") -> ClusterQueue:
+        settings = ConnectionSettings(name="redis", url=cluster.url, prefix=prefix, retry_after=LEASE)
+        opened.append(ClusterQueue(settings, token=token, slot=slot))
+        opened[-1].patience(2.0, 5.0)
+        return opened[-1]
+
+    yield make
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def queue(connect: Connect) -> ClusterQueue:
+    return connect()
+
+
+@pytest.fixture
+def three(cluster: Cluster) -> list[str]:
+    """Queues that stand on three nodes."""
+    found: dict[int, str] = {}
+    for name in "abcdefghijklmnop":
+        found.setdefault(cluster.node_of(f"queues:{{{name}}}").port, name)
+    return [found[node.port] for node in cluster.nodes]
+
+
+@contextmanager
+def away(cluster: Cluster, name: str) -> Iterator[None]:
+    """The node of this queue is killed, and started again at the end."""
+    node = cluster.node_of(f"queues:{{{name}}}")
+    node.kill()
+    try:
+        yield
+    finally:
+        node.start()
+        cluster.settled()
+
+
+def take(queue: ClusterQueue, *queues: str) -> Reserved:
+    found = queue.turn(None, queues).reserved
+    assert found is not None
+    return found
+
+
+def beat(keeper: ClusterQueue, *queues: str) -> Any:
+    return keeper.beat(queues, Asked("K33p3rK33p3r", "", LEASE, False, 0.0, ()))
+
+
+def call(queue: ClusterQueue, *words: Any) -> Any:
+    return queue.wire.call(*words)
+
+
+def noted(queue: ClusterQueue, name: str) -> int:
+    return int(queue.wire.sent(queue.wire.plain("HLEN", f"queues:{{{name}}}:ends")))
+
+
+def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *others: str) -> None:
+    """What was left undone is noted, and is not any more after some beats of another master's keeper."""
+    assert noted(queue, name) == 1
+    keeper = connect(2, "K33p3rK33p3r")
+    eventually(lambda: beat(keeper, name, *others) and not noted(queue, name), what="a note that is done")
+
+
+TORN: dict[str, tuple[Any, str]] = {
+    "right behind the step": (ends, "send_once"),
+    "behind the jobs, before the note is gone": (ends, "_taken_away"),
+}
+each_tear = pytest.mark.parametrize("tear", TORN)
+
+
+@each_tear
+@pytest.mark.parametrize("way", ["ack", "release", "bury"])
+def test_what_an_end_does_elsewhere_comes_to_pass_once_whatever_kills_its_worker(
+    connect: Connect, queue: ClusterQueue, three: list[str], tear: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = three
+    queue.push(a, job(1))
+    held = take(queue, a)
+    call(queue, "SET", "qd:unique:n", "u1")
+    effects: list[Effect] = [
+        Push(b, job(7)), Push(c, job(8), 60.0), Free("n", "u1"), Keep("id1", "done", b"[1]", 60.0),
+    ]  # fmt: skip
+    monkeypatch.setattr(*TORN[tear], killed)
+    with pytest.raises(Killed):
+        answer(queue, held, way, effects)
+    revive(monkeypatch)
+    for wire in queue.wire.nodes:
+        wire.wire.close()
+    finished_by_a_keeper(connect, queue, a, b, c)
+    assert call(queue, "LRANGE", f"queues:{b}", 0, -1) == [job(7)]
+    assert call(queue, "ZRANGE", f"queues:{c}:delayed", 0, -1) == [job(8)]
+    assert call(queue, "GET", "qd:unique:n") is None
+    assert call(queue, "HGET", "qd:job:id1", "value") == b"[1]"
+    assert queue.sizes(a).reserved == 0
+
+
+def answer(queue: ClusterQueue, held: Reserved, way: str, effects: list[Effect]) -> bool:
+    if way == "ack":
+        return queue.ack(held, effects)
+    if way == "release":
+        return queue.release(held, answered(held.member, held.mark), 60, effects=effects)
+    return queue.bury(held, b"{}", job(1), effects)
+
+
+def test_nothing_of_it_comes_to_pass_where_the_lease_was_lost(queue: ClusterQueue, three: list[str]) -> None:
+    a, b, _ = three
+    queue.push(a, job(1))
+    held = take(queue, a)
+    call(queue, "ZREM", f"queues:{a}:reserved", held.member)
+    assert queue.ack(held, [Push(b, job(7))]) is False
+    assert (queue.sizes(b).ready, noted(queue, a)) == (0, 0)
+
+
+@each_tear
+def test_a_batch_counts_a_job_once_and_calls_back_once(
+    connect: Connect, queue: ClusterQueue, three: list[str], tear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = three
+    late = job(9, createdAt=int(time.time()))
+    moments = (late.index(b'"createdAt":') + 12,)
+    callbacks = {"then": Callback(c, late, 0.0, moments), "finally": Callback(a, late, 0.0, moments)}
+    queue.batches.send(NewBatch("B", "", False, callbacks), [Entry(a, "u1", job(1), 0.0), Entry(b, "u2", job(2), 0.0)])
+    assert queue.ack(take(queue, b), [Count("B", "u2")])
+    held = take(queue, a)
+    monkeypatch.setattr(*TORN[tear], killed)
+    with pytest.raises(Killed):
+        queue.ack(held, [Count("B", "u1")])
+    revive(monkeypatch)
+    finished_by_a_keeper(connect, queue, a)
+    state = queue.batches.state("B")
+    assert state is not None
+    assert (state.total, state.pending, state.failed) == (2, 0, 0)
+    assert [queue.sizes(name).ready for name in three] == [1, 0, 1]
+    assert queue.wire.sent(queue.wire.plain("HLEN", "qd:batch:{B}:ends")) == 0
+
+
+def test_jobs_of_a_batch_whose_sender_died_are_sent_with_the_end_of_another(
+    queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = three
+    queue.batches.send(NewBatch("B", "", False, {}), [Entry(a, "u1", job(1), 0.0)])
+    monkeypatch.setattr(ends, "send_once", killed)
+    with pytest.raises(Killed):
+        queue.batches.add("B", [Entry(b, "u2", job(2), 0.0)])
+    revive(monkeypatch)
+    assert queue.sizes(b).ready == 0
+    held = take(queue, a)
+    assert queue.ack(held, [Count("B", "u1")])
+    assert queue.ack(take(queue, b), [Count("B", "u2")])
+    state = queue.batches.state("B")
+    assert state is not None
+    assert (state.total, state.pending) == (2, 0)
+
+
+def unique(queue: str, n: int) -> Outgoing:
+    return Outgoing(queue, job(n), 0.0, "shop:7", f"id{n}", 3600.0)
+
+
+def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
+    queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "finished", killed)
+    real = steps.first_locks
+    monkeypatch.setattr(steps, "first_locks", lambda *words: real(*words) and killed())
+    with pytest.raises(Killed):
+        queue.post([unique(three[0], 1)])
+    assert 0 < call(queue, "PTTL", "qd:unique:shop:7") <= ends.FIRST
+    assert queue.sizes(three[0]).ready == 0
+
+
+def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
+    connect: Connect, queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "finished", killed)
+    with pytest.raises(Killed):
+        queue.post([unique(three[0], 1)])
+    revive(monkeypatch)
+    assert call(queue, "PTTL", "qd:unique:shop:7") <= ends.FIRST
+    finished_by_a_keeper(connect, queue, three[0])
+    assert call(queue, "TTL", "qd:unique:shop:7") > 3500
+    assert queue.post([unique(three[1], 2)]) == ["id1"]
+    assert [queue.sizes(name).ready for name in three] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["push", "single", "keyed"])
+@each_tear
+def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
+    connect: Connect, queue: ClusterQueue, three: list[str], kind: str, tear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = three[1]
+    jobs = {
+        "push": Outgoing(name, job(1)),
+        "single": unique(name, 1),
+        "keyed": Outgoing(name, job(1), key="00000.id1 order:7"),
+    }
+    claim = Claim(name, "entry", b"", b"1 x y", 1, jobs[kind])
+    monkeypatch.setattr(*TORN[tear], killed)
+    with pytest.raises(Killed):
+        queue.ticks.take([claim])
+    revive(monkeypatch)
+    assert queue.ticks.read(["entry"]) == [b"1 x y"]
+    assert queue.wire.sent(queue.wire.plain("HLEN", "qd:{ticks}:ends")) == 1
+    keeper = connect(2, "K33p3rK33p3r")
+    eventually(lambda: beat(keeper, name) and not queue.wire.sent(queue.wire.plain("HLEN", "qd:{ticks}:ends")))
+    assert queue.sizes(name).ready == 1
+    assert call(queue, "TTL", "qd:unique:shop:7") > 3500 or kind != "single"
+    assert queue.ticks.take([claim])[0].found == b"1 x y"
+
+
+def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_away(
+    cluster: Cluster, queue: ClusterQueue, three: list[str]
+) -> None:
+    clock = cluster.node_of("qd:{ticks}")
+    name, other = (name for name in three if cluster.node_of(f"queues:{{{name}}}") is not clock)
+    claims = [Claim(each, each, b"", b"1 x y", 1, Outgoing(each, job(1))) for each in (name, other)]
+    queue.ticks.read(["entry"])
+    with away(cluster, name):
+        refused, taken = queue.ticks.take(claims)
+        assert (refused.refused is not None, refused.taken, taken.taken) == (True, False, True)
+    assert queue.ticks.read([name, other]) == [b"", b"1 x y"]
+
+
+def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: ClusterQueue, three: list[str]) -> None:
+    from qd.store.failed import FailedStore
+    from qd.store.keyspace import beside
+
+    a = three[0]
+    text = job(1, uuid="u1", qd={"unique": "n", "batch": "B", "hold": 600, "result": 60})
+    queue.batches.send(NewBatch("B", "", False, {}), [Entry(a, "u1", text, 0.0)])
+    held = take(queue, a)
+    call(queue, "HSET", "qd:job:id1", "status", "failed")
+    assert queue.bury(held, b'{"id":"x"}', text, [Count("B", "u1", "failed", f"{a} {held.mark}")])
+    assert queue.batches.cancelled("B")
+    store = FailedStore(beside(queue))
+    (record,) = store.records([a])
+    call(queue, "SET", "qd:unique:n", "another")
+    assert store.retry(a, [record], time.time(), resumes="B") == ["another job has the lock of its unique name"]
+    call(queue, "DEL", "qd:unique:n")
+    assert store.retry(a, [record], time.time(), resumes="B") == [None]
+    assert store.retry(a, [record], time.time(), resumes="B") == [""]
+    assert (queue.sizes(a).ready, queue.sizes(a).failed, noted(queue, a)) == (1, 0, 0)
+    assert call(queue, "GET", "qd:unique:n") == b"u1"
+    assert 500 < call(queue, "TTL", "qd:unique:n") <= 600
+    assert call(queue, "EXISTS", "qd:job:id1") == 0
+    assert not queue.batches.cancelled("B")
+
+
+def test_the_lock_of_a_job_that_is_taken_is_held_anew(queue: ClusterQueue, three: list[str]) -> None:
+    text = job(1, uuid="id1", qd={"unique": "shop:7", "hold": 600})
+    assert queue.post([Outgoing(three[0], text, 0.0, "shop:7", "id1", 20.0)]) == [None]
+    take(queue, three[0])
+    assert 500 < call(queue, "TTL", "qd:unique:shop:7") <= 600
+
+
+# -- several queues
+
+
+def test_each_wait_ends_with_a_job_on_any_node_and_takes_no_token_of_others(
+    connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    for name in three:
+        producer = connect(0, "")
+        pushing = threading.Timer(0.2, producer.push, (name, job(1)))
+        began = time.monotonic()
+        pushing.start()
+        queue.wait(three, 10.0, -1)
+        pushing.join()
+        assert time.monotonic() - began < 8
+        assert queue.ack(take(queue, *three))
+    queue.push_many([(name, job(1), None) for name in three])
+    queue.wait(three, 10.0, -1)
+    tokens = [call(queue, "LLEN", f"queues:{name}:notify") for name in three]
+    assert sum(tokens) >= 2
+
+
+def test_the_ack_goes_to_its_node_before_anything_else_is_taken_in_hand(queue: ClusterQueue, three: list[str]) -> None:
+    a, b, c = three
+    queue.push_many([(name, job(n), None) for n, name in enumerate((c, b, a, b, c))])
+    done, seen = None, []
+    while True:
+        turn = queue.turn(done, three)
+        assert turn.acked is (None if done is None else True)
+        if turn.reserved is None:
+            break
+        assert sum(queue.sizes(name).reserved for name in three) == 1
+        done = turn.reserved
+        seen.append(done.queue)
+    assert seen == [a, b, b, c, c]
+
+
+def test_an_ack_that_cannot_be_sent_takes_no_second_job_in_hand(
+    cluster: Cluster, queue: ClusterQueue, three: list[str], connect: Connect
+) -> None:
+    a, b, _ = three
+    queue.push(b, job(1))
+    held = take(queue, a, b)
+    connect(0, "").push(a, job(2))
+    with away(cluster, b):
+        with pytest.raises(ConnectionLost):
+            queue.turn(held, [a, b])
+        found = connect(3).sizes(a)
+        assert (found.ready, found.reserved) == (1, 0)
+    assert eventually(lambda: asked(queue, [a, b])) is True
+    turn = queue.turn(None, [a, b])
+    assert turn.reserved is not None
+    assert turn.reserved.queue == a
+    assert queue.sizes(b).reserved == 0
+
+
+def asked(queue: ClusterQueue, queues: list[str]) -> bool:
+    """As a worker asks after a broken call: nothing is in hand any more."""
+    try:
+        return queue.held(queues) is None
+    except ConnectionLost:
+        return False
+
+
+# -- a node away
+
+
+def test_a_node_that_is_away_costs_its_own_queues_and_no_other(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    a, b, c = three
+    queue.push_many([(name, job(n), None) for n, name in enumerate(three)])
+    with away(cluster, a):
+        found = [take(queue, a, b, c).queue]
+        done = take(connect(2), a, b, c)
+        assert {*found, done.queue} == {b, c}
+        producer = connect(0, "")
+        with pytest.raises(ConnectionLost):
+            producer.push(a, job(9))
+        producer.push(b, job(9))
+        began = time.monotonic()
+        connect(3).wait([a, c], 30.0, -1)
+        assert time.monotonic() - began < 20  # not as long as it was told: it is looked at again
+        assert beat(connect(4, "K33p3rK33p3r"), a, b, c).now > 0
+    eventually(lambda: tried(lambda: connect(5).turn(None, [a]).reserved), what="the job of the node that is back")
+
+
+def tried(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except ConnectionLost:
+        return None
+
+
+# -- slots that move
+
+
+def test_jobs_are_done_once_while_their_slot_moves_to_and_fro(
+    cluster: Cluster, connect: Connect, three: list[str]
+) -> None:
+    name, count = three[0], 300
+    home, other = cluster.nodes[0], cluster.nodes[1]
+    slot, over = slot_of(f"queues:{{{name}}}"), threading.Event()
+    done, sent = Counter[int](), list[int]()
+
+    def produces() -> None:
+        producer = connect(0, "")
+        for n in range(count):
+            eventually(partial(pushed, producer, n), what="a push")
+            sent.append(n)
+
+    def pushed(producer: ClusterQueue, n: int) -> bool:
+        try:
+            producer.push(name, job(n))
+        except ConnectionLost:
+            return False
+        return True
+
+    def works() -> None:
+        worker, held = connect(7), None
+        while not over.is_set() or held is not None:
+            try:
+                turn = worker.turn(held, [name])
+            except ConnectionLost:
+                (mine,) = eventually(lambda: tried(lambda: (worker.held([name]),)))
+                if held is not None and (mine is None or mine.mark != held.mark):
+                    done[number(held)] += 1  # its ack was done
+                held = mine
+                continue
+            if held is not None:
+                done[number(held)] += int(turn.acked or 0)
+            held = turn.reserved
+
+    threads = [threading.Thread(target=each) for each in (produces, works)]
+    for thread in threads:
+        thread.start()
+    try:
+        for node in (other, home, other, home):
+            cluster.moves(slot, node)
+    finally:
+        threads[0].join(60)
+        eventually(lambda: sum(done.values()) >= count, 60, what="all jobs")
+        over.set()
+        threads[1].join(30)
+    assert sent == list(range(count))
+    assert done == Counter(range(count))
+
+
+def number(held: Reserved) -> int:
+    import json
+
+    return int(json.loads(held.member)["data"]["n"])
+
+
+def test_a_client_that_knows_the_old_map_follows_and_runs_nothing_twice(
+    cluster: Cluster, connect: Connect, three: list[str]
+) -> None:
+    name = three[0]
+    queue, slot = connect(), slot_of(f"queues:{{{name}}}")
+    queue.push(name, job(1))
+    cluster.moves(slot, cluster.nodes[2])
+    try:
+        queue.push(name, job(2))
+        held = take(queue, name)
+        assert queue.ack(held)
+        assert queue.sizes(name).ready == 1
+        queue.wait([name], 1.0, -1)
+        assert queue.ack(take(queue, name))
+    finally:
+        cluster.moves(slot, cluster.nodes[0])
+
+
+def test_a_server_that_is_no_cluster_says_what_to_write(server: Server) -> None:
+    from qd.errors import ServerRefused
+
+    settings = ConnectionSettings(name="redis", url=f"redis+cluster://127.0.0.1:{server.port}", retry_after=LEASE)
+    queue = ClusterQueue(settings)
+    with pytest.raises(ServerRefused, match=r"is no part of a cluster: write redis://127\.0\.0\.1"):
+        queue.push("a", job(1))
+    queue.close()
+
+
+def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> None:
+    from qd.store.hosts import queues_found
+    from qd.store.keyspace import beside
+
+    queue = connect(prefix="app_")
+    queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
+    assert queues_found(beside(queue)) == sorted([*three, "{shop}:mail"])
+    assert isinstance(queue.wire.nodes.primaries()[0].wire, Wire)
+    assert ticking.WORDS
