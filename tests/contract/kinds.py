@@ -60,19 +60,16 @@ KINDS = (
     Kind(
         "sqs",
         "on_sqs",
-        limits=frozenset(("order", "head", "delay", "find", "clear", "sizes", "memory")),
+        frozenset({"order", "head", "delay", "find", "clear", "sizes", "memory"}),
         largest=1 << 20,
         many=300,
-        refuses=frozenset(("nothing", "no text", "nul bytes")),
+        refuses=frozenset({"nothing", "no text", "nul bytes"}),
     ),
-    Kind("beanstalkd", "on_beanstalkd", limits=frozenset({"head", "delay", "find", "ends", "memory"})),
+    Kind("beanstalkd", "on_beanstalkd", frozenset({"head", "delay", "find", "ends", "memory"})),
+    Kind("postgres", "on_postgres", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
+    Kind("mariadb", "on_mariadb", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
+    Kind("sqlite", "on_sqlite", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
 )
-COMING = (
-    Kind("postgres", "on_postgres"),
-    Kind("mariadb", "on_mariadb"),
-    Kind("sqlite", "on_sqlite"),
-)
-BY_NAME = {kind.name: kind for kind in (*KINDS, *COMING)}
 
 JOBS = """
 import hashlib

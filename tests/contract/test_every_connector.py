@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from qd.connectors.base import Queue, Reserved
-from qd.errors import ConnectionLost, ServerBusy, ServerRefused
+from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original
 from tests.contract.kinds import Tried, drained, job_of, number, take
@@ -225,6 +225,20 @@ def test_a_job_of_raw_unicode_is_given_as_it_is(tried: Tried, raw: bool) -> None
     held = take(queue)
     assert bytes(read(held.member).data) == data.encode()
     assert queue.ack(held)
+
+
+def test_a_payload_that_is_too_large_is_refused_with_its_size(tried: Tried) -> None:
+    """Where there is a largest one; else two megabytes are no trouble."""
+    queue, payload = tried.connect(), job_of("read", 1, text="x" * (2 << 20))
+    if tried.kind.largest:
+        with pytest.raises(QdError, match=str(len(payload))):
+            queue.push("default", payload)
+    else:
+        queue.push("default", payload)
+        held = take(queue)
+        assert original(held.member, held.start, held.length, held.before) == payload
+        assert queue.ack(held)
+    assert tried.empty()
 
 
 # -- many
