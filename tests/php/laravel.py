@@ -114,6 +114,10 @@ class Laravel:
         """Push with Laravel's queue (see rig/push.php); the ids, in order."""
         return self._run("push.php", {"jobs": entries}).split()
 
+    def table(self) -> None:
+        """The table jobs, as Laravel's migration makes it. Only where RIG_DATABASES says a database."""
+        self._run("table.php", {})
+
     def artisan(self, *words: str, database: Path) -> str:
         """A command on failed jobs, as `php artisan ...` runs it: what it prints. See rig/artisan.php."""
         done = subprocess.run(

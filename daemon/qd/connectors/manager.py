@@ -50,6 +50,7 @@ MEMORIES: Mapping[str, str] = {
     "database": "qd.connectors.database.opening:open_space",
 }
 """Of those with a keyspace of their own -> module:function that opens it."""
+<<<<<<< HEAD
 URLS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:check",
     "sqs": "qd.connectors.sqs.address:Address",
@@ -57,6 +58,9 @@ URLS: Mapping[str, str] = {
 """driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
 LOOKS: Mapping[str, str] = {"sqs": "qd.connectors.sqs.start:look"}
 """Of those that know more about their queues before any work -> module:function, see first_look."""
+=======
+BEFORE_START = "qd.connectors.database.opening:before_start"
+>>>>>>> 472a229 (PHP's database driver and qd share one table of jobs)
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
 EXTRAS: Mapping[str, str] = {
     "sqlalchemy": "database",
@@ -224,10 +228,13 @@ def check_url(found: ConnectionSettings) -> None:
 
 def check_start(settings: Settings) -> None:
     """Raises ConfigError when a server that keeps jobs and nothing else cannot be worked on: its url, a queue of a name that
-    it does not take. Nothing is connected."""
+    it does not take. Nothing is connected. Where a database is used, its tables are looked for; one that is away is not."""
     name = settings.work.connection
     if settings.connection(name).driver in DRIVERS.keys() - MEMORIES.keys():
         open_queue(settings, name, token="start").close()
+    for each in dict.fromkeys((name, settings.control)):
+        if (found := settings.connection(each)).driver == "database":
+            loaded(BEFORE_START)(found)
 
 
 class Own:

@@ -61,6 +61,9 @@ def run(
     title = f"qd:{settings.work.pool or 'default'}:keeper"
     queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title, own=own)
     queue.patience(*PATIENCE)
+    queue.beats(
+        lambda _: hands.board.set_header(H.KEEPER_ALIVE, now())
+    )  # many short steps may take long on a busy host
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)

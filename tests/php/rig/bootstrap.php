@@ -18,6 +18,7 @@ use Illuminate\Contracts\Bus\Dispatcher as BusContract;
 use Illuminate\Contracts\Container\Container as ContainerContract;
 use Illuminate\Contracts\Debug\ExceptionHandler;
 use Illuminate\Contracts\Events\Dispatcher as EventsContract;
+use Illuminate\Database\Capsule\Manager as Database;
 use Illuminate\Events\Dispatcher as Events;
 use Illuminate\Queue\Capsule\Manager;
 use Illuminate\Redis\RedisManager;
@@ -91,6 +92,22 @@ function redis(Container $app): RedisManager
     ]);
 }
 
+/** Queues in the table jobs of the database that RIG_DATABASES says as JSON, as in config/database.php. */
+function with_database(Container $app, Manager $capsule): void
+{
+    require_once 'Illuminate/Database/autoload.php';
+    $database = new Database($app);
+    $database->addConnection(json_decode(setting('DATABASES'), true, 8, JSON_THROW_ON_ERROR));
+    $app->instance('db', $database->getDatabaseManager());
+    $capsule->addConnection([
+        'driver' => 'database',
+        'table' => 'jobs',
+        'queue' => 'default',
+        'retry_after' => (int) setting('RETRY_AFTER', '90'),
+    ], 'database');
+    $app['config']['queue.default'] = 'database';
+}
+
 function application(): Container
 {
     $app = new Container;
@@ -113,6 +130,9 @@ function application(): Container
         'block_for' => optional_int('BLOCK_FOR'),
     ], 'redis');
     $app['config']['queue.default'] = 'redis';
+    if (setting('DATABASES') !== '') {
+        with_database($app, $capsule);
+    }
     $app->instance('queue', $capsule->getQueueManager());
 
     $app->singleton(BusContract::class, static fn () => new BusDispatcher(

@@ -45,4 +45,4 @@ $options = new WorkerOptions(
 $worker = new Worker($app['queue'], $app['events'], $app[ExceptionHandler::class], static fn () => false);
 $worker->setCache($app['cache.store']);
 
-exit($worker->daemon('redis', $given['queue'] ?? 'default', $options));
+exit($worker->daemon($app['config']['queue.default'], $given['queue'] ?? 'default', $options));

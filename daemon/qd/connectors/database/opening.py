@@ -8,12 +8,16 @@ from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
+from qd.connectors.database.migrate import check
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keyspace.queue import Bounds
+from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
     from qd.connectors.manager import Reserver
+
+START = 5.0  # seconds to connect and for each answer, before the first worker
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> DatabaseQueue:
@@ -27,6 +31,20 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Dat
         keep=Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes),
         max_payload=settings.max_payload,
     )
+
+
+def before_start(at: ConnectionSettings) -> None:
+    """Load what workers will need, before they are forked, and look whether the tables are there. Raises ConfigError in
+    one line; a server that is away, or too busy, is waited for by those who work."""
+    link = Link(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
+    try:
+        check(link, at.table)
+    except WrongPassword as error:
+        raise ConfigError(str(error)) from None
+    except (ConnectionLost, ServerRefused):
+        return
+    finally:
+        link.close()
 
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseSpace:
