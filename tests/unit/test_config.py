@@ -278,6 +278,14 @@ def test_the_kind_of_a_url_is_its_driver(url, driver, write):
     assert load().connection("redis").driver == driver
 
 
+@pytest.mark.parametrize(
+    ("url", "name"), [("sqlite:///jobs.db", "database"), ("sqs://h", "sqs"), ("unix:///r", "redis")]
+)
+def test_without_a_file_the_connection_is_called_as_its_driver(url, name, folder):
+    found = load(code={"url": url})
+    assert (found.default, list(found.connections)) == (name, [name])
+
+
 def test_a_driver_that_does_not_fit_the_url_is_refused(write):
     write('[connections.redis]\ndriver = "sqs"\nurl = "mysql://u:secret@h/shop"\n')
     assert refused() == ("qd.toml:2: driver 'sqs' does not fit a url of kind 'mysql:' (it takes sqs)")

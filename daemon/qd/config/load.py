@@ -81,7 +81,7 @@ class _Loading:
         self.origins: dict[str, str] = {}
 
     def settings(self) -> Settings:
-        names = list(self._section("connections")) or ["redis"]
+        names = list(self._section("connections")) or [self._unnamed()]
         default = self._connection_name("default", names, self._only(names))
         connections = {name: self._connection(name, name == default) for name in names}
         self._check_parts(connections)
@@ -144,6 +144,11 @@ class _Loading:
         return self.file.section(name) if self.file else {}
 
     # --- connections ---
+
+    def _unnamed(self) -> str:
+        """The one connection where no file names any: called as the driver is that the url in Qd(url) asks for."""
+        url = self.code.get("url")
+        return SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"
 
     @staticmethod
     def _only(names: list[str]) -> str:
