@@ -50,7 +50,6 @@ MEMORIES: Mapping[str, str] = {
     "database": "qd.connectors.database.opening:open_space",
 }
 """Of those with a keyspace of their own -> module:function that opens it."""
-<<<<<<< HEAD
 URLS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:check",
     "sqs": "qd.connectors.sqs.address:Address",
@@ -58,9 +57,7 @@ URLS: Mapping[str, str] = {
 """driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
 LOOKS: Mapping[str, str] = {"sqs": "qd.connectors.sqs.start:look"}
 """Of those that know more about their queues before any work -> module:function, see first_look."""
-=======
 BEFORE_START = "qd.connectors.database.opening:before_start"
->>>>>>> 472a229 (PHP's database driver and qd share one table of jobs)
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
 EXTRAS: Mapping[str, str] = {
     "sqlalchemy": "database",
