@@ -123,7 +123,7 @@ class Ledger:
         eventually(lambda: self.ends(n), seconds, what=f"the end of job {n}")
         return self.ends(n)[0]
 
-    def wait_all(self, seconds: float = 30.0) -> None:
+    def wait_all(self, seconds: float = 60.0) -> None:
         """Every pushed job has ended, and its reservation was answered."""
         every = set(self.pushed)
         eventually(
