@@ -132,7 +132,7 @@ def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figure
             time.sleep(0.0001)  # the pace is the point
     work.signal(signal.SIGCONT)
     quiet = time.monotonic()
-    eventually(lambda: settled(work), 20, what="as many workers as are wanted")
+    eventually(lambda: settled(work), 60, what="as many workers as are wanted")
     figures.add(settled=time.monotonic() - quiet)
     ledger.wait_all()
     eventually(lambda: not zombies(work), 20, what="no child whose end was missed")
@@ -145,7 +145,7 @@ def settled(work: Procs) -> bool:
     """The master says how many workers it has and wants, and they are there, and idle or busy."""
     start = len(work.lines)
     work.signal(signal.SIGUSR1)
-    said = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", start=start)
+    said = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", 5, start=start)
     has, wanted = int(said[1]), int(said[2])
     return has == wanted == len(work.children("qd: worker"))
 

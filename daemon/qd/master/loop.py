@@ -57,6 +57,12 @@ SIGNALS = (
     signal.SIGWINCH,
     signal.SIGALRM,
 )
+ALIKE = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD})
+
+
+def as_one(numbers: list[int]) -> list[int]:
+    """Signals that came in one look: many of a kind are one, or a burst would keep the master from its children."""
+    return [*{number for number in numbers if number in ALIKE}, *(number for number in numbers if number not in ALIKE)]
 
 
 class Master:
@@ -103,7 +109,7 @@ class Master:
             self.rolling.begin(self.plan, self.spawning.spawn)
             while self.stopping is None or not self.stopping.over:
                 # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
-                for number in sorted(self.mailbox.wait(self._pause(), self.ear.fileno())):
+                for number in sorted(as_one(self.mailbox.wait(self._pause(), self.ear.fileno()))):
                     self._signal(number)
                 self._turn()
             return int(self.stopping.code)
