@@ -14,7 +14,7 @@ from qd.connectors.base import Reserved
 from qd.connectors.keeping import Asked
 from qd.connectors.manager import open_queue
 from qd.connectors.sqs.queue import SqsQueue
-from qd.errors import ConnectionLost
+from qd.errors import ConnectionLost, ServerRefused, TooLarge
 from qd.payload import make, read
 from qd.unit import answered
 from tests.support.clock import eventually
@@ -118,6 +118,34 @@ def test_a_lease_that_ran_out_leaves_a_fifo_job_where_it_stands(connect: Open) -
 def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
     until = 1e12 if reclaims else 0.0
     return keeper.beat((FIFO, "mail"), Asked("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
+
+
+# -- sending
+
+
+def test_what_sqs_does_not_take_is_told_one_by_one_and_all_others_are_sent(connect: Open) -> None:
+    queue, large = connect(token="", slot=0), make("large", b'"%s"' % (b"x" * 1_100_000), id="l1", created_at=1)
+    jobs = [("mail", each, None) for each in (job(1), large, b"\xff", *[job(n) for n in range(2, 12)])]
+    with pytest.raises(TooLarge) as said:
+        queue.push_many(jobs)
+    assert "has not taken 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(said.value)
+    assert "a payload of 1 bytes: SQS takes text only" in str(said.value)
+    assert queue.backend.messages.counts("mail").visible == 11
+
+
+def test_plain_jobs_are_sent_without_the_control_connection(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = connect(token="", slot=0)
+    monkeypatch.setattr(queue.space, "_open", lambda: pytest.fail("it was asked for"))
+    queue.push("mail", job(1))
+    queue.later("mail", job(2), 60)
+    assert queue.backend.messages.counts("mail")[:2] == (1, 1)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["mail.high", "x" * 81, "a b"])
+def test_a_name_that_sqs_cannot_have_is_refused_before_it_is_asked(connect: Open, name: str) -> None:
+    with pytest.raises(ServerRefused, match=r"SQS has no queue '.*': up to 80 letters"):
+        connect(token="", slot=0).push(name, job(1))
 
 
 # -- leases

@@ -158,6 +158,14 @@ def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(sho
     assert len([line for line in work.lines if "redis.away" in line]) == 1
 
 
+def test_ticks_of_the_schedule_send_their_jobs_to_sqs(shop: Shop) -> None:
+    shop.project.jobs(JOBS + 'app.schedule(step.bind("tick")).every(1)\n')
+    work = ready(shop.project)
+    eventually(lambda: shop.notes().count("tick") > 1, 40)
+    work.stop()
+    assert work.matches("job=step")
+
+
 # -- what is wrong at the start
 
 

@@ -21,7 +21,7 @@ from qd.app import Qd
 from qd.config import Settings
 from qd.connectors.keyspace import keys
 from qd.connectors.manager import open_queue
-from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.schedule import Entry
 from qd.scheduler.asking import Asking, asks
@@ -96,8 +96,7 @@ class Scheduler:
         if name not in self._reaches:
             title = f"qd:{self._settings.connection(name).queue}:scheduler"
             queue = open_queue(self._settings, name, title=title)
-            if "memory" in queue.limits:
-                raise ConfigError(f"connection '{name}' keeps no schedule: {queue.limits['memory']}")
+            _ = queue.ticks  # raises ConfigError where jobs are only sent
             late = self._settings.schedule.late
             self._reaches[name] = Reach(queue, self._log, late, None if self._reaches else self._standing)
         return self._reaches[name]

@@ -32,7 +32,7 @@ MANY = 100  # messages that are still to be deleted, at most: others come again,
 FRESH = 5.0  # seconds for which counts need not be asked for again by who changes nothing
 LIMITS: Limits = MappingProxyType(
     {
-        "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group, but for what is tried again",
+        "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group",
         "head": "what is handed back comes when SQS gives it out, not before others",
         "delay": "delays are whole seconds; over 15 minutes, and in .fifo queues, they wait on the control connection",
         "find": "a ready job cannot be looked for: it is found while it waits on the control connection, runs or has failed",
@@ -150,7 +150,9 @@ class SqsBackend:
         """Not at once: SQS may give out a message once more that it has just deleted."""
         self._delete()
         until = time.monotonic() - (0 if wait else ONCE_MORE)
-        found = [(queue, id) for at, queue, id in self._deleted if at <= until]
+        found = [
+            (queue, id) for place, (at, queue, id) in enumerate(reversed(self._deleted)) if at <= until or place >= MANY
+        ]
         self._deleted = self._deleted[len(found) :]
         return found
 

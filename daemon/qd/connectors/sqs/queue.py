@@ -19,10 +19,13 @@ from qd.connectors.keyspace.effects import spoken
 from qd.connectors.scripts import script
 from qd.connectors.sqs.address import is_fifo
 from qd.connectors.sqs.backend import SqsBackend
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, Malformed, QdError, ServerRefused
+from qd.log import cut
+from qd.payload import read
 
 KEPT = 15 * 86400  # seconds for which SQS may keep a message at most, and a day
 LONGEST = 6 * 3600.0  # seconds that a message is hidden for: SQS takes twelve hours, those of the attempt included
+FEW, WORDS = 10, 200  # jobs that are named, and letters of why
 RECLAIM = 100  # leases that a beat ends in a queue at most
 
 
@@ -32,6 +35,13 @@ class SqsQueue(BorrowedKeeping):
     def _waits(self, job: Outgoing) -> bool:
         """A FIFO queue knows no delay of a single message."""
         return super()._waits(job) or (job.delay > 0 and is_fifo(job.queue))
+
+    def _send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> None:
+        """Raises what SQS says of those that it did not take, one by one; all others were sent."""
+        said = self.backend.send(queue, jobs) if jobs else []
+        refused = [(payload, error) for (payload, _), error in zip(jobs, said, strict=True) if error is not None]
+        if refused:
+            raise type(refused[0][1])(told(queue, refused, len(jobs)))
 
     # -- a message of a FIFO queue with the text that is kept for it
 
@@ -147,3 +157,19 @@ class SqsQueue(BorrowedKeeping):
 
 def stays(queue: str, delay: float) -> bool:
     return is_fifo(queue) and delay <= LONGEST
+
+
+def told(queue: str, refused: Sequence[tuple[bytes, QdError]], of: int) -> str:
+    """Which were not sent and why, as far as a line goes."""
+    few = "; ".join(f"{named(payload)}: {cut(str(why), WORDS)}" for payload, why in refused[:FEW])
+    more = f"; and {len(refused) - FEW} more" if len(refused) > FEW else ""
+    others = ", the others were sent" if len(refused) < of else ""
+    return f"SQS has not taken {len(refused)} of {of} jobs for queue '{queue}'{others}: {few}{more}"
+
+
+def named(payload: bytes) -> str:
+    try:
+        known = read(payload)
+    except Malformed:
+        return f"a payload of {len(payload)} bytes"
+    return f"{cut(known.job)} {cut(known.id or known.uuid or '')} ({len(payload)} bytes)"

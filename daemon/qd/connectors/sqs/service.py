@@ -6,6 +6,7 @@ boto3 is imported with this module, which is imported when a connection to SQS i
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from botocore.httpsession import get_cert_path
 from qd.connectors.sqs.address import Address
 from qd.connectors.sqs.line import Line, Woken
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerBusy, ServerRefused, WrongPassword
+from qd.masks import hide
 
 BUSY = ("Throttl", "OverLimit", "RequestLimitExceeded", "ServiceUnavailable", "InternalError", "InternalFailure")
 DENIED = (
@@ -27,6 +29,7 @@ DENIED = (
     "UnrecognizedClient", "MissingAuthenticationToken", "IncompleteSignature", "NotAuthorized", "OptInRequired",
     "InvalidToken", "KmsAccessDenied",
 )  # fmt: skip
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 UNKNOWN = ("QueueDoesNotExist", "NonExistentQueue")
 WAYS = "give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
 
@@ -69,6 +72,9 @@ class Service:
         return self._client
 
     def _made(self) -> Any:
+        quiet = logging.getLogger("botocore.credentials")  # it tells each process where it found them
+        quiet.setLevel(quiet.level or logging.WARNING)
+        hide([os.environ.get(name, "") for name in SECRETS])
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, user_agent_extra="qd-worker")
         try:
             session = boto3.session.Session(region_name=self.address.region)
