@@ -25,6 +25,15 @@ from tests.contract.serving import (  # noqa: F401  fixtures
     on_valkey,
     shared_durable_redis,
 )
+from tests.contract.spaces import (  # noqa: F401  fixtures
+    beside,
+    database,
+    mariadb_space,
+    postgres_space,
+    sqlite_space,
+    stand,
+    store,
+)
 from tests.support.seen import Seen
 from tests.support.server import Server
 

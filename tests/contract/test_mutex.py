@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from qd.connectors.redis.wire import Wire
@@ -11,18 +9,10 @@ from qd.store.keyspace import KeyspaceStore
 from qd.store.mutex import Lease, Mutex
 from qd.store.rates import Rate
 from tests.support.clock import eventually
-from tests.support.resp import Client
 from tests.support.server import Server, free_port
 
 # What stays for a while: the last token, and what a waiter that is gone was handed or woken by.
 pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake:*", "app_qd:mutex:{x}")
-
-
-@pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
-    wire = Wire(server.url)
-    yield KeyspaceStore(wire, "app_")
-    wire.close()
 
 
 def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: KeyspaceStore):

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost
 from qd.schedule import Entry, ShellTask
 from qd.schedule.timing import Every
 from qd.scheduler.overlaps import Overlaps
 from qd.store.keyspace import KeyspaceStore
 from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
 
 ENTRY = Entry("nightly", ShellTask("true"), Every(60), alone=True)
 OTHER = Entry("hourly", ShellTask("true"), Every(60), alone=True)
 KEY = "qd:overlap:nightly"
-
-
-@pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
-    wire = Wire(server.url)
-    yield KeyspaceStore(wire, "app_")
-    wire.close()
 
 
 @dataclass

@@ -7,22 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from qd.connectors.keyspace import keys
-from qd.connectors.redis.wire import Wire
 from qd.store import schedule
 from qd.store.keyspace import KeyspaceStore
 from qd.store.schedule import Last
+from tests.contract.spaces import Stand
 from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
 
 
 @pytest.fixture
-def store(server: Server, clean_redis: Client) -> Iterator[KeyspaceStore]:
-    wire = Wire(server.url)
-    yield KeyspaceStore(wire, "app_")
+def store(stand: Stand) -> Iterator[KeyspaceStore]:
+    found = stand.store()
+    yield found
     for key in (keys.SCHEDULE_LAST, keys.SCHEDULE_SKIPPED, keys.SCHEDULE_PAUSED, keys.TICKS):
-        wire.call("DEL", f"app_{key}")
-    wire.close()
+        found.space.call("DEL", f"app_{key}")
 
 
 def ran(at: float, outcome: schedule.Outcome = "done") -> Last:
@@ -111,6 +108,7 @@ def test_entries_that_are_gone_are_forgotten_after_400_days(store: KeyspaceStore
     assert set(store.fields(keys.SCHEDULE_PAUSED)) == {"*", "declared", "young"}
 
 
+@pytest.mark.parametrize("stand", ["redis", "sqlite"], indirect=True)  # one limit of Lua, wherever it runs
 def test_more_fields_than_a_script_may_unpack(store: KeyspaceStore) -> None:
     lasts = {f"e{n}": ran(0) for n in range(9000)}
     schedule.note_each(store, lasts)

@@ -17,7 +17,8 @@ _mine = _items.name == sql.bindparam("name")
 _these = _items.item.in_(sql.bindparam("keys", expanding=True))
 _SOME = _all.where(_mine, _these)
 _TAKEN = sql.delete(tables.items).where(_mine, _these)
-_AFTER = _all.where(_mine, _items.item > sql.bindparam("after")).order_by(_items.item).limit(sql.bindparam("most"))
+_FIRST = _all.where(_mine).order_by(_items.item).limit(sql.bindparam("most"))
+_AFTER = _FIRST.where(_items.item > sql.bindparam("after"))
 _BY_RANK = _all.where(_mine).limit(sql.bindparam("most")).offset(sql.bindparam("first"))
 _UP = _BY_RANK.order_by(_items.score, _items.item)
 _DOWN = _BY_RANK.order_by(_items.score.desc(), _items.item.desc())
@@ -66,9 +67,10 @@ def length(step: Step, name: Name, member: bytes) -> int:
     return int(found or 0)
 
 
-def after(step: Step, name: Name, key: bytes, most: int) -> list[tuple[bytes, Item]]:
-    """So many in the order of their keys, each with its key."""
-    rows = step.execute(_AFTER, {"name": key_of(name.name), "after": key, "most": most})
+def after(step: Step, name: Name, key: bytes | None, most: int) -> list[tuple[bytes, Item]]:
+    """So many in the order of their keys, each with its key. key None: from the first on."""
+    where = {"name": key_of(name.name), "most": most}
+    rows = step.execute(_FIRST, where) if key is None else step.execute(_AFTER, {**where, "after": key})
     return [(bytes(row.item), item_of(row)) for row in rows]
 
 
@@ -130,6 +132,8 @@ def by_rank(step: Step, name: Name, first: int, last: int) -> list[Item]:
 
 def within(low: Bound, high: Bound) -> list[sql.ColumnElement[bool]]:
     found = list[sql.ColumnElement[bool]]()
+    if low.score == float("inf") or high.score == float("-inf"):
+        return [sql.false()]
     if low.score != float("-inf"):
         found.append(_items.score > low.score if low.exclusive else _items.score >= low.score)
     if high.score != float("inf"):

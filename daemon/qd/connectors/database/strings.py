@@ -116,14 +116,14 @@ def scan(step: Step, words: Words) -> list[Any]:
     after, fits = cursor_of(words[0]), glob(pattern)
     step.open(())
     start = literal(pattern)
-    columns, low = tables.names.c, max(after, start)
+    columns = tables.names.c
     asked = sql.select(columns.name, columns.whole, columns.expires_at).order_by(columns.name).limit(most)
-    asked = asked.where(columns.name > low if after >= start and after else columns.name >= low)
+    asked = asked.where(columns.name >= start if after is None else columns.name > after)
     if above := beyond(start):
         asked = asked.where(columns.name < above)
     rows = list(step.execute(asked))
     names = [bytes(row.whole or row.name) for row in rows if row.expires_at is None or row.expires_at > step.now_us]
-    names += queued.names(step) if not after else []
+    names += queued.names(step) if after is None else []
     following = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0"
     return [following, [name for name in names if fits.fullmatch(name)]]
 

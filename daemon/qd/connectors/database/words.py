@@ -80,16 +80,12 @@ def pairs(words: Words) -> list[tuple[bytes, bytes]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def cursor_of(text: bytes) -> bytes:
-    """The key behind which a scan goes on: cursors are numbers, and any key is one."""
-    number = whole_cursor(text)
-    return b"" if number == 0 else number.to_bytes((number.bit_length() + 7) // 8)[1:]
-
-
-def whole_cursor(text: bytes) -> int:
+def cursor_of(text: bytes) -> bytes | None:
+    """The key behind which a scan goes on, None: it begins. Cursors are numbers, and any key is one."""
     if not text.isdigit():
         raise ServerRefused("ERR invalid cursor")
-    return int(text)
+    number = int(text)
+    return number.to_bytes((number.bit_length() + 7) // 8)[1:] if number else None
 
 
 def cursor_text(key: bytes) -> bytes:
