@@ -77,6 +77,7 @@ BESIDE = (
     ":ended",
     ":sending",
     ":sender",
+    ":elsewhere",
 )
 
 

@@ -47,6 +47,22 @@ function optional_int(string $name): ?int
     return setting($name) === '' ? null : (int) setting($name);
 }
 
+/** Queues in the tubes of the beanstalkd that RIG_BEANSTALKD says, as host:port. */
+function with_beanstalkd(Container $app, Manager $capsule): void
+{
+    require_once 'Pheanstalk/autoload.php';
+    [$host, $port] = explode(':', setting('BEANSTALKD'));
+    $capsule->addConnection([
+        'driver' => 'beanstalkd',
+        'host' => $host,
+        'port' => (int) $port,
+        'queue' => 'default',
+        'retry_after' => (int) setting('RETRY_AFTER', '90'),
+        'block_for' => 0,
+    ], 'beanstalkd');
+    $app['config']['queue.default'] = 'beanstalkd';
+}
+
 /** @return array<string, mixed> the JSON object given as the script's first argument */
 function argument(): array
 {
@@ -133,6 +149,9 @@ function application(): Container
     if (setting('DATABASES') !== '') {
         with_database($app, $capsule);
     }
+    if (setting('BEANSTALKD') !== '') {
+        with_beanstalkd($app, $capsule);
+    }
     $app->instance('queue', $capsule->getQueueManager());
 
     $app->singleton(BusContract::class, static fn () => new BusDispatcher(
@@ -142,6 +161,7 @@ function application(): Container
     // String jobs whose name is not a class: what a service provider of the application would bind.
     $app->bind('shared.note', Report::class);
     $app->bind('shared.again', Again::class);
+    $app->bind('fails.once', Report::class);
     $app->bind('stuck.in.php', Stuck::class);
     $app->bind('stuck.in.python', Report::class);
 

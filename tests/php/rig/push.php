@@ -25,6 +25,6 @@ foreach (argument()['jobs'] as $entry) {
         $id = isset($entry['delay'])
             ? $queue->later($entry['delay'], $job, $given, $entry['queue'] ?? null)
             : $queue->push($job, $given, $entry['queue'] ?? null);
-        echo $id, "\n";
+        echo is_object($id) ? $id->getId() : $id, "\n"; // beanstalkd's driver gives a job
     }
 }

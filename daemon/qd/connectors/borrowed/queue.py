@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
 
 TURNED = (
     *(keys.ready, keys.delayed, keys.reserved, keys.owners, keys.taken, keys.holding, keys.ended, keys.paused),
-    *(keys.failed, keys.failed_at),
+    *(keys.failed, keys.failed_at, keys.elsewhere),
 )  # of each queue, as parcel_turn.lua has them
 PARCEL = (keys.taken, keys.holding, keys.ended)
 ANSWERS = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
 TRIES = 100  # parcels a turn is given at most that are none for this worker
 AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
+OBJECT_JOB = b"CallQueuedHandler@call"
+LOOKS_AWAY = 5  # seconds, more than parcel_turn.lua says
 SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
 
 
@@ -128,6 +131,9 @@ class Borrowed(KeyspaceQueue):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         acked, malformed = None, 0
+        if self._paused is None or self._paused:  # asked about again before anything is reserved
+            _, turn = self._step(done, queues, None)
+            acked, done = turn.acked, None
         for _ in range(TRIES):
             self._parcel = self._parcel or self._look(queues, shut)
             became, turn = self._step(done, queues, self._parcel)
@@ -139,11 +145,8 @@ class Borrowed(KeyspaceQueue):
         return turn._replace(acked=acked, paused=shut_too, malformed=malformed)
 
     def _look(self, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
-        """A queue that is paused is asked about before it is looked at; one that is paused in between, the step finds."""
-        if self._paused is None or self._paused:
-            there = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
-            self._paused = frozenset([queue for queue, is_ in zip(queues, there, strict=True) if is_ != 0])
-        open_ = [queue for queue in queues if queue not in self._paused and queue not in shut]
+        """One that is paused after this is found by the step."""
+        open_ = [queue for queue in queues if queue not in (self._paused or ()) and queue not in shut]
         return self.backend.take(open_, 0.0) if open_ else None
 
     def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> tuple[bytes, Turn]:
@@ -157,7 +160,9 @@ class Borrowed(KeyspaceQueue):
         if acked == -2:
             raise ConnectionLost("the server has run a call of this worker that was given up before")
         paused = tuple([queues[place - 1] for place in reply[10:]])
-        self._paused, self._parcel = frozenset(paused), None
+        self._paused = frozenset(paused)
+        if parcel is not None:
+            self._parcel = None
         if done is not None:
             self._over(done.queue, its if acked == 1 else 0)
         job = None
@@ -256,8 +261,16 @@ class Borrowed(KeyspaceQueue):
         self._over(held.queue, its)
         if its != 0 and not delay:
             self.outbox.try_to_forward([held.queue])
+        elif its != 0 and OBJECT_JOB in text:
+            self._leave_to_php(held.queue, delay)
         self._send_on(effects)
         return its != 0
+
+    def _leave_to_php(self, queue: str, delay: float) -> None:
+        """When it stands there again, those who wait here would be faster each time than a PHP worker who looks every few
+        seconds: they look away then."""
+        now = float(self.space.call("TIME")[0])
+        self.space.call("SET", *self._keys(keys.elsewhere(queue)), now + delay, "EX", ceil(delay) + LOOKS_AWAY)
 
     def _put_back(
         self, queue: str, owner: str, member: bytes, text: bytes, delay: float, head: bool, effects: Sequence[Effect]

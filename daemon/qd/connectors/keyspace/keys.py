@@ -19,6 +19,7 @@
 | queues:NAME:sending     | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
 | queues:NAME:sender      | string | there: who is sending it; TTL: 10 s                                                  |
 | qd:message:NAME:ID      | string | of a FIFO queue of SQS: the text of a job that was put back; TTL: 15 days            |
+| queues:NAME:elsewhere   | string | there: unix seconds at which a job for PHP is there again; TTL: until then, and 5 s  |
 | qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
 |                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
@@ -138,6 +139,10 @@ def sender(queue: str) -> str:
 
 def kept_text(queue: str, id: str) -> str:
     return f"qd:message:{queue}:{id}"
+
+
+def elsewhere(queue: str) -> str:
+    return f"queues:{queue}:elsewhere"
 
 
 def of_host(host: str, entry: str) -> str:

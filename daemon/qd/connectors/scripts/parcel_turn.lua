@@ -1,5 +1,6 @@
 -- One turn of a worker whose jobs another server keeps: ack the job before, lease the parcel that it was given there.
--- KEYS  ten a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed, failed_at
+-- KEYS  eleven a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
+--       failed_at, elsewhere
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most   4 seconds it keeps them
 --       5 bytes of them at most   6 bytes of a payload at most, 0: any   7 what the names of locks begin with
 --       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
@@ -8,18 +9,19 @@
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the parcel that was acked or '',
 --           what became of the parcel in hand (see below), ms until the next delayed job in the outbox or -1,
 --           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
---           index ... }
+--           index ... }; a queue that is left to others for a moment is told as paused, too
 --   'leased'; 'held': another worker has it, put it back; 'ended', 'dropped', 'malformed' (kept in the failed store), 'parked' (its
 --   queue is paused: it waits in the outbox): delete it; 'none': there was none
 -- Add before remove: whatever stops this script, every payload still stands somewhere.
 
 local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[11])
 local READY, DELAYED, RESERVED, OWNERS, TAKEN, HOLDING, ENDED, PAUSED, FAILED, FAILED_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local ELSEWHERE, EACH, BEFORE, BEHIND = 11, 11, 0.5, 4 -- seconds before and behind the moment at which PHP is to look
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
-local acked, parcel, free, paused, due, outbox = -1, '', nil, {}, nil, ''
+local acked, parcel, free, paused, held_back, due, outbox = -1, '', nil, {}, {}, nil, ''
 
-local function key(i, which) return KEYS[(i - 1) * 10 + which] end
+local function key(i, which) return KEYS[(i - 1) * EACH + which] end
 
 -- The first write takes something away: see turn.lua.
 if done > 0 then
@@ -33,9 +35,16 @@ else
   redis.call('HDEL', key(1, OWNERS), '')
 end
 for k = 15, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
-for i = 1, #KEYS / 10 do
+for i = 1, #KEYS / EACH do
   if i ~= free and redis.call('HGET', key(i, OWNERS), owner) then return {-2, '', 'none', -1, '', '', '', 0, 0, ''} end
-  if redis.call('EXISTS', key(i, PAUSED)) == 1 then paused[#paused + 1] = i end
+  local due_there = tonumber(redis.call('GET', key(i, ELSEWHERE)) or nil)
+  if redis.call('EXISTS', key(i, PAUSED)) == 1 then
+    paused[#paused + 1], held_back[i] = i, true
+  elseif due_there and now > due_there - BEFORE and now < due_there + BEHIND then
+    paused[#paused + 1] = i
+  elseif due_there and now < due_there and (not due or due_there - BEFORE < due) then
+    due = due_there - BEFORE
+  end
 end
 
 -- Whether a worker, or one whose lease is not over yet, has it in hand.
@@ -62,12 +71,10 @@ end
 local function take(id, p)
   if redis.call('ZSCORE', key(at, ENDED), id) then return 'ended' end
   if held(id) then return 'held' end
-  for _, i in ipairs(paused) do
-    if i == at then
-      redis.call('LPUSH', key(at, READY), p)
-      note_ended(key(at, ENDED), id)
-      return 'parked'
-    end
+  if held_back[at] then
+    redis.call('LPUSH', key(at, READY), p)
+    note_ended(key(at, ENDED), id)
+    return 'parked'
   end
   if most > 0 and #p > most then
     return reject(id, p, string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most))
@@ -89,7 +96,7 @@ end
 local became, text, mark, start, length, before = 'none', '', '', 0, 0, ''
 if at > 0 then became, text, mark, start, length, before = take(ARGV[12], ARGV[14]) end
 if became ~= 'leased' then
-  for i = 1, #KEYS / 10 do
+  for i = 1, #KEYS / EACH do
     local next_at = redis.call('ZRANGE', key(i, DELAYED), 0, 0, 'WITHSCORES')[2]
     if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
     if redis.call('LLEN', key(i, READY)) > 0 or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
