@@ -52,6 +52,7 @@ MEMORIES: Mapping[str, str] = {
 """Of those with a keyspace of their own -> module:function that opens it."""
 URLS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:check",
+    "beanstalkd": "qd.connectors.beanstalkd.target:Target",
     "sqs": "qd.connectors.sqs.address:Address",
 }
 """driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
