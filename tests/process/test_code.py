@@ -197,6 +197,7 @@ def test_the_old_code_goes_on_when_the_new(
     said(redis, witness, "one")
     assert before <= {worker.pid for worker in work.children("qd: worker")}
     if not flags:  # without preload there is no old code to start a worker with
+        eventually(lambda: len(work.children("waiting on")) == 2, what="workers without a job in hand")
         os.kill(before.pop(), signal.SIGKILL)
         eventually(lambda: len(work.children("waiting on")) == 2, what="another worker of the old code")
         said(redis, witness, "one")
