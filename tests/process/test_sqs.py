@@ -146,16 +146,16 @@ def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(sho
     work = ready(shop.project)
     assert work.matches("standard queue of SQS keeps no order")
     shop.sqs.kill()
-    work.wait_line("redis.away", 40)
+    work.wait_line("sqs.away", 40)
     shop.sqs.start()
     client = shop.sqs.client()
     client.create_queue(QueueName="mail")
     client.close()
-    work.wait_line("redis.back", 40)
+    work.wait_line("sqs.back", 40)
     shop.python('step.dispatch("after it")')
     eventually(lambda: shop.notes() == ["after it"], 40)
     work.stop()
-    assert len([line for line in work.lines if "redis.away" in line]) == 1
+    assert len([line for line in work.lines if "sqs.away" in line]) == 1
 
 
 def test_ticks_of_the_schedule_send_their_jobs_to_sqs(shop: Shop) -> None:

@@ -98,6 +98,7 @@ class Keeper:
         self._turned_at = 0.0
         self._renewed_at = 0.0
         self._away_since: float | None = None
+        self._server = queue.settings.driver  # its word in the log
         self._delay = 0.0
         self._restart_told: Restart | None = None
         self._laravel_asks = False
@@ -258,7 +259,7 @@ class Keeper:
         at = time.monotonic()
         if self._away_since is None:
             self._away_since, self._delay = at, 0.05
-            self.log.warning("redis.away", error=str(error))
+            self.log.warning(f"{self._server}.away", error=str(error))
         self._connected_at = 0.0
         self._delay = min(1.0, self._delay * 2)
         return self._delay * random.uniform(0.5, 1.0)
@@ -272,7 +273,7 @@ class Keeper:
     def _back(self) -> None:
         at = time.monotonic()
         if self._away_since is not None:
-            self.log.info("redis.back", after=at - self._away_since, at=self.place)
+            self.log.info(f"{self._server}.back", after=at - self._away_since, at=self.place)
             self._away_since = None
         self._connected_at = self._connected_at or at
 

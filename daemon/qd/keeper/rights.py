@@ -40,6 +40,11 @@ class Rights:
     def _say(self) -> None:
         user = self.queue.user()
         if self.missing:
-            self.log.error("redis.refused", user=user, missing=" ".join(sorted(self.missing)).upper(), reason=WAY)
+            self.log.error(
+                f"{self.queue.settings.driver}.refused",
+                user=user,
+                missing=" ".join(sorted(self.missing)).upper(),
+                reason=WAY,
+            )
         else:
-            self.log.info("redis.granted", user=user)
+            self.log.info(f"{self.queue.settings.driver}.granted", user=user)

@@ -246,7 +246,9 @@ class Reach:
         at = time.monotonic()
         if self._away_since is None:
             self._away_since, self._delay = at, 0.05
-            self._log.warning("redis.away", connection=self.queue.settings.name, error=str(error))
+            self._log.warning(
+                f"{self.queue.settings.driver}.away", connection=self.queue.settings.name, error=str(error)
+            )
         self._delay = min(1.0, self._delay * 2)
         rest = max(self._delay, REST * (at - self._asked_at)) if self.shares else self._delay
         self.rests_until = at + rest * random.uniform(0.5, 1.0)
@@ -261,7 +263,7 @@ class Reach:
     def _back(self) -> None:
         if self._away_since is not None and not self.busy:
             after = time.monotonic() - self._away_since
-            self._log.info("redis.back", connection=self.queue.settings.name, after=after)
+            self._log.info(f"{self.queue.settings.driver}.back", connection=self.queue.settings.name, after=after)
             self._away_since = None
 
     def close(self) -> None:

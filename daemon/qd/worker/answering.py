@@ -96,7 +96,7 @@ class Answering:
     def say_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
         if isinstance(error, ServerRefused) and not self._away_since:
-            self.log.warning("redis.refused", error=str(error))
+            self.log.warning(f"{self.queue.settings.driver}.refused", error=str(error))
         else:
             self.log.debug("redis.broken", error=str(error))
 
