@@ -120,6 +120,20 @@ def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
     return keeper.beat((FIFO, "mail"), Asked("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
 
 
+def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: Open) -> None:
+    queue, other = connect(), connect(2)
+    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    assert nothing(queue, "mail")
+    queue.space.call("SET", *queue._keys(f"queues:{FIFO}:paused"), "{}")
+    turn = queue.turn(None, (FIFO,))
+    assert (turn.reserved, turn.paused) == (None, (FIFO,))
+    other.wait((FIFO,), 1.0, -1)
+    assert other.turn(None, (FIFO,)).reserved is None
+    queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
+    assert [number(held) for held in (take(queue),)] == [1]
+    assert queue.backend.messages.counts(FIFO) == (1, 0, 1)
+
+
 # -- sending
 
 
@@ -160,6 +174,22 @@ def test_a_keeper_keeps_the_message_of_a_live_worker_hidden(connect: Open) -> No
         other.wait(("mail",), 1.0, -1)
         assert nothing(other, "mail")
     assert queue.ack(held)
+
+
+def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has_it(connect: Open) -> None:
+    """As SQS does after twelve hours, or while no keeper reached it. From then on its new handle is that of the job."""
+    queue, other = connect(), connect(2)
+    queue.push("mail", job(1))
+    held = take(queue, "mail")
+    name, before = queue._keys("queues:mail:holding")[0], queue._hand
+    assert before is not None
+    assert queue.backend.messages.hide("mail", before.handle, 0)
+    assert nothing(other, "mail")
+    id, _, handle = queue.space.call("HGET", name, queue.owner).decode().partition(" ")
+    assert (id, handle != before.handle) == (before.id, True)
+    assert queue.backend.messages.counts("mail") == (0, 0, 1), "hidden again"
+    assert queue.ack(held)
+    assert queue.backend.messages.counts("mail") == (0, 0, 0)
 
 
 def test_a_message_that_comes_while_its_worker_leaves_goes_back_at_once(connect: Open) -> None:

@@ -70,7 +70,10 @@ end
 
 local function take(id, p)
   if redis.call('ZSCORE', key(at, ENDED), id) then return 'ended' end
-  if held(id) then return 'held' end
+  if held(id) then
+    redis.call('HSET', key(at, HOLDING), redis.call('HGET', key(at, TAKEN), id), id .. ' ' .. ARGV[13]) -- the last handle counts
+    return 'held'
+  end
   if held_back[at] then
     redis.call('LPUSH', key(at, READY), p)
     note_ended(key(at, ENDED), id)

@@ -54,15 +54,24 @@ class SqsQueue(BorrowedKeeping):
             self._parcel = self._with_text(self._parcel)
 
     def _with_text(self, parcel: Parcel | None) -> Parcel | None:
+        """None: its queue was paused meanwhile, and it stays where it is, before the others of its group."""
         if parcel is None or not is_fifo(parcel.queue):
             return parcel
         try:
-            text = self.space.call("GET", *self._keys(keys.kept_text(parcel.queue, parcel.id)))
+            names = self._keys(keys.kept_text(parcel.queue, parcel.id), keys.paused(parcel.queue))
+            text, paused = self.space.call_many([("GET", names[0]), ("EXISTS", names[1])])
         except BaseException:
-            with suppress(ConnectionLost, ServerRefused):
-                self.backend.put_back(parcel, 0)
+            self._leave(parcel)
             raise
-        return parcel if text is None else parcel._replace(body=text)
+        if paused:
+            self._paused = frozenset({*(self._paused or ()), parcel.queue})
+            self._leave(parcel)
+            return None
+        return parcel._replace(body=text) if isinstance(text, bytes) else parcel
+
+    def _leave(self, parcel: Parcel) -> None:
+        with suppress(ConnectionLost, ServerRefused):
+            self.backend.put_back(parcel, 0)
 
     def _over(self, queue: str, its: bytes | int) -> None:
         super()._over(queue, its)
@@ -93,8 +102,7 @@ class SqsQueue(BorrowedKeeping):
             self._send_on(effects)
             return True
         if hand is not None:
-            with suppress(ConnectionLost, ServerRefused):
-                self.backend.put_back(hand, 0.0)
+            self._leave(hand)
         return False
 
     def give_back(
