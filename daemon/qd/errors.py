@@ -74,6 +74,11 @@ class ConnectionLost(QdError):
     """The server is away, or the connection broke in a call. What the call did is unknown until it is asked."""
 
 
+class NeedsMending(QdError):
+    """Waiting does not help: somebody has to make a table or a queue, grant a right, or mend a name or a password. `qd work`
+    exits 78 for it at its start, and tries again later."""
+
+
 class Unreachable(ConnectionLost):
     """No connection could be made. Nothing was sent."""
 
@@ -86,7 +91,7 @@ class TooLarge(ServerRefused):
     """The server takes no job of this size, now or later."""
 
 
-class WrongPassword(ConnectionLost):
+class WrongPassword(NeedsMending, ConnectionLost):
     """The server wants another user or password. Waiting helps only if somebody mends it."""
 
 

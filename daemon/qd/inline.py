@@ -46,6 +46,8 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     app = template.imported(settings, lambda app: load(app.said), log)
     if isinstance(app, Exit):
         return int(app)
+    if not template.may_start(app, log):
+        return int(Exit.CONFIG)
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
     announce(log, app.settings, len(app.registry.names()), 0, limits)
     board.set_header(H.FORKED_AT, began)

@@ -32,7 +32,7 @@ from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
 from qd.process.talk import Inbox
 from qd.units import did_you_mean
-from qd.worker import boot
+from qd.worker import boot, first
 from qd.worker.settle import full, short
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     app = imported(settings, complete, hands.log)
     if isinstance(app, Exit):
         return int(app)
+    if not may_start(app, hands.log):
+        return int(Exit.CONFIG)
     hindrances = hindered()
     report(hands, app, code, hindrances)
     if hindrances:
@@ -87,6 +89,16 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
     except BaseException as error:
         log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error))
     return Exit.IMPORT
+
+
+def may_start(app: Qd, log: Log) -> bool:
+    """False: nobody can work on the connection before somebody has mended it; the log says why."""
+    try:
+        first.look(app)
+    except ConfigError as error:
+        log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
+        return False
+    return True
 
 
 def load_app(settings: Settings) -> Qd:
@@ -184,6 +196,8 @@ def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, 
     app = imported(settings, complete, hands.log)
     if isinstance(app, Exit):
         return int(app)
+    if seat.generation == 1 and not may_start(app, hands.log):
+        return int(Exit.CONFIG)
     report(hands, app, hands.code, [])
     watch = watch_of(app, began)
     return serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)

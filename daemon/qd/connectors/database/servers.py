@@ -17,13 +17,22 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from qd.connectors.database.waiting import ready_of, socket_of
-from qd.errors import ConfigError, ConnectionLost, QdError, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.errors import (
+    ConfigError,
+    ConnectionLost,
+    NeedsMending,
+    QdError,
+    ServerBusy,
+    ServerRefused,
+    Unreachable,
+    WrongPassword,
+)
 
 BUCKETS = 1024  # rows of qd_locks
 EXTRA = {"postgresql": ("psycopg", "postgres"), "mysql": ("pymysql", "mysql")}  # kind -> driver, extra that brings it
 
 
-class MissingTable(ServerBusy):
+class MissingTable(NeedsMending, ServerBusy):
     """A table of qd's or of the queue is not there: nobody has run `qd migrate`."""
 
 

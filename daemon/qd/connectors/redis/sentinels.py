@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import hiredis
 
 from qd.connectors.redis.target import OPTIONS, Target, options_of, parted, reason, tcp_socket, tls_context
-from qd.errors import ConfigError, ConnectionLost, Unreachable, WrongPassword
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, WrongPassword
 
 KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
@@ -105,7 +105,7 @@ class Primary(Target):
             return found[0].decode(), int(found[1])
 
 
-class Unknown(Unreachable):
+class Unknown(NeedsMending, Unreachable):
     """A sentinel knows no primary of this name."""
 
     def __init__(self, service: str, sentinel: str, names: list[str]) -> None:

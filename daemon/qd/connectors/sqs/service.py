@@ -20,7 +20,7 @@ from botocore.httpsession import get_cert_path
 
 from qd.connectors.sqs.address import Address
 from qd.connectors.sqs.line import Line, Woken
-from qd.errors import ConfigError, ConnectionLost, QdError, ServerBusy, ServerRefused, WrongPassword
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, QdError, ServerBusy, ServerRefused, WrongPassword
 from qd.masks import hide
 
 BUSY = ("Throttl", "OverLimit", "RequestLimitExceeded", "ServiceUnavailable", "InternalError", "InternalFailure")
@@ -34,7 +34,7 @@ UNKNOWN = ("QueueDoesNotExist", "NonExistentQueue")
 WAYS = "give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
 
 
-class NoSuchQueue(ServerRefused):
+class NoSuchQueue(NeedsMending, ServerRefused):
     """SQS knows no queue of that name, or hides it from this account."""
 
 

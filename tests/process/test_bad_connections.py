@@ -1,0 +1,196 @@
+"""What is wrong with a connection is said by `qd work` at its start, in one line, exit 78; later it is tried again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd.config import load
+from qd.connectors.manager import DRIVERS, EXTRAS, loaded, open_queue
+from qd.errors import ConfigError
+from tests.support.project import MakeProject, Project
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.servers.sentinel import Sentinel
+
+CONTROL = '[connections.control]\nurl = "sqlite:///control.sqlite"\n'
+LOG = re.compile(r"^\S+ \S+ (ERROR|WARNING) .*$", re.MULTILINE)
+
+
+def said_by(shop: Project, *words: str, **env: str) -> str:
+    """What `qd work` is refused with: exit 78, and one line that is no warning of something else."""
+    done = shop.qd("work", *words, seconds=60.0, **env)
+    assert done.returncode == 78, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if " ERROR " in line or line.startswith("qd: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+# -- known before anything is asked. connection x, and what is said of it
+
+URLS = [
+    ('url = "reddis://h/0"', "unknown kind of url 'reddis:' (did you mean 'redis'"),
+    ('url = "redis://h:port/0"', "a Redis url needs a number as port"),
+    ('url = "redis://h/0?ssl_ca=x"', "unknown option 'ssl_ca' in a Redis url"),
+    ('url = "rediss://h/0?ssl_ca_certs=/nowhere.pem"', "ssl_ca_certs=/nowhere.pem"),
+    ('url = "redis+sentinel://s1,s2"', "names no service"),
+    ('url = "redis+sentinel://s1:x/shop"', "'s1:x' is no host:port of a sentinel"),
+    ('driver = "redis"\nurl = "sqs://eu-west-1"', "driver 'redis' does not fit a url of kind 'sqs:'"),
+    ('driver = "redis"', "connection 'x' has no url: set QD_X_URL"),
+    ('driver = "kafka"', "unknown driver 'kafka' of connection 'x' (known: redis, "),
+    ('driver = "sync"', "`qd work` on connection 'x' (sync): it runs each job where it is dispatched"),
+    ('driver = "null"', "`qd work` on connection 'x' (null): it takes jobs and forgets them"),
+    ('driver = "failover"\nconnections = ["control"]', "(failover): it is for sending; work on control"),
+    ('driver = "failover"', "connection 'x' (failover) has no connections"),
+    ('driver = "failover"\nconnections = ["y"]', "unknown connection 'y' in connections of 'x'"),
+    ('driver = "failover"\nconnections = ["x"]', "goes round in a circle"),
+    ('driver = "mine"', "driver 'mine' of connection 'x' made int, which is no connector: it lacks "),
+]
+
+
+@pytest.fixture
+def shop(project: MakeProject) -> Project:
+    found = project(jobs='app.extend("mine", lambda at: 7)\n')
+    found.allowed |= {"control.sqlite", "control.sqlite-wal", "control.sqlite-shm", "x.sqlite"}
+    return found
+
+
+def connect(shop: Project, table: str) -> None:
+    text = f'[qd]\napp = "jobs:app"\ncontrol = "control"\ndefault = "x"\n{CONTROL}[connections.x]\n{table}\n'
+    (shop.root / "qd.toml").write_text(text)
+
+
+@pytest.mark.parametrize(("table", "said"), URLS, ids=[said[:40] for _, said in URLS])
+def test_what_is_wrong_in_the_file_is_said(shop: Project, table: str, said: str) -> None:
+    connect(shop, table)
+    assert said in said_by(shop, "-w", "1")
+
+
+def test_a_connection_that_is_not_there_is_refused_with_those_that_are(shop: Project) -> None:
+    connect(shop, 'driver = "null"')
+    assert "unknown connection 'y' (flag --connection) (known: control, x)" in said_by(shop, "-c", "y")
+    assert "(environment QD_CONNECTION) (known: control, x)" in said_by(shop, QD_CONNECTION="y")
+    done = shop.quick("status", "-c", "y")
+    assert (done.exit_code, "known: control, x" in done.stderr) == (78, True)
+
+
+def test_the_variable_names_the_default_connection(shop: Project) -> None:
+    connect(shop, 'driver = "redis"')
+    (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace('default = "x"\n', ""))
+    assert "`qd work` on connection 'y' (null)" in said_by(
+        shop, QD_CONNECTION="y", QD_CONFIG=str(two(shop.root / "qd.toml"))
+    )
+
+
+def two(path: Path) -> Path:
+    path.write_text(path.read_text() + '[connections.y]\ndriver = "null"\n')
+    return path
+
+
+# -- libraries that are not installed
+
+NEEDED = [
+    ("boto3", 'url = "sqs://eu-west-1"', "sqs"),
+    ("greenstalk", 'url = "beanstalkd://127.0.0.1:1"', "beanstalkd"),
+    ("sqlalchemy", 'url = "sqlite:///x.sqlite"', "database"),
+    ("psycopg", 'url = "postgresql://127.0.0.1:1/x"', "postgres"),
+    ("pymysql", 'url = "mysql://127.0.0.1:1/x"', "mysql"),
+]
+BUILT = [row for row in NEEDED if row[2] != "beanstalkd" or "beanstalkd" in DRIVERS]
+
+
+@pytest.mark.parametrize(("library", "table", "extra"), BUILT, ids=[row[0] for row in BUILT])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    shop: Project, library: str, table: str, extra: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    connect(shop, table)
+    (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace("sqlite:///control", "redis://h#"))
+    missing = tmp_path_factory.mktemp("missing")
+    (missing / f"{library}.py").write_text(
+        f'raise ModuleNotFoundError("No module named {library!r}", name={library!r})\n'
+    )
+    path = f"{missing}:{shop.env()['PYTHONPATH']}"
+    said = said_by(shop, "-w", "1", PYTHONPATH=path)
+    assert f"pip install 'qd-worker[{extra}]'" in said
+    assert library in said.lower()
+
+
+def test_every_library_of_an_extra_is_known() -> None:
+    assert {row[0]: row[2] for row in NEEDED}.items() <= EXTRAS.items()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_driver_can_be_loaded(driver: str) -> None:
+    assert callable(loaded(DRIVERS[driver]))
+
+
+def test_another_module_that_is_missing_is_no_extra(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        loaded("qd.connectors.nothing:open_queue")
+
+
+# -- what the server says
+
+
+def test_a_wrong_password_is_refused_at_the_start(shop: Project, redis: Client, server: Server) -> None:
+    connect(shop, f'url = "redis://nobody:secret99@127.0.0.1:{server.port}/0"')
+    said = said_by(shop, "-w", "1")
+    assert "connection.refused" in said
+    assert "WRONGPASS" in said
+    assert "secret99" not in said
+
+
+def test_a_right_that_is_missing_is_named_at_the_start(shop: Project, redis: Client, server: Server) -> None:
+    redis.call("ACL", "SETUSER", "few", "on", ">secret99", "~*", "+@all", "-hset", "-zadd")
+    try:
+        connect(shop, f'url = "redis://few:secret99@127.0.0.1:{server.port}/0"')
+        said = said_by(shop, "-w", "1")
+        assert "user 'few' of connection 'x' may not call HSET ZADD: `qd doctor` says" in said
+    finally:
+        redis.call("ACL", "DELUSER", "few")
+
+
+def test_a_name_that_no_sentinel_knows_is_refused_at_the_start(shop: Project, sentinel: Sentinel) -> None:
+    connect(shop, f'url = "{sentinel.url.replace("/qd/", "/shop/")}"')
+    assert "knows no primary called 'shop' (known: qd)" in said_by(shop, "-w", "1")
+
+
+def test_a_table_that_is_not_there_is_refused_with_the_command_that_makes_it(shop: Project) -> None:
+    connect(shop, 'url = "sqlite:///x.sqlite"')
+    assert "run `qd migrate`" in said_by(shop, "-w", "1")
+
+
+def test_a_queue_that_is_not_there_is_refused(shop: Project, sqs: Any, request: pytest.FixtureRequest) -> None:
+    connect(shop, f'url = "{sqs.url}"')
+    shop.qd("migrate", **sqs.env)
+    said = said_by(shop, "-w", "1", "nothere", **sqs.env)
+    assert "nothere" in said
+
+
+def test_a_server_that_is_away_is_waited_for(shop: Project) -> None:
+    """It is no mistake in the configuration, and it comes back."""
+    connect(shop, 'url = "redis://127.0.0.1:1/0"')
+    (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace('control = "control"\n', ""))
+    work = shop.work("-w", "1")
+    work.wait_line("redis.away .*connection refused")
+    work.wait_line("master.ready")
+    work.stop()
+
+
+def test_no_secret_is_in_what_is_said(shop: Project) -> None:
+    connect(shop, 'url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_pasword=of-the-sentinels"')
+    said = said_by(shop, "-w", "1")
+    assert "did you mean 'sentinel_password'" in said
+    assert not re.search("of-the-server|of-the-sentinels", said)
+
+
+def test_a_connection_opens_nothing_until_it_is_used(shop: Project) -> None:
+    connect(shop, 'url = "redis://127.0.0.1:1/0"')
+    settings = load(shop.root / "qd.toml", environ={})
+    open_queue(settings, "x").close()
+    with pytest.raises(ConfigError):
+        open_queue(settings, "y")
