@@ -16,7 +16,7 @@ from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.servers.sentinel import Sentinel
 
-CONTROL = '[connections.control]\nurl = "sqlite:///control.sqlite"\n'
+AWAY = "redis://127.0.0.1:1/0"
 LOG = re.compile(r"^\S+ \S+ (ERROR|WARNING) .*$", re.MULTILINE)
 
 
@@ -55,12 +55,13 @@ URLS = [
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     found = project(jobs='app.extend("mine", lambda at: 7)\n')
-    found.allowed |= {"control.sqlite", "control.sqlite-wal", "control.sqlite-shm", "x.sqlite"}
+    found.allowed |= {"x.sqlite", "x.sqlite-wal", "x.sqlite-shm"}
     return found
 
 
-def connect(shop: Project, table: str) -> None:
-    text = f'[qd]\napp = "jobs:app"\ncontrol = "control"\ndefault = "x"\n{CONTROL}[connections.x]\n{table}\n'
+def connect(shop: Project, table: str, control: str = AWAY) -> None:
+    text = f'[qd]\napp = "jobs:app"\ncontrol = "control"\ndefault = "x"\n[connections.control]\nurl = "{control}"\n'
+    text += f"[connections.x]\n{table}\n"
     (shop.root / "qd.toml").write_text(text)
 
 
@@ -108,7 +109,6 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     shop: Project, library: str, table: str, extra: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     connect(shop, table)
-    (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace("sqlite:///control", "redis://h#"))
     missing = tmp_path_factory.mktemp("missing")
     (missing / f"{library}.py").write_text(
         f'raise ModuleNotFoundError("No module named {library!r}", name={library!r})\n'
@@ -164,9 +164,8 @@ def test_a_table_that_is_not_there_is_refused_with_the_command_that_makes_it(sho
     assert "run `qd migrate`" in said_by(shop, "-w", "1")
 
 
-def test_a_queue_that_is_not_there_is_refused(shop: Project, sqs: Any, request: pytest.FixtureRequest) -> None:
-    connect(shop, f'url = "{sqs.url}"')
-    shop.qd("migrate", **sqs.env)
+def test_a_queue_that_is_not_there_is_refused(shop: Project, sqs: Any, server: Server) -> None:
+    connect(shop, f'url = "{sqs.url}"', server.url)
     said = said_by(shop, "-w", "1", "nothere", **sqs.env)
     assert "nothere" in said
 

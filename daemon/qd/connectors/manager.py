@@ -232,7 +232,9 @@ def check_start(settings: Settings) -> None:
         open_queue(settings, name, token="start").close()
     for each in dict.fromkeys((name, settings.control)):
         if (found := settings.connection(each)).driver == "database":
-            loaded(BEFORE_START)(found)
+            look = loaded(BEFORE_START)
+            with extras_named():
+                look(found)
 
 
 class Own:
