@@ -14,9 +14,11 @@ from qd import embedded
 from qd.bus.send import signing_of
 from qd.cli import common, output
 from qd.cli.checks import access, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
-from qd.cli.checks.finding import Finding, fail, warn
+from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.connectors.manager import cannot_of
 from qd.connectors.redis.wire import Wire
 from qd.errors import QdError
+from qd.options.kinds import BARE
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -100,6 +102,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if (settings.connections[name].url or "").startswith("embedded:") and embedded.status(settings.root) is None:
         yield warn(f"{name}.answers", "the embedded server is not running", "`qd work` starts it")
         return
+    yield from limits_of(name, settings, found)
+    if settings.connections[name].driver in BARE:
+        return  # it has no server of its own
     store = common.store(settings, name)
     answer = server.answers(store.space, name)
     yield answer
@@ -121,6 +126,13 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if name == settings.control:
         yield from fleet.check(state or fleet.read(settings))
         yield from scheduled.check(found.app, settings, state)
+
+
+def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
+    """What it cannot do: a fact, and nothing to mend."""
+    own = found.app.connections.own if found.app is not None else {}
+    for what, meaning in cannot_of(settings, name, own).items():
+        yield ok(f"{name}.cannot", f"{what}: {meaning}")
 
 
 def reported(settings: Settings) -> State | None:
