@@ -24,7 +24,7 @@ from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
 from qd.bus.own import extension, own_drivers
 from qd.bus.send import Send
-from qd.connectors.manager import Connections
+from qd.connectors.manager import Connections, loaded
 from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
 from qd.jobs import (
@@ -231,6 +231,13 @@ class Qd:
         """Send this command to its handler. Raises ArgumentError, and what dispatch raises."""
         plan, data = self._handlers.command(command)
         return Handle(self._send.send(plan, data), self._send, plan)
+
+    def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
+        """What is sent inside to `connection`, a database (None: the default), is written in the transaction that is open
+        on `session`, of SQLAlchemy: the jobs are there exactly if it commits. Raises ConfigError when that is another
+        database."""
+        joined: Callable[..., AbstractContextManager[None]] = loaded("qd.connectors.database.joining:joined")
+        return joined(self.connections, session, connection)
 
     def emit(self, event: Event) -> None:
         """Call the listeners of an event of the app's own, here and now, and send it to its queued ones, in one round trip.

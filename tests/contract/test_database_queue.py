@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sql
+from sqlalchemy.orm import Session
 
+from qd import Qd
 from qd.config import ConnectionSettings
 from qd.connectors.base import Outgoing, Reserved
 from qd.connectors.database.link import Link
@@ -16,7 +18,7 @@ from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import open_space
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keeping import Asked
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original, saving
 from tests.support.clock import eventually
@@ -336,3 +338,67 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
     assert queue.give_back("a", f"{TOKEN}/1", held.member, held.member, 0)
     assert b'.c"' in take(queue).before
     assert beat(queue).cancelled == []
+
+
+# -- inside of a caller's transaction
+
+
+class Sent(NamedTuple):
+    app: Qd
+    engine: sql.Engine
+
+
+@pytest.fixture
+def sent(url: str, table: Table) -> Iterator[Sent]:
+    app, engine = Qd(url), sql.create_engine(table.link.url, poolclass=sql.NullPool)
+    app.job("t", unique="n:{n}", unique_for=60)(note)
+    app.job("plain")(note)
+    yield Sent(app, engine)
+    app.connections.close()
+    engine.dispose()
+
+
+def note(n: int) -> None: ...
+
+
+def send(app: Qd) -> None:
+    """Alone, several together, one that holds a lock, one under a name, and a batch."""
+    app.queue("a").push("x", {"n": 1})
+    app.dispatch(app.call("t", b'{"n":2}').using(queue="a"), app.call("t", b'{"n":3}').using(queue="a"))
+    app.call("plain", b'{"n":4}').using(queue="a", key="k", delay=60).dispatch()
+    app.batch(app.call("t", b'{"n":5}').using(queue="a")).dispatch()
+
+
+def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, table, queue):
+    with Session(sent.engine) as session:
+        session.execute(sql.text("SELECT 1"))
+        with sent.app.transaction(session):
+            send(sent.app)
+        assert table.rows() == []
+        session.rollback()
+    assert (table.rows(), table.rows("name", "qd_names")) == ([], [])
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        send(sent.app)
+    assert (queue.sizes("a").ready, queue.sizes("a").delayed) == (4, 1)
+    sent.app.queue("a").push("x", {"n": 1})  # outside of it again
+    assert queue.sizes("a").ready == 5
+
+
+def test_a_transaction_of_another_database_is_refused(sent, table):
+    other = sql.create_engine("sqlite://")
+    told = pytest.raises(ConfigError, match="not in the database of connection")
+    with Session(other) as session, told, sent.app.transaction(session):
+        send(sent.app)
+    other.dispose()
+    assert table.rows() == []
+
+
+def test_what_is_no_session_and_what_is_no_database_is_told():
+    app = Qd("redis://localhost:1")
+    other = sql.create_engine("sqlite://")
+    told = pytest.raises(ConfigError, match=r"is no database \(redis\).*after_commit")
+    with Session(other) as session, told, app.transaction(session):
+        pass
+    with pytest.raises(ConfigError, match="str is neither a Session nor"), app.transaction("x"):
+        pass
+    other.dispose()

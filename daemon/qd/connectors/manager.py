@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from importlib import import_module
 from types import MappingProxyType
@@ -263,12 +264,15 @@ class Connections:
         self.own: dict[str, Factory] = {}  # drivers of the app's, by their words
         self.make = make or (lambda settings, name: open_queue(settings, name, own=self.own))
         self._local = threading.local()
+        self._lent: ContextVar[Mapping[str, Queue] | None] = ContextVar("qd_lent", default=None)
         self._all: WeakSet[Own] = WeakSet()
         self._lock = threading.Lock()
 
     def get(self, name: str | None) -> Queue:
         """The connection called `name`, None: the default one. Raises ConfigError."""
         settings = self._settings()
+        if (lent := self._lent.get()) and (found := lent.get(settings.connection(name).name)) is not None:
+            return found
         own: Own | None = getattr(self._local, "own", None)
         if own is None or own.pid != os.getpid() or own.settings is not settings:
             own = self._local.own = self._noted(Own(settings))
@@ -276,6 +280,16 @@ class Connections:
         if queue is None:
             queue = own.queues[name] = self.make(settings, name)
         return queue
+
+    @contextmanager
+    def lent(self, name: str, queue: Queue) -> Iterator[None]:
+        """Inside, in this thread or task, `queue` stands for the connection called `name`."""
+        before = self._lent.get()
+        token = self._lent.set({**(before or {}), name: queue})
+        try:
+            yield
+        finally:
+            self._lent.reset(token)
 
     def close(self) -> None:
         """Close those of this thread; the next use opens anew."""
