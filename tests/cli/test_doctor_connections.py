@@ -21,6 +21,6 @@ def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str
     more = 'connections = ["redis"]\n' if driver == "failover" else ""
     shop.config(f'[connections.x]\ndriver = "{driver}"\n{more}')
     checks = json.loads(shop.qd("doctor", "--json", QD_CONNECTION="x", QD_CONTROL="redis").stdout)["checks"]
-    said = [each["said"] for each in checks if each["what"] == "x.cannot"]
+    said = [each["value"] for each in checks if each["what"] == "x.cannot"]
     assert said == [f"{what}: {meaning}" for what, meaning in limits.items()]
     assert not [each for each in checks if each["what"].startswith("x.") and each["sign"] == "fail"]
