@@ -225,7 +225,7 @@ def test_a_new_keeper_and_a_new_worker_know_it_before_anything_is_taken(
     work.child("qd: keeper").kill()
     work.wait_line("keeper.died")
     work.child("qd: keeper")
-    work.child("qd: worker").kill()
+    work.child("waiting on high").kill()
     push(redis, "quick", {"n": 3}, "high")
     witness.wait("quick", 2)
     a_beat_later(redis)
