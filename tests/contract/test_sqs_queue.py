@@ -219,6 +219,20 @@ def lose(*_: object) -> bool:
     raise ConnectionLost("no answer in time")
 
 
+def test_a_keeper_says_that_a_queue_waits_when_it_was_found_so_twice(connect: Open) -> None:
+    keeper = connect(0)
+    keeper.push("mail", job(1))
+    assert beat(keeper).waiting == []
+    assert beat(keeper).waiting == [], "it has not looked again"
+    keeper._looked_for_waiting = float("-inf")
+    assert beat(keeper).waiting == [1]
+    held = take(connect(1), "mail")
+    keeper._looked_for_waiting = float("-inf")
+    keeper.backend._counted.clear()
+    assert beat(keeper).waiting == []
+    assert held is not None
+
+
 # -- delays
 
 
@@ -231,7 +245,7 @@ def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: O
     assert (queue.backend.messages.counts(FIFO).delayed, queue.sizes(FIFO).delayed) == (0, 1)
     assert nothing(queue)
     keeper = connect(0)
-    eventually(lambda: beat(keeper).waiting)
+    eventually(lambda: beat(keeper) and keeper.backend.messages.counts(FIFO).visible)
     assert number(take(queue)) == 3
     assert queue.clear("mail") == 1
 

@@ -143,6 +143,7 @@ def test_a_job_over_its_timeout_is_ended_and_tried_again(shop: Shop) -> None:
 
 
 def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(shop: Shop) -> None:
+    shop.write(lease=3)
     work = ready(shop.project)
     assert work.matches("standard queue of SQS keeps no order")
     shop.sqs.kill()

@@ -28,8 +28,9 @@ from qd.errors import ConnectionLost, QdError, ServerRefused, WrongPassword
 SLICE = 1.0  # seconds that one of several queues is waited on
 JUST = 0.05  # seconds for which a queue that was waited on in vain need not be asked again
 ONCE_MORE = 60.0  # seconds for which a deleted message is still known as one that has ended
-MANY = 100  # messages that are still to be deleted, at most: others come again, and are dropped then
-FRESH = 5.0  # seconds for which counts need not be asked for again by who changes nothing
+MANY = 3000  # of them at most
+LATER = 100  # messages that are still to be deleted, at most: others come again, and are dropped then
+FRESH = 2.0  # seconds for which counts need not be asked for again by who changes nothing
 LIMITS: Limits = MappingProxyType(
     {
         "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group",
@@ -143,7 +144,7 @@ class SqsBackend:
 
     def drop(self, queue: str, id: str, handle: str) -> None:
         self._loose = None
-        self._undeleted = [*self._undeleted[-MANY:], (queue, id, handle)]
+        self._undeleted = [*self._undeleted[-LATER:], (queue, id, handle)]
         self._delete()
 
     def gone(self, wait: bool = False) -> list[tuple[str, str]]:
@@ -196,7 +197,6 @@ class SqsBackend:
         return None
 
     def standing(self, queue: str) -> Standing:
-        """SQS counts about once a minute; a keeper asks every second."""
         at = time.monotonic()
         if queue not in self._counted or at - self._counted[queue][0] > FRESH:
             self._counted[queue] = at, Standing(*self.messages.counts(queue))

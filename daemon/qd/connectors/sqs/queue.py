@@ -7,6 +7,7 @@ its counts, is kept beside it by the message's id (parcel_keep.lua) and stands f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -26,11 +27,15 @@ from qd.payload import read
 KEPT = 15 * 86400  # seconds for which SQS may keep a message at most, and a day
 LONGEST = 6 * 3600.0  # seconds that a message is hidden for: SQS takes twelve hours, those of the attempt included
 FEW, WORDS = 10, 200  # jobs that are named, and letters of why
+LOOK, SOON = 30.0, 3.0  # seconds between two looks of a keeper at what waits, as often as leases run out
 RECLAIM = 100  # leases that a beat ends in a queue at most
 
 
 class SqsQueue(BorrowedKeeping):
     backend: SqsBackend
+    _looked_for_waiting = float("-inf")
+    _found_waiting: Sequence[int] = ()
+    _said_waiting: list[int] = []  # noqa: RUF012 - never changed in place
 
     def _waits(self, job: Outgoing) -> bool:
         """A FIFO queue knows no delay of a single message."""
@@ -139,6 +144,15 @@ class SqsQueue(BorrowedKeeping):
         handle = its.decode().partition(" ")[2]
         with suppress(ConnectionLost, ServerRefused):
             self.backend.show(queue, handle, delay)
+
+    def _waiting(self, queues: Sequence[str]) -> list[int]:
+        """Those that were found so twice running: each look is paid for, and what SQS counts is some seconds old."""
+        at = time.monotonic()
+        if at - self._looked_for_waiting >= min(LOOK, max(SOON, self.settings.retry_after)):
+            found, before = super()._waiting(queues), self._found_waiting
+            self._looked_for_waiting, self._found_waiting = at, found
+            self._said_waiting = [place for place in found if place in before]
+        return self._said_waiting
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:
         others = [queue for queue in queues if not is_fifo(queue)]
