@@ -20,8 +20,8 @@ class Made(SendingOnly):
     """Takes jobs, until `error` is set."""
 
     def __init__(self, at: config.ConnectionSettings) -> None:
-        super().__init__(config.unread({}), at, {})
-        self.jobs: list[Outgoing] = []
+        super().__init__(at)
+        self.took: list[Outgoing] = []
         self.asked = 0
         self.error: Exception | None = None
 
@@ -29,7 +29,7 @@ class Made(SendingOnly):
         self.asked += 1
         if self.error is not None:
             raise self.error
-        self.jobs.append(job)
+        self.took.append(job)
         return None
 
 
@@ -53,7 +53,7 @@ class Shop:
         self.work = work
 
     def took(self) -> list[int]:
-        return [len(part.jobs) for part in self.parts]
+        return [len(part.took) for part in self.parts]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_jobs_go_to_the_first_that_takes_them(shop: Shop) -> None:
     shop.parts[1].error = ServerBusy("full")
     shop.app.dispatch(shop.work.bind(), shop.work.bind())
     assert shop.took() == [1, 1, 2]
-    assert shop.parts[1].jobs[0].delay == 5
+    assert shop.parts[1].took[0].delay == 5
 
 
 def test_a_change_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:

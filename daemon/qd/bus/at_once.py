@@ -110,8 +110,8 @@ class Results(NoJobs):
 
 class AtOnce(SendingOnly):
     def __init__(self, shared: Shared, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(whole, settings, LIMITS)
-        self._shared = shared
+        super().__init__(settings, LIMITS, whole)
+        self._work, self._shared = whole.work, shared
         self.jobs, self.batches = Results(shared), Batches(self, shared)
         try:
             _ = self.kept
@@ -226,7 +226,7 @@ class Run:
 
     def _tries(self, declared: Declared) -> tuple[object, bool]:
         """What it returned, and whether it was skipped. Raises its last error, once it has failed for good."""
-        limits = limits_of(self._payload, declared.options, self._queue.whole.work)
+        limits = limits_of(self._payload, declared.options, self._queue._work)
         attempts, exceptions = 1, 0
         for _ in range(MOST):
             payload = msgspec.structs.replace(self._payload, attempts=attempts, exceptions=exceptions)

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from qd.connectors.base import Jobs, Limits, Outgoing, Queue, Sizes, Ticks
-from qd.connectors.batches import Batches
+from qd.connectors.base import Limits, Outgoing, Queue, Sizes, Ticks
 from qd.connectors.sending_only import SendingOnly
 from qd.errors import ConnectionLost
 
@@ -51,8 +50,9 @@ def open_queue(
 
 class FailoverQueue(SendingOnly):
     def __init__(self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Queue], told: Told) -> None:
-        super().__init__(whole, settings, LIMITS)
+        super().__init__(settings, LIMITS, whole)
         self.parts, self._told = parts, told
+        self.jobs, self.batches = parts[0].jobs, parts[0].batches
         self._rests = dict[int, float]()  # place -> until when it is asked last
         self._last = 0  # the place of the one that took a job last
 
@@ -108,14 +108,6 @@ class FailoverQueue(SendingOnly):
     @property
     def kept(self) -> tuple[Keyspace, str]:
         return self.parts[0].kept
-
-    @property
-    def batches(self) -> Batches:
-        return self.parts[0].batches
-
-    @property
-    def jobs(self) -> Jobs:
-        return self.parts[0].jobs
 
     @property
     def ticks(self) -> Ticks:

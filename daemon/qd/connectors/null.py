@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from qd.connectors.base import Limits, Outgoing, Queue
-from qd.connectors.sending_only import NoBatches, NoJobs, SendingOnly
+from qd.connectors.sending_only import SendingOnly
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
@@ -21,8 +21,7 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Que
 
 class NullQueue(SendingOnly):
     def __init__(self, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(whole, settings, LIMITS)
-        self.jobs, self.batches = NoJobs(), NoBatches()
+        super().__init__(settings, LIMITS, whole)
 
     def take(self, job: Outgoing) -> str | None:
         return None

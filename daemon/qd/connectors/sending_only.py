@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from qd.connectors.base import Found, Kept, Limits, Outgoing, Reserved, Sizes, Spot
-from qd.connectors.batches import BatchState, Entry, NewBatch
+from qd.connectors.base import NONE, Found, Jobs, Kept, Limits, Outgoing, Reserved, Sizes, Spot
+from qd.connectors.batches import Batches, BatchState, Entry, NewBatch
 from qd.connectors.effects import Effect
 from qd.errors import ConfigError
 
@@ -55,12 +55,15 @@ class NoBatches:
 
 
 class SendingOnly:
-    """The calls of base.Queue that send. Those that work on jobs raise ConfigError."""
+    """The calls of base.Queue that send: whoever derives from it says in `take` what becomes of a job. Those that work on jobs
+    raise ConfigError. whole: all settings, for one whose locks stand in the keyspace of the control connection."""
 
     store: object = None  # see bus/asking.store_of
 
-    def __init__(self, whole: Settings, settings: ConnectionSettings, limits: Limits) -> None:
-        self.whole, self.settings, self.limits = whole, settings, limits
+    def __init__(self, settings: ConnectionSettings, limits: Limits = NONE, whole: Settings | None = None) -> None:
+        self.settings, self.limits, self.whole = settings, limits, whole
+        self.jobs: Jobs = NoJobs()
+        self.batches: Batches = NoBatches()
 
     def take(self, job: Outgoing) -> str | None:
         """One job. Returns who has its lock, when it was not taken for that."""
@@ -80,8 +83,10 @@ class SendingOnly:
 
     @property
     def kept(self) -> tuple[Keyspace, str]:
-        from qd.connectors.manager import open_memory  # it opens this, too
+        from qd.connectors.manager import no_memory, open_memory  # it opens this, too
 
+        if self.whole is None:
+            raise ConfigError(no_memory(self.settings.name, self.settings.driver))
         return open_memory(self.whole, self.settings.name)
 
     def free(self, name: str, owner: str) -> bool:

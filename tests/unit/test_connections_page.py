@@ -1,0 +1,59 @@
+"""docs/connections.md says of each connection what it cannot do: what the code declares, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qd import Qd, config
+from qd.connectors.manager import DRIVERS, SYNC, cannot_of
+from tests.support.samples import ROOT
+
+PAGE = ROOT / "docs" / "connections.md"
+BEGIN, END = "<!-- limits -->\n", "<!-- end of limits -->"
+HEAD = "| connection | what | what that means |\n| --- | --- | --- |\n"
+URLS = {
+    "redis": "redis://h/0",
+    "sentinel": "redis+sentinel://h/s",
+    "cluster": "redis+cluster://h",
+    "database": "sqlite:///x.sqlite",
+    "beanstalkd": "beanstalkd://h",
+    "sqs": "sqs://eu-west-1",
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Qd:
+    tables = [f'[connections.{name}]\nurl = "{url}"\n' for name, url in URLS.items()]
+    tables += [
+        f'[connections.{name}]\ndriver = "{name}"\nconnections = ["redis"]\n' for name in ("sync", "null", "failover")
+    ]
+    (tmp_path / "qd.toml").write_text('[qd]\ndefault = "redis"\n' + "".join(tables))
+    app = Qd()
+    app.settings = config.load(tmp_path / "qd.toml", environ={})
+    return app
+
+
+def table_of(app: Qd) -> str:
+    rows = [
+        f"| {name} | {what} | {meaning} |\n"
+        for name in app.settings.connections
+        for what, meaning in cannot_of(app.settings, name, app.connections.own).items()
+    ]
+    return HEAD + "".join(rows)
+
+
+def test_the_page_has_what_the_code_declares(app: Qd) -> None:
+    page = PAGE.read_text()
+    assert page.partition(BEGIN)[2].partition(END)[0].strip() == table_of(app).strip()
+
+
+def test_every_driver_stands_on_the_page(app: Qd) -> None:
+    drivers = {found.driver for found in app.settings.connections.values()}
+    assert drivers == {*DRIVERS, SYNC}
+
+
+@pytest.mark.parametrize("name", ["redis", "sentinel"])
+def test_redis_can_do_everything(app: Qd, name: str) -> None:
+    assert cannot_of(app.settings, name) == {}
