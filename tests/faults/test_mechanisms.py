@@ -27,10 +27,10 @@ def two_masters(shop: Project) -> list[Procs]:
 def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
     project: MakeProject, clean_redis: Client, figures: Figures, how: str
 ) -> None:
-    shop = project(jobs=JOBS, config='retry_after = "1s"\n')
+    shop = project(jobs=JOBS, config='retry_after = "2s"\n')
     ledger, masters = Ledger(shop, clean_redis), two_masters(shop)
-    (n,) = ledger.push(seconds=4.5, how=how)
-    eventually(lambda: ledger.ends(n) or len(ledger.starts(n)) > 1, 20, what="the end of the job, or its second start")
+    (n,) = ledger.push(seconds=7, how=how)
+    eventually(lambda: ledger.ends(n) or len(ledger.starts(n)) > 1, 40, what="the end of the job, or its second start")
     assert len(ledger.starts(n)) == 1
     ledger.wait_all()
     for work in masters:

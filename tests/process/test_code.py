@@ -298,10 +298,10 @@ def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, wi
 
 
 def test_a_job_of_a_queue_that_is_left_keeps_its_lease(shop: Project, witness: Witness, redis: Client) -> None:
-    lease = 'retry_after = "1s"\n[worker]\nworkers = 1\n'
+    lease = 'retry_after = "2s"\n[worker]\nworkers = 1\n'
     shop.config(lease + 'queues = ["a"]')
     work = ready(shop)
-    push(redis, "slow", {"seconds": 5}, "a")
+    push(redis, "slow", {"seconds": 7}, "a")
     witness.wait("start")
     shop.config(lease + 'queues = ["b"]')
     work.signal(signal.SIGHUP)
