@@ -2,7 +2,7 @@
 
 One real `qd schedule work` a case, on a Redis of its own. CPU is the scheduler's process alone, by /proc; lateness is what
 its own lines say (schedule.sent late=), from the tick to the moment at which Redis had the job, both by Redis's clock.
---write puts the table into RESULTS.md, as its last section.
+--write puts the table into RESULTS.md, as a section of its own.
 """
 
 import argparse
@@ -45,6 +45,13 @@ for n in range({entries}):
 LATE = re.compile(rb"schedule\.sent .* late=([\d.]+)")
 
 
+def put(head: str, text: str) -> None:
+    """The section that begins with `head` in the place of the old one, or at the end."""
+    before, found, after = PAGE.read_text().partition(head)
+    _, following, rest = after.partition("\n## ") if found else ("", "", "")
+    PAGE.write_text(before.rstrip() + "\n\n" + text + (following + rest if following else ""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=10_000)
@@ -55,7 +62,7 @@ def main() -> None:
     text = section(rows, asked.entries, asked.seconds)
     print(text)
     if asked.write:
-        PAGE.write_text(PAGE.read_text().partition(HEAD)[0].rstrip() + "\n\n" + text)
+        put(HEAD, text)
 
 
 def watched(cron: str, entries: int, seconds: float) -> tuple[float, list[float]]:

@@ -96,6 +96,9 @@ final class LogErrors implements ExceptionHandler
 /** A unix socket's path in RIG_HOST, or a host and a port. Queues and cache have a database each, as in the skeleton. */
 function redis(Container $app): RedisManager
 {
+    if (setting('CLUSTER') !== '') {
+        return cluster($app);
+    }
     $server = ['host' => setting('HOST', '127.0.0.1'), 'port' => (int) setting('PORT', '6379')];
     if ($server['host'][0] === '/') {
         $server['port'] = 0;
@@ -122,6 +125,21 @@ function with_database(Container $app, Manager $capsule): void
         'retry_after' => (int) setting('RETRY_AFTER', '90'),
     ], 'database');
     $app['config']['queue.default'] = 'database';
+}
+
+/** RIG_CLUSTER: `host:port,host:port`. A cluster has one database. */
+function cluster(Container $app): RedisManager
+{
+    $nodes = [];
+    foreach (explode(',', setting('CLUSTER')) as $place) {
+        [$host, $port] = explode(':', $place);
+        $nodes[] = ['host' => $host, 'port' => (int) $port];
+    }
+
+    return new RedisManager($app, 'phpredis', [
+        'options' => ['cluster' => 'redis', 'prefix' => setting('PREFIX', 'laravel_database_')],
+        'clusters' => ['default' => $nodes, 'cache' => $nodes],
+    ]);
 }
 
 function application(): Container

@@ -79,7 +79,7 @@ class ClusterQueue(KeyspaceQueue):
     def _asked(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
         self.turns += 1
         tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
-        return turn_of(self.wire.evaluate(run.slot, script("turn"), run.head + tail), run.queues)
+        return turn_of(self.wire.evaluate(run.slot, run.head + tail, script("turn")), run.queues)
 
     def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
         """One after the other. Raises what the last one said when none could be asked, or the ack could not be sent."""

@@ -56,10 +56,15 @@ def run_many(wire: ClusterWire, calls: Sequence[Call]) -> list[Any]:
 
 def item(wire: ClusterWire, its: Script, names: Names, args: Args) -> Item:
     """Raises ServerRefused where its keys stand in several slots: then it is missing in PLANS."""
-    real = [wire.names.placed(name) for name in names]
-    if len({slot for _, slot in real}) > 1:
-        raise ServerRefused(f"CROSSSLOT the step {its.name} on {', '.join(names[:4])} is no step on a cluster")
-    return wire.at(its, [name for name, _ in real], args)
+    placed = wire.names.placed
+    first, slot = placed(names[0])
+    real = [first]
+    for name in names[1:]:
+        each, its_slot = placed(name)
+        real.append(each)
+        if its_slot != slot:
+            raise ServerRefused(f"CROSSSLOT the step {its.name} on {', '.join(names[:4])} is no step on a cluster")
+    return wire.packed(slot, its, real, args)
 
 
 def reals(wire: ClusterWire, names: Names) -> list[str]:

@@ -193,7 +193,10 @@ class ClusterWire:
 
     def at(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
         """A step whose keys stand in one slot. names: as they are called there."""
-        return Item(slot_of(names[0]), evalsha(script, names, args), script)
+        return self.packed(slot_of(names[0]), script, names, args)
+
+    def packed(self, slot: int, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
+        return Item(slot, evalsha(script, names, args), script)
 
     def plain(self, command: str, name: str, *args: Arg) -> Item:
         """A command on a key, as it is called there."""
@@ -217,13 +220,10 @@ class ClusterWire:
 
     def sent(self, item: Item) -> Any:
         """One command. Raises what was refused."""
-        (reply,) = self.exchange([item])
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return self.evaluate(*item)
 
-    def evaluate(self, slot: int, script: Script, command: bytes) -> Any:
-        """A packed EVALSHA, the fast way: as a rule the server has the slot and knows the script."""
+    def evaluate(self, slot: int, command: bytes, script: Script | None = None) -> Any:
+        """One packed command, the fast way: as a rule the server has the slot and knows the script."""
         node = self.nodes.of(slot)
         wire = node.wire
         try:
@@ -241,7 +241,10 @@ class ClusterWire:
         except ConnectionLost:
             self.nodes.stale = True
             raise
-        return self.sent(Item(slot, command, script))
+        (reply,) = self.exchange([Item(slot, command, script)])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def exchange(self, items: Sequence[Item]) -> list[Any]:
         """All replies; what was refused, and what a server that is away was asked, as exceptions in their places."""

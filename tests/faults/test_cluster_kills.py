@@ -1,0 +1,115 @@
+"""On a cluster a worker is killed at lines of qd that it runs while the end of its job does something on other nodes: the
+next of a chain, the count of a batch and its callbacks, a lock. What was sent twice would be found twice with the same count
+of crashes: see test_tied.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from qd import Qd
+from qd.config import ConnectionSettings
+from qd.connectors.cluster.queue import ClusterQueue
+from tests.faults.test_tied import SHOP
+from tests.support.clock import eventually
+from tests.support.fakes import settings
+from tests.support.linekill import LineKill
+from tests.support.project import MakeProject
+from tests.support.reliability import Figures
+from tests.support.servers.cluster import Cluster
+from tests.support.witness import Witness
+
+pytestmark = pytest.mark.xdist_group("cluster")
+NAMES = {"a", "b", "next", "then", "finally", "unique"}
+UNIQUE = """
+@app.job("once", queue="c", unique="n", tries=1)
+def once(run: int, name: str) -> None:
+    note(f"{run}.", name, json.loads(current_job().payload).get("crashes", 0))
+"""
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[Qd]:
+    """A producer in this process."""
+    made = Qd()
+    made.settings = settings(redis=ConnectionSettings("redis", url=cluster.url))
+    yield made
+    made.connections.close()
+
+
+@pytest.fixture
+def step(app: Qd) -> Any:
+    @app.job("step", tries=1)
+    def step(run: int, name: str, fails: bool = False) -> None: ...
+
+    return step
+
+
+@pytest.fixture
+def once(app: Qd) -> Any:
+    @app.job("once", queue="c", unique="n", tries=1)
+    def once(run: int, name: str) -> None: ...
+
+    return once
+
+
+def queues(cluster: Cluster) -> tuple[str, str, str]:
+    """c, and two on the other nodes."""
+    others = [node for node in cluster.nodes if node is not cluster.node_of("queues:{c}")]
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "defghijklmnop"}
+    return "c", found[others[0].port], found[others[1].port]
+
+
+@pytest.mark.fault(
+    "44",
+    "kill -9 at lines of qd while the end of a job does something on other nodes of a cluster (chain, batch, lock)",
+    "each is sent once, counts are exact, the lock is free",
+)
+@pytest.mark.parametrize("every", [997, pytest.param(29, marks=pytest.mark.slow)])
+def test_what_ends_do_on_other_nodes_comes_to_pass_once_whatever_line_kills_their_worker(
+    cluster: Cluster, app: Qd, step: Any, once: Any, project: MakeProject, figures: Figures, every: int
+) -> None:
+    shop = project(jobs=SHOP + UNIQUE, url=cluster.url)
+    c, d, e = queues(cluster)
+    kill, witness, number, lines = LineKill(shop), Witness(shop), 1, list[str]()
+    work = kill.work("--max-crashes", "5", c, d, e)
+
+    def seen(run: int) -> list[tuple[str, ...]]:
+        return [tuple(text.split()[1:]) for text in witness.starting(f"{run}. ")]
+
+    def ran(run: int) -> bool:
+        return {name for name, _ in seen(run)} == NAMES
+
+    while True:
+        kill.arm(number)
+        callbacks = {
+            "then": step.using(queue=d).bind(number, "then"),
+            "finally_": step.using(queue=e).bind(number, "finally"),
+        }
+        app.batch(step.using(queue=c).bind(number, "a"), step.using(queue=d).bind(number, "b"), **callbacks).dispatch()
+        app.chain(once.bind(number, "unique"), step.using(queue=e).bind(number, "next")).dispatch()
+        how, line = kill.met()
+        eventually(partial(ran, number), 30, what=f"all jobs after {line}")
+        eventually(lambda: idle(app, c, d, e), 30, what=f"an idle cluster after a kill at {line}")
+        found = seen(number)
+        assert len(set(found)) == len(found), f"killed at {line}, and sent twice: {found}"
+        if how == "all":
+            break
+        lines.append(line)
+        number += every
+    work.stop()
+    figures.add(kills=len(lines), lines=len(set(lines)))
+    assert lines
+
+
+def idle(app: Qd, *names: str) -> bool:
+    """Nothing waits, runs or is left to be done, and no lock is held."""
+    queue = app.connections.get(None)
+    assert isinstance(queue, ClusterQueue)
+    wire, sizes = queue.wire, [queue.sizes(name) for name in names]
+    ends = [wire.sent(wire.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
+    waits = [size.ready + size.delayed + size.reserved for size in sizes]
+    return not any((*waits, *ends, wire.call("EXISTS", "qd:unique:once:n")))
