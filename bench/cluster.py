@@ -121,8 +121,8 @@ def page(samples: dict[str, dict[str, list[float]]], rounds: int) -> str:
     lines = [
         HEAD,
         f"Made by `python bench/cluster.py --write` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC,",
-        f"load {os.getloadavg()[0]:.1f}: one queue on a single Redis and on a cluster of three primaries, in turn, {rounds} rounds,",
-        "the order changing; medians, and the least and the most in brackets.",
+        f"load {os.getloadavg()[0]:.1f}: one queue on a single Redis and on a cluster of three primaries, in turn,",
+        f"{rounds} rounds, the order changing; medians, and the least and the most in brackets.",
         "",
         "|  | single | cluster | cluster / single, round by round |",
         "| --- | --: | --: | --: |",

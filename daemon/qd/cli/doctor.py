@@ -110,16 +110,18 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     yield answer
     if answer.sign == "fail":
         return
-    role = "master"
-    if isinstance(store.space, Wire):
-        facts = server.facts_of(store.space)
-        role = facts.get("role", role)
-        yield from server.check(store.space, name, facts)
+    wires = list(server.wires_of(store.space, name))
+    masters_of = list[tuple[str, Wire]]()
+    for where, wire in wires:
+        facts = server.facts_of(wire)
+        yield from server.check(wire, where, facts, clustered=wire is not store.space)
+        if facts.get("role", "master") == "master":
+            masters_of.append((where, wire))
     state = reported(settings)
     masters = [master for master in state.masters if master.connection == name] if state else []
     queues = worked(name, found, masters)
-    if isinstance(store.space, Wire) and role == "master":
-        yield from access.check(store.space, name, store.prefix, queues)
+    for where, wire in masters_of:
+        yield from access.check(wire, where, store.prefix, queues)
     yield from waiting.check(store, queues, found.app, masters, signing_of(settings))
     yield from flow.check(settings, name, queues, state)
     yield from waiting.unworked(name, found, masters)

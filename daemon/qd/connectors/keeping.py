@@ -27,7 +27,8 @@ class Asked(NamedTuple):
 class Answer(NamedTuple):
     """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
     -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
-    cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone."""
+    cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone. away: servers that have some of the
+    queues and did not answer, each with what is wrong, where others did."""
 
     now: float
     restart: str
@@ -38,6 +39,7 @@ class Answer(NamedTuple):
     waiting: list[int]
     cancelled: list[tuple[int, int]]
     lost: list[tuple[int, int]]
+    away: tuple[tuple[str, str], ...] = ()
 
 
 class Keeping(Queue, Protocol):

@@ -30,6 +30,7 @@ from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
+from qd.keeper.parts import Parts
 from qd.keeper.report import Report
 from qd.keeper.rights import AGAIN, Rights
 from qd.log import Log, Unblocked
@@ -104,6 +105,7 @@ class Keeper:
         self._laravel_asks = False
         self._forked_redis: tuple[int, float] = (0, 0.0)
         self._redis_now = self._reported_at = 0.0
+        self.parts = Parts(log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, hands)
         self.rights = Rights(queue, self.queues[0], hands.board, log)
@@ -177,6 +179,7 @@ class Keeper:
         ready = [self.queues[place] for place in answer.waiting]
         self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
         self._obey(read_restart(control.restart.encode()), control.now, first)
+        self.parts.tell(answer.away)
         self._tell_lost(answer.lost)
         self._tell_cancelled(answer.cancelled)
         if answer.reclaimed:

@@ -39,8 +39,17 @@ def answers(space: Keyspace, where: str) -> Finding:
     return ok(what, space.place)
 
 
-def check(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:
-    """`facts`: what INFO says, {} when this user may not ask."""
+def wires_of(space: Keyspace, name: str) -> Iterator[tuple[str, Wire]]:
+    """The servers behind it, each with what its findings are called: the one, or all nodes of a cluster that have slots.
+    None for what is no Redis."""
+    if isinstance(space, Wire):
+        yield name, space
+    elif hasattr(space, "nodes"):  # a cluster's, which is not imported where there is none
+        yield from ((f"{name}.{node.place}", node.ready()) for node in space.nodes.primaries())
+
+
+def check(wire: Wire, where: str, facts: Facts, *, clustered: bool = False) -> Iterator[Finding]:
+    """`facts`: what INFO says, {} when this user may not ask. clustered: it is asked as a node of a cluster."""
     yield latency(wire, where)
     yield skew(wire, where)
     if wire.target.tls is not None and not wire.target.tls.check_hostname:
@@ -51,7 +60,7 @@ def check(wire: Wire, where: str, facts: Facts) -> Iterator[Finding]:
         yield warn(f"{where}.info", "this user may not ask INFO: version, role, memory, persistence unknown", way)
         return
     yield version(where, facts)
-    yield role(where, facts)
+    yield role(where, facts, clustered=clustered)
     yield from memory(where, facts)
     yield from persistence(wire, where, facts)
 
@@ -106,12 +115,11 @@ def version(where: str, facts: Facts) -> Finding:
     return ok(f"{where}.version", f"{name} {said}")
 
 
-def role(where: str, facts: Facts) -> Finding:
+def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:
     what = f"{where}.role"
-    if facts.get("cluster_enabled") == "1":
-        return fail(
-            what, "a node of a cluster: the keys of one queue lie in several slots", "use a server without cluster"
-        )
+    if facts.get("cluster_enabled") == "1" and not clustered:
+        way = "write redis+cluster:// in place of redis:// into the url (docs/cluster.md)"
+        return fail(what, "a node of a cluster: it has some of the keys only", way)
     if facts.get("role") != "master":
         master = f"{facts.get('master_host', '?')}:{facts.get('master_port', '?')}"
         return fail(what, f"a replica of {master}: it takes no jobs (READONLY)", f"write redis://{master} into the url")

@@ -31,6 +31,7 @@ class Beating:
         self.now = 0.0
         self.said: tuple[Any, Any] = (b"", b"")  # restart and down, as they were read last
         self.cursors: dict[str, str] = {}
+        self.away: dict[str, str] = {}  # those that did not answer the last beat, with what is wrong
 
     def until(self, place: str, until: float, lease: float) -> float:
         """The last moment of that server's clock at which leases may be reclaimed there, 0: not at all."""
@@ -75,6 +76,9 @@ def beat(wire: ClusterWire, its: Script, names: Sequence[str], args: Sequence[Ar
     about, beats, lengths = parts(replies, len(shared), len(own))
     state = wire.beating
     gap = asked.until - state.now if asked.until else 0.0
+    state.away = {
+        place: str(reply) for place, reply in zip(places, beats, strict=True) if isinstance(reply, ConnectionLost)
+    }
     for place, reply in zip(places, beats, strict=True):
         state.heard(place, float(reply[0]) if isinstance(reply, list) else None, gap)
     answer = merged(state, about, beats)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qd.connectors.base import Limits, Reserved, Turn
 from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
+from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
@@ -157,11 +158,17 @@ class ClusterQueue(KeyspaceQueue):
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         self._ears.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
 
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        answer = super().beat(queues, asked)
+        return answer._replace(away=tuple(self.wire.beating.away.items()))
+
     def missing_rights(self, queue: str) -> set[str]:
         """On any of the servers: each has users of its own."""
         found = set[str]()
+        scratch = rights.scratch_key(self.settings.prefix, queue)
         for node in self.wire.nodes.primaries():
             found |= rights.missing(node.ready(), self.settings.prefix, queue)
+            found |= rights.refused(node.ready(), [("ASKING",), ("CLUSTER", "SLOTS"), ("HSCAN", scratch, 0)])
         return found
 
     def user(self) -> str:
