@@ -45,17 +45,23 @@ class Patient(psycopg.Connection[Any]):
 
     def told(self) -> bool:
         """Whether a notification has come; takes all of them."""
-        came = bool(ready_of([socket_of(self)], 0) and self.wait(notifies(self.pgconn)))
-        came, self.heard = came or self.heard, False
+        self._read()
+        came, self.heard = self.heard, False
         return came
 
     def went_away(self) -> bool:
-        """The server has closed it. A notification is no such end."""
+        """The server has closed it, and may have said so before. A notification is no such end."""
         try:
-            self.told()
+            self._read()
         except psycopg.Error:
             return True
         return socket_of(self) < 0
+
+    def _read(self) -> None:
+        """All that has come."""
+        while ready_of([socket_of(self)], 0):
+            if self.wait(notifies(self.pgconn)):
+                self.heard = True
 
 
 def readiness(event: int) -> int:

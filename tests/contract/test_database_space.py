@@ -1,0 +1,413 @@
+"""The keyspace on a database where it is not alone: other processes, alarms, forks, servers that stop and hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from qd.connectors.database import tokens
+from qd.connectors.database.keyspace import DatabaseSpace
+from qd.connectors.database.link import Link
+from qd.connectors.scripts import Script
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
+from qd.process.shield import shield
+from tests.contract.spaces import Stand
+from tests.support.clock import eventually
+from tests.support.project import SOURCE
+
+SERVERS = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
+
+# -- several processes
+
+BEGIN = """
+import json, sys
+from qd.connectors.database.keyspace import DatabaseSpace
+from qd.connectors.database.link import Link
+from qd.connectors.scripts import Script, script
+from qd.store.keyspace import KeyspaceStore
+from qd.store.mutex import Mutex
+from qd.store.rates import Rate
+url, me = sys.argv[1], sys.argv[2]
+space = DatabaseSpace(Link(url, timeout=60, connect_timeout=60))
+store = KeyspaceStore(space)
+space.call("PING")
+sys.stdin.readline()
+"""
+
+
+def together(url: str, code: str, number: int = 2) -> list[str]:
+    """What so many processes print that begin at one moment."""
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", BEGIN + code, url]
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    started = [subprocess.Popen([*command, str(who)], env=env, **pipes) for who in range(number)]
+    ends = [each.communicate("go\n", timeout=110) for each in started]
+    assert [each.returncode for each in started] == [0] * number, ends
+    return [out.strip() for out, _ in ends]
+
+
+def url_of(stand: Stand, request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(f"{stand.name}_space")
+    return found
+
+
+def space_of(stand: Stand) -> DatabaseSpace:
+    found = stand.open()
+    assert isinstance(found, DatabaseSpace)
+    return found
+
+
+@pytest.mark.leaves("qd:mutex:{x}*")
+def test_a_mutex_is_had_by_one_process_at_a_time(database: Stand, request: pytest.FixtureRequest) -> None:
+    space = space_of(database)
+    space.call("SET", "n", 0)
+    code = """
+mutex = Mutex("x", me)
+for _ in range(15):
+    while not mutex.take(store, 60, stay=True).token:
+        mutex.wait(store, 0.5)
+    n = int(space.call("GET", "n"))
+    space.call("SET", "n", n + 1)
+    assert mutex.give(store)
+"""
+    together(url_of(database, request), code)
+    assert space.call("GET", "n") == b"30"
+    space.call("DEL", "n")
+
+
+@SERVERS
+def test_the_jobs_of_a_batch_are_counted_once_each(database: Stand, request: pytest.FixtureRequest) -> None:
+    """Two processes answer each job; the callback is sent once."""
+    space = space_of(database)
+    batch = ["qd:batch:1", "qd:batch:1:pending", "qd:batch:1:failed"]
+    for number in range(20):
+        space.call("ZADD", "held", 4102444800, f"m{number}")
+        space.call("SADD", batch[1], f"u{number}")
+    text = 'x"createdAt":1795311328'
+    fields: list[str | int] = ["then", text, "then:queue", "q", "then:delay", 0, "then:moments", text.index("1795")]
+    space.call("HSET", batch[0], "total", 20, *fields)
+    code = f"""
+acked = 0
+for number in range(20):
+    effects = ["count", f"u{{number}}", "done", "", ""]
+    acked += script("ack").call(space, ["held", "owners", *{batch!r}], me, f"m{{number}}", *effects)
+print(acked)
+"""
+    acked = together(url_of(database, request), code)
+    assert sum(map(int, acked)) == 20
+    assert space.call_many([("LLEN", "queues:q"), ("SCARD", batch[1]), ("ZCARD", "held")]) == [1, 0, 0]
+    space.call("DEL", "queues:q", "queues:q:notify", *batch)
+
+
+@SERVERS
+@pytest.mark.leaves("qd:rate:{x}:*")
+def test_no_more_start_than_a_rate_allows(database: Stand, request: pytest.FixtureRequest) -> None:
+    code = """
+rate = Rate("x", 5, 3600)
+print(sum(not rate.start(store, f"{me}.{n}", f"{me}.{n}").wait for n in range(8)))
+"""
+    assert sum(map(int, together(url_of(database, request), code, 3))) == 5
+
+
+@SERVERS
+def test_steps_that_meet_in_a_deadlock_are_done_once_each(database: Stand, request: pytest.FixtureRequest) -> None:
+    """Each touches names that it has not named, the two in the other's order."""
+    space = space_of(database)
+    code = """
+step = Script("crossed", "for i = 1, 2 do redis.call('HINCRBY', ARGV[i], 'n', 1) end")
+names = ["a", "b"] if me == "0" else ["b", "a"]
+for _ in range(40):
+    step.call(space, [], *names)
+"""
+    together(url_of(database, request), code)
+    assert [space.call("HGET", name, "n") for name in "ab"] == [b"80", b"80"]
+    space.call("DEL", "a", "b")
+
+
+# -- a step is all or nothing
+
+
+def test_a_step_that_fails_leaves_nothing(database: Stand) -> None:
+    space = space_of(database)
+    step = Script("half", "redis.call('SET', KEYS[1], 'x') redis.call('HGET', KEYS[1], 'f')")
+    with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        step.call(space, ["a"])
+    assert space.call("EXISTS", "a") == 0
+
+
+def test_a_pcall_goes_on_after_a_refusal_and_not_after_a_broken_connection(database: Stand) -> None:
+    space = space_of(database)
+    step = Script("goes_on", "local e = redis.pcall('HGET', KEYS[1], 'f').err redis.call('SET', KEYS[2], e) return 1")
+    space.call("SET", "a", "x")
+    assert step.call(space, ["a", "b"]) == 1
+    assert space.call("GET", "b").startswith(b"WRONGTYPE")
+    space.call("DEL", "a", "b")
+
+
+def test_an_unknown_command_is_refused_by_its_name(database: Stand) -> None:
+    space = space_of(database)
+    with pytest.raises(ServerRefused, match="'FLUSHALL'"):
+        space.call("FLUSHALL")
+    with pytest.raises(ServerRefused, match="'EVAL'"):
+        Script("eval", "return redis.call('EVAL', 'return 1', 0)").call(space, [])
+
+
+def test_a_step_inside_of_a_transaction_is_a_part_of_it(database: Stand) -> None:
+    space, other = space_of(database), space_of(database)
+    half = Script("half", "redis.call('SET', 'b', 'x') redis.call('HGET', 'b', 'f')")
+
+    def changed() -> None:
+        space.call("HSET", "a", "f", "v")
+        refused(lambda: half.call(space, []))
+        assert space.call("GET", "b") is None
+        assert space.call("HGET", "a", "f") == b"v"
+        raise ServerRefused("enough")
+
+    with pytest.raises(ServerRefused, match="enough"), space.link.transaction():
+        changed()
+    assert other.call("EXISTS", "a") == 0
+
+
+def refused(act: Callable[[], object]) -> None:
+    with pytest.raises(ServerRefused):
+        act()
+
+
+def test_megabytes_and_any_bytes_are_kept_as_they_are(database: Stand) -> None:
+    space = space_of(database)
+    every = bytes(range(256))
+    large = every * (1 << 13)  # 2 MB
+    space.call("HSET", every, every * 2, large, b"", b"")
+    assert space.call("HGET", every, every * 2) == large
+    assert space.call("HGET", every, b"") == b""
+    assert space.call("HSTRLEN", every, every * 2) == len(large)
+    assert sorted(space.call("HKEYS", every)) == sorted([b"", every * 2])
+    long = b"n" * 500
+    space.call("SET", long + b"1", "1")
+    space.call("SET", long + b"2", "2")
+    assert space.call("MGET", long + b"1", long + b"2") == [b"1", b"2"]
+    assert space.call("DEL", every, long + b"1", long + b"2") == 3
+
+
+def test_what_has_expired_is_gone_at_once_and_its_rows_are_swept(database: Stand) -> None:
+    space = space_of(database)
+    for number in range(5):
+        space.call("HSET", f"h{number}", "f", "v")
+        space.call("PEXPIRE", f"h{number}", 50)
+    space.call("SET", "stays", "x", "PX", 600_000)
+    eventually(lambda: not any(space.call("EXISTS", f"h{number}") for number in range(5)), 20)
+    assert space.call("HGETALL", "h0") == []
+    assert space.call("HSET", "h0", "g", "w") == 1  # nothing of what it was comes back
+    assert space.call("HGETALL", "h0") == [b"g", b"w"]
+    assert space.sweep() == 4
+    assert space.sweep() == 0
+    assert space.link.say("SELECT count(*) FROM qd_names").scalar() == 2
+    assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 1
+    space.call("DEL", "h0", "stays")
+
+
+# -- waiting
+
+
+@POSTGRES
+def test_a_token_is_told_and_not_only_found(database: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "TOLD", 60.0)
+    waiter, pusher = space_of(database), space_of(database)
+    pusher.call("PING")
+    found = list[bool]()
+    thread = threading.Thread(target=lambda: found.append(waiter.pop("wake", 50)))
+    thread.start()
+    eventually(lambda: "qd_names" in last_queries(pusher), 20, what="a waiter that has looked once")
+    pusher.call("RPUSH", "wake", "1")
+    thread.join(40)
+    assert found == [True]
+
+
+def last_queries(space: DatabaseSpace) -> str:
+    """Of the others."""
+    return str(space.link.say("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()").all())
+
+
+def test_a_wait_ends_at_once_by_a_descriptor_and_takes_what_is_there(database: Stand) -> None:
+    space = space_of(database)
+    read, write = os.pipe()
+    try:
+        os.write(write, b"x")
+        assert not space.pop("wake", 60, read)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert not space.pop("wake", 0.05)
+    space.call("RPUSH", "wake", "1")
+    assert space.pop("wake", 60)
+    assert space.call("EXISTS", "wake") == 0
+
+
+# -- alarms and forks
+
+
+class Rang(BaseException):
+    pass
+
+
+def test_an_alarm_tears_no_call_apart(database: Stand) -> None:
+    """As a worker's alarm does it: raised at once, or when the shield is put down."""
+    space, step, rang = space_of(database), Script("both", "redis.call('HSET', KEYS[1], 'a', ARGV[1], 'b', ARGV[1])"), 0
+
+    def raised() -> None:
+        raise Rang
+
+    def alarm(*_: object) -> None:
+        if shield.depth:
+            shield.overdue = raised
+        else:
+            raised()
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        for number in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + number / 10_000)
+                step.call(space, ["h"], number)
+                assert space.call("HMGET", "h", "a", "b") == [b"%d" % number] * 2
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Rang:
+                rang += 1
+            one, other = space.call("HMGET", "h", "a", "b")
+            assert one == other
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert rang
+    space.call("DEL", "h")
+
+
+def test_a_fork_has_a_connection_of_its_own(database: Stand) -> None:
+    space = space_of(database)
+    space.call("SET", "a", "parent")
+    child = os.fork()
+    if not child:
+        try:
+            right = space.call("GET", "a") == b"parent"
+            space.call("SET", "b", "child")
+            os._exit(0 if right else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert space.call("MGET", "a", "b") == [b"parent", b"child"]
+    space.call("DEL", "a", "b")
+
+
+# -- what goes wrong
+
+
+@POSTGRES
+def test_a_connection_that_was_closed_is_made_anew(database: Stand) -> None:
+    space, other = space_of(database), space_of(database)
+    other.call("PING")
+
+    def close_it() -> None:
+        pid = space.link.say("SELECT pg_backend_pid()").scalar()
+        other.link.say(f"SELECT pg_terminate_backend({pid})")
+        there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"
+        eventually(lambda: other.link.say(there).first() is None, 20, what="the end of its server process")
+
+    close_it()
+    eventually(lambda: works(space), 20)  # once it may say that it was lost
+    close_it()
+    space.link._used -= 2  # idle for a while: found out before anything is sent
+    assert space.call("GET", "nothing") is None
+
+
+def works(space: DatabaseSpace) -> bool:
+    try:
+        return space.call("GET", "nothing") is None
+    except ConnectionLost:
+        return False
+
+
+@POSTGRES
+def test_a_server_that_hangs_is_not_waited_for_without_end(database: Stand) -> None:
+    space, other = space_of(database), space_of(database)
+    pid = space.link.say("SELECT pg_backend_pid()").scalar_one()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with space.within(0.5), pytest.raises(ConnectionLost, match="no answer in time"):
+            space.call("GET", "a")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert other.call("GET", "a") is None
+
+
+@SERVERS
+def test_names_that_somebody_else_has_are_waited_for_and_then_given_up(database: Stand) -> None:
+    space, other = space_of(database), space_of(database)
+    with other.link.transaction():
+        other.call("SET", "a", "x")
+        space.link.close()
+        space.link.patience(5, 1.0)
+        with pytest.raises(ConnectionLost):
+            space.call("SET", "a", "y")
+    space.link.patience(20, 20)
+    assert other.call("GET", "a") == b"x"
+    assert space.call("DEL", "a") == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request: pytest.FixtureRequest) -> None:
+    space = space_of(database)
+    assert space.call("GET", "a") is None
+    path = url_of(database, request).removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        with space.within(0.1), pytest.raises(ServerBusy, match="locked"):
+            space.call("SET", "a", "x")
+        assert space.call("GET", "a") is None  # reading goes on
+        writer.execute("ROLLBACK")
+    assert space.call("SET", "a", "x") == b"OK"
+    space.call("DEL", "a")
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_nobody_there_is_told_without_the_password(kind: str) -> None:
+    link = Link(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
+    with pytest.raises(Unreachable) as told:
+        DatabaseSpace(link).call("GET", "a")
+    assert "s3cretw0rd" not in str(told.value)
+    assert "127.0.0.1:9/db" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
+    space = DatabaseSpace(Link(f"sqlite:///{tmp_path}/empty.sqlite"))
+    with pytest.raises(ServerBusy, match="run `qd migrate`"):
+        space.call("GET", "a")
+    space.close()
+
+
+def test_calls_inside_within_have_their_time_and_others_theirs(database: Stand) -> None:
+    space = space_of(database)
+    before = space.timeout
+    with space.within(0.25):
+        assert space.timeout == space.connect_timeout == 0.25
+        assert space.call("GET", "a") is None
+    assert space.timeout == before
+    told: list[float] = []
+    space.about = told.append
+    space.call("GET", "a")
+    assert told
