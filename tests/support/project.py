@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
@@ -77,7 +78,11 @@ class Project:
         """`qd ...` in this process, without the start of another. For commands that do not import the app."""
         ours = dict.fromkeys((name for name in os.environ if name.startswith(OURS)), None)
         words = [*arguments, "--config", str(self.root / "qd.toml")]
-        return CliRunner().invoke(command, words, prog_name="qd", env=ours)
+        writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # what is left in the folder fails the test
+        try:
+            return CliRunner().invoke(command, words, prog_name="qd", env=ours)
+        finally:
+            sys.dont_write_bytecode = writes
 
     def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
