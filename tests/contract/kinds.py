@@ -62,7 +62,7 @@ KINDS = (
         "on_sqs",
         frozenset({"order", "head", "delay", "find", "clear", "sizes", "memory"}),
         largest=1 << 20,
-        many=300,
+        many=60,
         refuses=frozenset({"nothing", "no text", "nul bytes"}),
     ),
     Kind("beanstalkd", "on_beanstalkd", frozenset({"head", "delay", "find", "ends", "memory"})),

@@ -80,17 +80,14 @@ def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
     before = time.monotonic()
     producer.later("default", job_of("quick", 1), 2.0)
     producer.push_many([("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
-    first = take(queue)
-    assert number(first) == 3
-    assert queue.ack(first)
-    assert (tried.sizes().delayed, tried.sizes().ready) == (2, 0)
-    second = take(queue)
-    assert time.monotonic() - before >= 2.0
-    assert number(second) == 1
-    assert read(second.member).attempts == 1
-    assert queue.ack(second)
-    assert tried.sizes().delayed == 1
-    assert queue.clear("default") == 1
+    taken: dict[int, float] = {}
+    for held in drained(queue, 2):
+        taken[number(held)] = time.monotonic() - before
+        assert read(held.member).attempts == 1
+    assert set(taken) == {1, 3}
+    assert taken[1] >= 2.0
+    assert (tried.sizes().delayed, tried.sizes().ready) == (1, 0)
+    tried.connect().clear("default")
 
 
 # -- attempts and answers
@@ -134,13 +131,11 @@ def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> Non
     held, before = take(queue), time.monotonic()
     assert queue.release(held, answer(held), 2.0)
     put(tried, queue, 2)
-    other = take(queue)
-    assert number(other) == 2
-    assert queue.ack(other)
-    again = take(queue)
-    assert time.monotonic() - before >= 2.0
-    assert (number(again), read(again.member).attempts) == (1, 2)
-    assert queue.ack(again)
+    taken: dict[int, tuple[int, float]] = {}
+    for held in drained(queue, 2):
+        taken[number(held)] = read(held.member).attempts, time.monotonic() - before
+    assert (taken[1][0], taken[2][0]) == (2, 1)
+    assert taken[1][1] >= 2.0
     assert tried.empty()
 
 
@@ -286,7 +281,8 @@ def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> N
 
 
 def test_many_take_at_the_same_time_and_each_job_is_taken_once(tried: Tried) -> None:
-    put(tried, tried.connect(), *range(200))
+    count = min(200, tried.kind.many)
+    put(tried, tried.connect(), *range(count))
     taken: list[list[int]] = [[], [], [], []]
 
     def work(slot: int) -> None:
@@ -302,7 +298,7 @@ def test_many_take_at_the_same_time_and_each_job_is_taken_once(tried: Tried) -> 
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert Counter(n for each in taken for n in each) == Counter(range(200))
+    assert Counter(n for each in taken for n in each) == Counter(range(count))
     assert tried.empty()
 
 

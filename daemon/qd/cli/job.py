@@ -68,8 +68,8 @@ def job(id: str) -> int:
 
 def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
     """What `look` says of the first connection on which it finds something: the one that -c names, or all that are
-    configured, the default one first. Those that are away are noted. Raises ConnectionLost when nothing was found and
-    one was away."""
+    configured, the default one first. Noted: those that are away, and, when nothing was found, those that find no job that
+    waits. Raises ConnectionLost when nothing was found and one was away."""
     names, away = places(found), dict[str, ConnectionLost]()
     for name in names:
         # An embedded server is not started just to be looked at, unless it is the one that is meant.
@@ -87,6 +87,9 @@ def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
         raise away[names[0]]
     if away:
         raise ConnectionLost("; ".join(f"not looked for on connection {name}: {lost}" for name, lost in away.items()))
+    for name in names:
+        if why := common.queue(found, name).limits.get("find"):
+            output.note(output.clean(f"qd: connection {name}: {why}"))
     return None
 
 
