@@ -15,7 +15,7 @@ GROUPS = {
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "jobs", "job", "clear",
-    "cancel", *GROUPS, "doctor", "init",
+    "cancel", *GROUPS, "doctor", "init", "migrate",
 )  # fmt: skip
 ENDLESS = {("work",), ("schedule", "work")}
 
