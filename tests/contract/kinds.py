@@ -65,7 +65,7 @@ KINDS = (
         many=60,
         refuses=frozenset({"nothing", "no text", "nul bytes"}),
     ),
-    Kind("beanstalkd", "on_beanstalkd", frozenset({"head", "delay", "find", "ends", "memory"})),
+    Kind("beanstalkd", "on_beanstalkd", frozenset({"head", "delay", "find", "memory"})),
     Kind("postgres", "on_postgres", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
     Kind("mariadb", "on_mariadb", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),
     Kind("sqlite", "on_sqlite", frozenset({"delay"}), refuses=frozenset({"no text", "nul bytes"})),

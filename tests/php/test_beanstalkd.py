@@ -106,9 +106,9 @@ def test_what_laravel_puts_qd_runs_once_with_the_data_that_was_sent(share: Share
     )
     assert share.there()["current-jobs-delayed"] == 1
     work = share.work("-w", "2")
-    first, late = share.php.wait_ran(2)
-    assert (first.data, late.data) == (RICH, {"n": 0})
-    assert (first.attempt, late.attempt) == (1, 1)
+    ran = share.php.wait_ran(2)
+    assert sorted(len(each.data) for each in ran) == [1, len(RICH)]
+    assert all(each.data in (RICH, {"n": 0}) and each.attempt == 1 for each in ran)
     eventually(share.empty)
     work.stop()
 

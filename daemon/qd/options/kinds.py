@@ -78,6 +78,7 @@ BESIDE = (
     ":sending",
     ":sender",
     ":elsewhere",
+    ":resent",
 )
 
 

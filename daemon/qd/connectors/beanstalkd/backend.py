@@ -29,8 +29,6 @@ LIMITS: Limits = {
     "delay": "in whole seconds, rounded up, where a job is dispatched with one; exact for what is retried or has a key",
     "find": "a job that waits in beanstalkd is not found by its id, and not cancelled: only one that runs or has failed, or "
     "waits with a key or for its next attempt",
-    "ends": "what a job's end sends (the next of a chain, a callback, its retry) is kept in one step with it, then sent on: "
-    "where qd is killed in between, it may be sent twice",
     "memory": "beanstalkd keeps jobs alone: locks, failed jobs, pauses and batches stand in the control connection",
 }
 Peek = Callable[[Client], "greenstalk.Job[bytes]"]

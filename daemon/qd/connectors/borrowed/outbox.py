@@ -5,8 +5,9 @@ ticks, what is tried again), on its way to the server that keeps the jobs.
     outbox.lua                   what is due, in order -> queues:Q:sending; one sender at a time
     backend.send                 then the next outbox.lua takes away what was sent
 
-A sender that dies in between has sent what is sent again: twice, never lost. What the server will never take goes to the
-failed store.
+What a sender leaves that did not come back (it died, or its connection broke) may have been sent: it is sent again, and
+noted in queues:Q:resent, so that the worker that is given the second one drops it. What the server will never take goes to
+the failed store.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ import json
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 
 from qd.connectors.borrowed.backend import Backend
+from qd.connectors.borrowed.senders import is_dead, own_name
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.base import Arg, Keyspace
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, Malformed, QdError, ServerRefused, TooLarge
 from qd.payload import read
 
 MOST, MUCH = 100, 1 << 20  # jobs, and bytes, that are sent at a time
-OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused)
+OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused, keys.resent)
+RESENT = 86400  # seconds for which a second one may still turn up
 WAITING = (keys.ready, keys.delayed, keys.sending)
 
 
 class Outbox:
     def __init__(self, space: Keyspace, prefix: str, backend: Backend) -> None:
         self.space, self.prefix, self.backend = space, prefix, backend
-        self._who, self._noted = "", set[str]()
+        self._pid, self._who, self._noted = 0, "", set[str]()
 
     def note(self, queues: Iterable[str]) -> None:
         """Before something is pushed for them: so that keepers know where to look, of queues that nobody here works on."""
@@ -55,17 +60,29 @@ class Outbox:
 
     def forward(self, queue: str) -> int:
         """Send what is due, unless another is at it. Returns how many were sent. Raises as the server, and as the space."""
-        names, count, sent = [self.prefix + kind(queue) for kind in OUT], 0, 0
-        while payloads := self._next(names, sent):
+        names, count = [self.prefix + kind(queue) for kind in OUT], 0
+        done: Sequence[bytes] = ()
+        while payloads := self._next(names, done):
             said = self.backend.send(queue, [(payload, 0.0) for payload in payloads])
             sent = self._settled(queue, payloads, said)
-            count += sent
+            count, done = count + sent, payloads[:sent]
             if sent < len(payloads):
                 self._leave(names, sent, said[sent])
         return count
 
     def forward_all(self, queues: Sequence[str]) -> int:
-        return sum(self.forward(queue) for queue in self.waiting(queues))
+        """Also what one has left that was sending it and died."""
+        count = 0
+        for queue in self.waiting(queues):
+            count += self.forward(queue) or (self._left_by_the_dead(queue) and self.forward(queue))
+        return count
+
+    def _left_by_the_dead(self, queue: str) -> bool:
+        names = [self.prefix + kind(queue) for kind in (keys.sending, keys.sender)]
+        sender = self.space.call("GET", names[1]) or b""
+        return is_dead(sender.decode("utf-8", "replace")) and bool(
+            script("outbox_leave").call(self.space, names, sender, 0)
+        )
 
     def try_to_forward(self, queues: Iterable[str]) -> None:
         """At once, where that can be had: they are kept, and a keeper looks at them within a second or so."""
@@ -73,13 +90,24 @@ class Outbox:
             for queue in queues:
                 self.forward(queue)
 
-    def _next(self, names: Sequence[str], sent: int) -> list[bytes]:
-        if not self._who.startswith(f"{os.getpid()}."):  # a copy that was forked is another sender
-            self._who = f"{os.getpid()}.{secrets.token_hex(6)}"
+    def _next(self, names: Sequence[str], done: Sequence[bytes]) -> list[bytes]:
+        """What is to be sent. done: of what this gave last, those that were sent."""
+        if self._pid != os.getpid():  # a copy that was forked is another sender
+            self._pid, self._who = os.getpid(), own_name()
         ms = round(2000 * (1 + self.backend.timeout))
-        locks = self.prefix + keys.unique("")
-        found: list[bytes] = script("outbox").call(self.space, names, self._who, ms, sent, MOST, MUCH, locks)
+        args: list[Arg] = [self._who, ms, len(done), MOST, MUCH, self.prefix + keys.unique(""), *map(digest, done)]
+        left, *payloads = script("outbox").call(self.space, names, *args)
+        found: list[bytes] = payloads
+        if left and found:
+            self._note_resent(names[7], found)
         return found
+
+    def _note_resent(self, name: str, payloads: Sequence[bytes]) -> None:
+        counts = Counter(map(digest, payloads))
+        notes: list[tuple[Arg, ...]] = [("HSET", name, each, count) for each, count in counts.items()]
+        for reply in self.space.call_many([*notes, ("EXPIRE", name, RESENT)]):
+            if isinstance(reply, Exception):
+                raise reply
 
     def _settled(self, queue: str, payloads: Sequence[bytes], said: Sequence[QdError | None]) -> int:
         """How many from the first on need not be sent any more."""
@@ -109,3 +137,8 @@ class Outbox:
             record |= {"uuid": known.uuid, "job": known.job, "attempts": known.attempts, "crashes": known.crashes}
         names = [self.prefix + keys.failed(queue), self.prefix + keys.failed_at(queue)]
         script("adopt").call(self.space, names, id, json.dumps(record).encode(), payload)
+
+
+def digest(payload: bytes) -> str:
+    """No two payloads of different jobs have the same."""
+    return blake2b(payload, digest_size=12).hexdigest()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
 from qd.connectors.borrowed.backend import Backend, Parcel
 from qd.connectors.borrowed.counted import counted, uncounted
-from qd.connectors.borrowed.outbox import Outbox
+from qd.connectors.borrowed.outbox import Outbox, digest
 from qd.connectors.borrowed.pushed import PushedBatches, PushedTicks
 from qd.connectors.effects import Count, Effect, Push
 from qd.connectors.keyspace import keys
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TURNED = (
     *(keys.ready, keys.delayed, keys.reserved, keys.owners, keys.taken, keys.holding, keys.ended, keys.paused),
-    *(keys.failed, keys.failed_at, keys.elsewhere),
+    *(keys.failed, keys.failed_at, keys.elsewhere, keys.resent, keys.sending),
 )  # of each queue, as parcel_turn.lua has them
 PARCEL = (keys.taken, keys.holding, keys.ended)
 ANSWERS = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
@@ -186,9 +186,9 @@ class Borrowed(KeyspaceQueue):
             *self._keys(keys.unique("")),
         ]
         acks: list[Arg] = [0, ""] if done is None else [queues.index(done.queue) + 1, done.member]
-        its: list[Arg] = [0, "", "", ""]
+        its: list[Arg] = [0, "", "", "", ""]
         if parcel is not None:
-            its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased]
+            its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased, digest(parcel.body)]
         gone = [word for queue, id in self.backend.gone() if queue in queues for word in (queues.index(queue) + 1, id)]
         return [*fixed, f"{self.base}{self.turns}", *acks, *its, *gone]
 

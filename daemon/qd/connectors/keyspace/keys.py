@@ -19,6 +19,8 @@
 | queues:NAME:sending     | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
 | queues:NAME:sender      | string | there: who is sending it; TTL: 10 s                                                  |
 | qd:message:NAME:ID      | string | of a FIFO queue of SQS: the text of a job that was put back; TTL: 15 days            |
+| queues:NAME:resent      | hash   | there: digest of what an outbox may have sent twice -> how often it may be taken, and |
+|                         |        | how often it was; a hundred a sender that did not come back, TTL: 1 day               |
 | queues:NAME:elsewhere   | string | there: unix seconds at which a job for PHP is there again; TTL: until then, and 5 s  |
 | qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
@@ -139,6 +141,10 @@ def sender(queue: str) -> str:
 
 def kept_text(queue: str, id: str) -> str:
     return f"qd:message:{queue}:{id}"
+
+
+def resent(queue: str) -> str:
+    return f"queues:{queue}:resent"
 
 
 def elsewhere(queue: str) -> str:

@@ -1,16 +1,24 @@
 -- What waits in an outbox and is to be sent, in order: what is due, and nothing that was cancelled or moved. It stands in
 -- `sending` from now on until its sender says that it was sent; should the sender die, the next one sends it.
--- KEYS ready, delayed, notify, keyed, sending, sender, paused
+-- KEYS ready, delayed, notify, keyed, sending, sender, paused, resent
 -- ARGV 1 who sends   2 ms it may take for that   3 of what it was given last, how many were sent   4 jobs at most
 --      5 bytes at most   6 what the names of locks begin with
--- Returns the payloads, none: nothing is to be sent, or another is sending. The turn of a sender ends with that.
+--      7... digests of those that were sent
+-- Returns 1 when they may have been sent before (by one that did not come back) or 0, and the payloads, none: nothing is to
+-- be sent, or another is sending. The turn of a sender ends with that.
 local ready, delayed, sending, sender = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
 local mine = redis.call('GET', sender) == ARGV[1]
 if mine then
   redis.call('LTRIM', sending, ARGV[3], -1)
+  if redis.call('EXISTS', KEYS[8]) == 1 then -- they came through: nobody will send them again
+    for k = 7, #ARGV do
+      if not redis.call('HGET', KEYS[8], ARGV[k]) then redis.call('HDEL', KEYS[8], 'taken ' .. ARGV[k]) end
+    end
+  end
 elseif redis.call('EXISTS', sender) == 1 then
-  return {}
+  return {0}
 end
+local left = redis.call('LLEN', sending) > 0 and 1 or 0
 
 local function clock()
   local time = redis.call('TIME')
@@ -45,4 +53,4 @@ if #found > 0 then
 elseif mine then
   redis.call('EXPIRE', sender, 0)
 end
-return found
+return {left, unpack(found)}

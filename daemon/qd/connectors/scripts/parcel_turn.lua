@@ -1,11 +1,11 @@
 -- One turn of a worker whose jobs another server keeps: ack the job before, lease the parcel that it was given there.
--- KEYS  eleven a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
---       failed_at, elsewhere
+-- KEYS  thirteen a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
+--       failed_at, elsewhere, resent, sending
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most   4 seconds it keeps them
 --       5 bytes of them at most   6 bytes of a payload at most, 0: any   7 what the names of locks begin with
 --       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
 --       11 index of the queue of the parcel, 0 for none   12 its id   13 its handle   14 its payload
---       15... index of a queue and an id: parcels that are deleted over there, and need not be known any more
+--       15 a digest of that payload   16... index of a queue and an id: parcels that are deleted over there, and need not be known any more
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the parcel that was acked or '',
 --           what became of the parcel in hand (see below), ms until the next delayed job in the outbox or -1,
 --           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
@@ -16,7 +16,7 @@
 
 local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[11])
 local READY, DELAYED, RESERVED, OWNERS, TAKEN, HOLDING, ENDED, PAUSED, FAILED, FAILED_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-local ELSEWHERE, EACH, BEFORE, BEHIND = 11, 11, 0.5, 4 -- seconds before and behind the moment at which PHP is to look
+local ELSEWHERE, RESENT, SENDING, EACH, BEFORE, BEHIND = 11, 12, 13, 13, 0.5, 4 -- seconds before and behind the moment at which PHP is to look
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local acked, parcel, free, paused, held_back, due, outbox = -1, '', nil, {}, {}, nil, ''
@@ -34,7 +34,7 @@ if done > 0 then
 else
   redis.call('HDEL', key(1, OWNERS), '')
 end
-for k = 15, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
+for k = 16, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
 for i = 1, #KEYS / EACH do
   if i ~= free and redis.call('HGET', key(i, OWNERS), owner) then return {-2, '', 'none', -1, '', '', '', 0, 0, ''} end
   local due_there = tonumber(redis.call('GET', key(i, ELSEWHERE)) or nil)
@@ -52,6 +52,19 @@ local function held(id)
   local other = redis.call('HGET', key(at, TAKEN), id)
   local its = other and redis.call('HGET', key(at, HOLDING), other)
   return its and string.match(its, '^%S+') == id and redis.call('HGET', key(at, OWNERS), other)
+end
+
+-- Sent twice by an outbox whose sender had not come back, and taken as often as it was to be.
+-- What is just being sent is counted, too: its sender may not come back.
+local function doubled(p)
+  local most_often, counts = redis.call('HGET', key(at, RESENT), ARGV[15]), false
+  if not most_often and redis.call('LLEN', key(at, SENDING)) > 0 then
+    for _, each in ipairs(redis.call('LRANGE', key(at, SENDING), 0, -1)) do counts = counts or each == p end
+  end
+  if not most_often and not counts then return false end
+  local often = redis.call('HINCRBY', key(at, RESENT), 'taken ' .. ARGV[15], 1)
+  redis.call('EXPIRE', key(at, RESENT), 86400)
+  return most_often and often > tonumber(most_often)
 end
 
 local function reject(id, p, reason)
@@ -78,6 +91,10 @@ local function take(id, p)
     redis.call('LPUSH', key(at, READY), p)
     note_ended(key(at, ENDED), id)
     return 'parked'
+  end
+  if doubled(p) then
+    note_ended(key(at, ENDED), id)
+    return 'dropped'
   end
   if most > 0 and #p > most then
     return reject(id, p, string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most))

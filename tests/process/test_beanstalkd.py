@@ -1,0 +1,267 @@
+"""`qd work` on beanstalkd: what goes through the control connection, and workers that are killed between any two calls."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+
+import greenstalk
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, Project, ready
+from tests.support.server import Server
+from tests.support.servers.beanstalkd import Beanstalkd
+
+pytestmark = pytest.mark.leaves("qd:at:tubes:*", "qd:restart", "qd:schedule:last")
+
+JOBS = """
+def note(*words):
+    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+
+@app.job("step")
+def step(name: str, seconds: float = 0.0, size: int = 0) -> None:
+    time.sleep(seconds)
+    note(name)
+
+@app.job("single", unique="it")
+def single(name: str) -> None:
+    note(name)
+
+@app.job("stuck", tries=2, timeout=1, backoff=0)
+def stuck(name: str) -> None:
+    note(name, current_job().attempt)
+    time.sleep(60)
+
+@app.job("again", tries=3)
+def again(name: str, times: int = 1) -> None:
+    note(name, current_job().attempt)
+    if current_job().attempt <= times:
+        current_job().release(0)
+"""
+
+KILLED = """
+from qd.connectors.beanstalkd.backend import Beanstalkd
+from qd.connectors.borrowed.queue import Borrowed
+
+def once_killed(owner, name, before, whatever=False):
+    whole = getattr(owner, name)
+    def body(self, *words, **more):
+        said = None if before else whole(self, *words, **more)
+        try:
+            if "qd: worker" in open(f"/proc/{os.getpid()}/cmdline").read() and (before or said or whatever):
+                os.unlink("kill")
+                os.kill(os.getpid(), 9)
+        except FileNotFoundError:
+            pass
+        return whole(self, *words, **more) if before else said
+    setattr(owner, name, body)
+"""
+POINTS = {
+    "reserved, not leased": "once_killed(Beanstalkd, 'take', before=False)",
+    "leased, not begun": "once_killed(Beanstalkd, 'hold', before=True)",
+    "answered, not deleted": "once_killed(Beanstalkd, 'drop', before=True)",
+    "deleted, and not known": "once_killed(Beanstalkd, 'drop', before=False, whatever=True)",
+    "put back, not sent on": "once_killed(Beanstalkd, 'send', before=True)",
+    "sent on, not taken out": "once_killed(Beanstalkd, 'send', before=False)",
+}
+
+
+class Shop:
+    def __init__(self, project: Project, url: str, control: str) -> None:
+        self.project, self.url, self.control = project, url, control
+        project.allowed |= {"notes", "kill", "control.sqlite", "control.sqlite-wal", "control.sqlite-shm"}
+        self.write()
+
+    def write(self, *, control: str = "control", lease: int = 30, more: str = "") -> None:
+        (self.project.root / "qd.toml").write_text(
+            f'[qd]\napp = "jobs:app"\ndefault = "tubes"\ncontrol = "{control}"\n{more}\n'
+            f'[connections.control]\nurl = "{self.control}"\n'
+            f'[connections.tubes]\nurl = "{self.url}"\nretry_after = {lease}\n'
+        )
+
+    def notes(self) -> list[str]:
+        path = self.project.root / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def python(self, code: str) -> None:
+        self.project.python(f"from jobs import *\n{textwrap.dedent(code)}\napp.connections.close_all()")
+
+    def empty(self) -> bool:
+        said = json.loads(self.project.quick("status", "--json").stdout)
+        rows = [row for row in said["queues"] if row["connection"] == "tubes"]
+        return all(row["ready"] + row["delayed"] + row["reserved"] == 0 for row in rows)
+
+
+@pytest.fixture
+def shop(project: MakeProject, beanstalkd: Beanstalkd, server: Server, clean_redis: object) -> Shop:
+    return Shop(project(jobs=JOBS), beanstalkd.url, server.url)
+
+
+@pytest.mark.parametrize("control", ["redis", "sqlite"])
+def test_chains_batches_unique_keyed_and_late_jobs_go_through_the_outbox(shop: Shop, control: str) -> None:
+    if control == "sqlite":
+        shop.control = f"sqlite:///{shop.project.root}/control.sqlite"
+        shop.write()
+        assert shop.project.quick("migrate").exit_code == 0
+    shop.python(
+        """
+        app.chain(step.bind("first"), step.bind("second")).dispatch()
+        app.batch(step.bind("one"), step.bind("two"), then=step.bind("all")).dispatch()
+        single.dispatch("unique"); single.dispatch("again")
+        step.using(key="k", delay=600).dispatch("moved")
+        step.using(key="k", delay=1).dispatch("in its place")
+        step.using(delay=1).dispatch("late")
+        step.using(key="gone", delay=1).dispatch("never")
+        app.keyed(step, "gone").cancel()
+        again.dispatch("twice")
+        """
+    )
+    work = ready(shop.project)
+    wanted = {"first", "second", "one", "two", "all", "unique", "in its place", "late", "twice 1", "twice 2"}
+    eventually(lambda: set(shop.notes()) >= wanted, 40)
+    eventually(shop.empty)
+    work.stop()
+    assert sorted(shop.notes()) == sorted(wanted)
+    assert shop.notes().index("first") < shop.notes().index("second")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_that_is_killed_between_two_calls_loses_nothing_and_repeats_nothing(
+    project: MakeProject, beanstalkd: Beanstalkd, server: Server, clean_redis: object, point: str
+) -> None:
+    shop = Shop(project(jobs=f"{JOBS}\n{KILLED}\n{POINTS[point]}\n"), beanstalkd.url, server.url)
+    shop.python("for n in range(6): again.dispatch(f'job{n}')")
+    (shop.project.root / "kill").touch()
+    work = ready(shop.project, workers=2)
+    wanted = [f"job{n} {attempt}" for n in range(6) for attempt in (1, 2)]
+    eventually(lambda: set(shop.notes()) >= set(wanted), 40)
+    eventually(shop.empty)
+    assert work.matches("worker.died"), "no worker was killed"
+    assert not (shop.project.root / "kill").exists()
+    work.stop()
+    assert Counter(shop.notes()) == Counter(wanted)
+
+
+def test_a_job_whose_connection_broke_runs_on_and_no_second_time(shop: Shop, beanstalkd: Beanstalkd) -> None:
+    shop.python("step.dispatch('long', seconds=4.0)")
+    work = ready(shop.project, workers=2)
+    eventually(lambda: work.children("step since"), 20)
+    beanstalkd.kill()
+    beanstalkd.start()
+    eventually(lambda: shop.notes() == ["long"], 30)
+    eventually(shop.empty, 30)
+    work.stop()
+    assert shop.notes() == ["long"]
+
+
+def test_the_job_in_hand_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:
+    """For PHP's workers, who know nothing of leases."""
+    shop.write(lease=2)
+    shop.python("step.dispatch('long', seconds=5.0)")
+    work = ready(shop.project)
+    left = list[int]()
+
+    def looked() -> bool:
+        with beanstalkd.client() as client:
+            for number in range(1, 10_000):
+                try:
+                    found = client.stats_job(number)
+                except greenstalk.NotFoundError:
+                    continue
+                if found["state"] == "reserved":
+                    left.append(int(found["time-left"]))
+                break
+        return bool(shop.notes())
+
+    eventually(looked, 30, every=0.3)
+    work.stop()
+    assert left
+    assert min(left) >= 0
+
+
+def test_a_job_over_its_timeout_is_ended_and_tried_again(shop: Shop) -> None:
+    shop.python("stuck.dispatch('stuck')")
+    work = ready(shop.project)
+    eventually(lambda: shop.project.quick("failed", "list", "--json").stdout.count("JobTimeout") == 1, 30)
+    eventually(shop.empty)
+    work.stop()
+    assert shop.notes() == ["stuck 1", "stuck 2"]
+
+
+def test_the_schedule_sends_its_jobs(
+    project: MakeProject, beanstalkd: Beanstalkd, server: Server, clean_redis: object
+) -> None:
+    entry = '\napp.schedule(step.bind("tick")).every_second().name("tick")\n'
+    shop = Shop(project(jobs=JOBS + entry), beanstalkd.url, server.url)
+    work = ready(shop.project)
+    eventually(lambda: shop.notes().count("tick") >= 2, 30)
+    assert shop.project.quick("health").exit_code == 0
+    shop.project.quick("pause")
+    eventually(lambda: work.matches("schedule.sent") and not work.children("step since"))
+    shop.project.quick("resume")
+    assert shop.project.quick("restart").exit_code == 0
+    work.ends_clean()
+
+
+@pytest.fixture
+def small(tmp_path: object) -> Iterator[Beanstalkd]:
+    with Beanstalkd("-z", "2000") as server:
+        yield server
+
+
+def test_a_job_that_the_server_finds_too_large_is_one_line(
+    project: MakeProject, small: Beanstalkd, server: Server, clean_redis: object
+) -> None:
+    shop = Shop(project(jobs=JOBS), small.url, server.url)
+    done = shop.project.qd("dispatch", "step", "--data", json.dumps({"name": "x" * 3000}))
+    assert done.returncode != 0
+    assert "-z" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    shop.python("app.batch(step.bind('small'), then=step.bind('y' * 3000)).dispatch()")
+    work = ready(shop.project)
+    eventually(lambda: shop.notes() == ["small"], 20)
+    eventually(lambda: shop.project.quick("failed", "list", "--json").stdout.count('"TooLarge"') == 1)
+    eventually(shop.empty)
+    work.stop()
+
+
+def wrong(shop: Shop, server: Server, what: str) -> list[str]:
+    if what == "no memory":
+        shop.write(control="tubes")
+    elif what == "option":
+        shop.url += "?prio=1"
+        shop.write()
+    elif what == "path":
+        shop.url += "/mail"
+        shop.write()
+    return ["a,b c"] if what == "tube" else ["default"]
+
+
+WRONG: dict[str, str] = {
+    "no memory": "keeps jobs and nothing else: name a connection with driver redis or database as control",
+    "option": "unknown option 'prio' in a beanstalkd url",
+    "path": "a beanstalkd url is written beanstalkd://host:11300",
+    "tube": "'b c' cannot be a tube of beanstalkd",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, server: Server, what: str) -> None:
+    queues = wrong(shop, server, what)
+    work = shop.project.work("-w", "1", *queues)
+    work.ends_clean(code=78)
+    said = [line for line in work.lines if WRONG[what] in line]
+    assert len(said) == 1, work.tail()
+
+
+def test_another_programs_port_is_told(shop: Shop, server: Server) -> None:
+    shop.url = f"beanstalkd://127.0.0.1:{server.port}"
+    shop.write()
+    done = shop.project.qd("dispatch", "step", "name=a")
+    assert done.returncode != 0
+    assert "answers what no beanstalkd answers" in done.stderr
