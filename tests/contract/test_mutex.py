@@ -26,11 +26,11 @@ def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: KeyspaceStore):
 
 
 def test_only_the_owner_frees_and_extends_a_lease(store: KeyspaceStore):
-    ours, theirs = Lease("qd:x", "a", 0.3), Lease("qd:x", "b", 30)
+    ours, theirs = Lease("qd:x", "a", 3), Lease("qd:x", "b", 30)
     assert ours.take(store) is None
     assert not theirs.free(store)
     assert not theirs.extend(store)
-    assert store.left("qd:x") <= 0.3
+    assert store.left("qd:x") <= 3
     assert Lease("qd:x", "a", 60).extend(store)
     assert 50 < store.left("qd:x") <= 60
     assert ours.free(store)
@@ -84,12 +84,13 @@ def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: Ke
 
 def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
-    assert owner.take(store, 0.05, stay=True).token
+    assert owner.take(store, 30, stay=True).token
     assert first.take(store, 30, stay=True).front == 0
     assert second.take(store, 30, stay=True).front == 1
+    assert owner.extend(store, 0.05)
     eventually(lambda: store.get("qd:mutex:{x}") == [None])
     assert second.take(store, 30, stay=True).by == "b"
-    first.wait(store, 5)  # it was woken
+    first.wait(store, 20)  # it was woken
     assert store.get(f"qd:mutex:{{x}}:wake:{first.owner}") == [None]
     assert first.take(store, 30, stay=True).token
     assert not owner.give(store)
@@ -141,10 +142,11 @@ def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: KeyspaceSt
 
 def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
-    assert owner.take(store, 0.05, stay=True).token
+    assert owner.take(store, 30, stay=True).token
     came = first.take(store, 30, stay=True).came
     second.take(store, 30, stay=True)
     store.space.call("ZREM", "app_qd:mutex:{x}:line", "b")
+    assert owner.extend(store, 0.05)
     eventually(lambda: store.get("qd:mutex:{x}") == [None])
     assert first.take(store, 30, stay=True, came=came).token
     assert not second.take(store, 30, stay=False).token
@@ -183,7 +185,7 @@ def test_on_a_cluster_all_keys_of_a_lock_and_those_of_a_limit_are_in_one_slot():
         assert waiter.take(store, 30, stay=True).by == "a"
         assert owner.extend(store, 60)
         assert owner.give(store)
-        waiter.wait(store, 5)
+        waiter.wait(store, 20)
         assert waiter.take(store, 30, stay=True).token
         assert waiter.give(store)
         rate = Rate("report", 1, 60)

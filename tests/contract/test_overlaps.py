@@ -126,7 +126,7 @@ def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: 
 
 
 def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed(store: KeyspaceStore):
-    one = Host(store, "web1", 0.3)
+    one = Host(store, "web1", 1.0)
     assert one.overlaps.take(ENTRY) is None
     assert one.overlaps.take(OTHER) is None
     runs = [one.overlaps.begun(name, 412) for name in ("nightly", "hourly")]
