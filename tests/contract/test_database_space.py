@@ -17,6 +17,8 @@ import pytest
 from qd.connectors.database import tokens
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
+from qd.connectors.keeping import Asked
+from qd.connectors.keyspace.beat import beat
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from qd.process.shield import shield
@@ -219,6 +221,15 @@ def test_what_has_expired_is_gone_at_once_and_its_rows_are_swept(database: Stand
     assert space.link.say("SELECT count(*) FROM qd_names").scalar() == 2
     assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 1
     space.call("DEL", "h0", "stays")
+
+
+def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
+    space = space_of(database)
+    space.call("HSET", "h", "f", "v")
+    space.call("PEXPIRE", "h", 10)
+    eventually(lambda: not space.call("EXISTS", "h"), 20)
+    beat(space, "", (), Asked("T", "", 30.0, False, 0.0, ()))
+    assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 0
 
 
 # -- waiting

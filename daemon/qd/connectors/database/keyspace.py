@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,12 +28,13 @@ from qd.connectors.database.tokens import popped
 from qd.connectors.database.words import word
 from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.scripts import Script
-from qd.errors import ServerRefused
+from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
 
 T = TypeVar("T")
 AGAIN = 0.001, 0.02  # seconds until it is tried again
 TOGETHER = 1000  # names that one transaction locks, as far as one step does not name more
+TIDY = 5.0  # seconds between two sweeps of a keeper
 SWEPT = 1000  # items that a sweep takes away, as far as one name has not more
 
 
@@ -42,6 +43,7 @@ class DatabaseSpace:
 
     def __init__(self, link: Link, rows: Rows | None = None, prefix: str = "") -> None:
         self.link, self.rows, self.prefix = link, rows, prefix.encode()
+        self._tidied = 0.0
 
     # -- what Keyspace asks of it beside calls
 
@@ -101,6 +103,8 @@ class DatabaseSpace:
         (reply,) = self.run_many([Call(script, names, args)])
         if isinstance(reply, Exception):
             raise reply
+        if script.name == "beat":  # of a keeper whose control connection this is: about once a second
+            self._tidy()
         return reply
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
@@ -152,6 +156,12 @@ class DatabaseSpace:
         return bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None
 
     # -- what has expired
+
+    def _tidy(self) -> None:
+        """Now and then. What it meets, the next call meets, too."""
+        if time.monotonic() - self._tidied > TIDY:
+            with suppress(ConnectionLost):
+                self._tidied = 0.0 if self.sweep() else time.monotonic()
 
     def sweep(self) -> int:
         """Take away some of what has expired. Returns how many names they were; call again while there are any."""
