@@ -47,7 +47,7 @@ from qd.listeners import Listeners
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:
-    from qd.config import ConnectionSettings, Settings
+    from qd.config import Settings
     from qd.locks import Limiter, Lock
     from qd.testing import Fake
 
@@ -303,9 +303,13 @@ class Qd:
 
         return add
 
-    def extend(self, driver: str, factory: Callable[[ConnectionSettings], object]) -> None:
+    def extend(self, driver: str, factory: Callable[..., object]) -> None:
         """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
-        object that does what qd.connectors.base.Queue says. Raises DeclarationError: the word is taken."""
+        object that does what qd.connectors.base.Queue says.
+
+        For `qd work` it is factory(settings, who), who a qd.connectors.manager.Reserver, and the object also does what
+        qd.connectors.keeping.Keeping says. Raises DeclarationError: the word is taken.
+        """
         self.connections.own[driver] = extension(driver, factory, self.connections.own)
 
     def fake(self) -> AbstractContextManager[Fake]:

@@ -54,7 +54,7 @@ URLS = [
 
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
-    found = project(jobs='app.extend("mine", lambda at: 7)\n')
+    found = project(jobs='app.extend("mine", lambda at, who: 7)\n')
     found.allowed |= {"x.sqlite", "x.sqlite-wal", "x.sqlite-shm"}
     return found
 

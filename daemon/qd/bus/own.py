@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
     return {"sync": sync, "failover": failover}
 
 
-def extension(driver: str, make: Callable[[ConnectionSettings], object], known: Mapping[str, object]) -> Factory:
+def extension(driver: str, make: Callable[..., object], known: Mapping[str, object]) -> Factory:
     """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
     from qd.connectors.manager import DRIVERS
 
@@ -51,11 +52,24 @@ def extension(driver: str, make: Callable[[ConnectionSettings], object], known: 
         )
 
     def open_it(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
-        made = make(at)
+        told = takes_two(make)
+        if who.token and not told:
+            way = "its factory is to take who asks, too: factory(settings, who)"
+            raise ConfigError(f"driver '{driver}' of connection '{at.name}' only sends: to be worked on, {way}")
+        made = make(at, who) if told else make(at)
         check(driver, made, at, works=bool(who.token))
         return made  # type: ignore[return-value]
 
     return open_it
+
+
+def takes_two(make: Callable[..., object]) -> bool:
+    """Whether it wants to know who reserves: a worker or a keeper, whose token and slot stand in every reservation."""
+    try:
+        inspect.signature(make).bind("settings", "who")
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> None:

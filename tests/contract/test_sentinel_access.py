@@ -1,0 +1,168 @@
+"""Sentinels and servers with TLS of a private authority, client certificates and users; how a primary is found."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from qd.connectors.redis.sentinels import Primary, shown
+from qd.connectors.redis.wire import Wire
+from qd.errors import ConnectionLost, NeedsMending, Unreachable, WrongPassword
+from tests.support.certificates import Certificates
+from tests.support.clock import eventually
+from tests.support.liar import Liar, always
+from tests.support.peers import missing, redis_server
+from tests.support.server import Server, free_port
+from tests.support.servers.running import Running
+from tests.support.servers.sentinel import Sentinel
+
+OF_SERVER, OF_SENTINEL = "of-the-server", "of-the-sentinels"
+
+
+class Guarded(Running):
+    """A sentinel that speaks TLS only, wants a client's certificate, and knows one user, w. primary: its TLS port."""
+
+    name = "redis-sentinel"
+
+    def __init__(self, certificates: Certificates, primary: int) -> None:
+        super().__init__()
+        self.port = free_port()
+        lines = ["port 0", f"tls-port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", "tls-replication yes"]
+        lines += [f"unixsocket {self.folder / 's.sock'}", *tls_lines(certificates)]
+        lines += [f"user w on >{OF_SENTINEL} +sentinel +auth &* ~*", "user default off"]
+        lines += [f"sentinel monitor shop 127.0.0.1 {primary} 1", "sentinel auth-user shop sentinel"]
+        lines += [f"sentinel auth-pass shop {OF_SERVER}"]
+        (self.folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
+
+    def command(self) -> list[str]:
+        return [str(redis_server()), str(self.folder / "sentinel.conf"), "--sentinel"]
+
+    def answers(self) -> bool:
+        return (self.folder / "s.sock").exists()
+
+
+def tls_lines(certificates: Certificates) -> list[str]:
+    files = (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt"))
+    return [f"tls-{option}-file {certificates.path(name)}" for option, name in files]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def guarded(certificates: Certificates) -> Iterator[Guarded]:
+    """A primary with TLS, client certificates and users, and its sentinel."""
+    port = free_port()
+    options = [word for line in tls_lines(certificates) for word in f"--{line}".split()]
+    server = Server("--tls-port", str(port), "--tls-replication", "yes", *options)
+    try:
+        server.start()
+    except RuntimeError as error:
+        server.stop()
+        missing(f"a redis-server built with TLS ({error})")
+    with server.client() as client:
+        client.call("ACL", "SETUSER", "carol", "on", f">{OF_SERVER}", "~queues:*", "+@all")
+        client.call("ACL", "SETUSER", "sentinel", "on", f">{OF_SERVER}", "allchannels", "+@all")
+    watcher = Guarded(certificates, port)
+    watcher.start()
+    yield watcher
+    watcher.stop()
+    server.stop()
+
+
+def url(
+    guarded: Guarded, certificates: Certificates, *, user: str = "carol", word: str = OF_SERVER, **more: str
+) -> str:
+    asked = {
+        "sentinel_username": "w",
+        "sentinel_password": OF_SENTINEL,
+        "ssl_ca_certs": certificates.path("ca.crt"),
+        "ssl_certfile": certificates.path("client.crt"),
+        "ssl_keyfile": certificates.path("client.key"),
+        **more,
+    }
+    query = "&".join(f"{key}={value}" for key, value in asked.items() if value)
+    return f"rediss+sentinel://{user}:{word}@127.0.0.1:{guarded.port}/shop?{query}"
+
+
+def asked(text: str) -> object:
+    wire = Wire(text)
+    try:
+        return wire.call("ACL", "WHOAMI")
+    finally:
+        wire.close()
+
+
+def test_all_of_it_together_opens(guarded: Guarded, certificates: Certificates) -> None:
+    assert eventually(lambda: asked(url(guarded, certificates)), what="a primary that is found") == b"carol"
+
+
+def test_each_of_them_is_needed(guarded: Guarded, certificates: Certificates) -> None:
+    wrong: list[tuple[str, type[Exception], str]] = [
+        (url(guarded, certificates, sentinel_password="wr0ng"), WrongPassword, "sentinel 127.0.0.1:.* refuses"),
+        (url(guarded, certificates, sentinel_password="", sentinel_username=""), WrongPassword, "refuses"),
+        (url(guarded, certificates, word="wr0ng"), WrongPassword, "WRONGPASS"),
+        (url(guarded, certificates, ssl_certfile="", ssl_keyfile=""), ConnectionLost, "sentinel 127.0.0.1"),
+        (url(guarded, certificates, ssl_ca_certs=certificates.path("server.crt")), ConnectionLost, "verify failed"),
+        (url(guarded, certificates).replace("rediss+", "redis+"), ConnectionLost, "no sentinel tells"),
+    ]
+    for text, kind, said in wrong:
+        with pytest.raises(kind, match=said) as raised:
+            asked(text)
+        assert OF_SERVER not in str(raised.value)
+        assert OF_SENTINEL not in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+# -- how it is found
+
+
+def deaf(client: socket.socket) -> None:
+    while client.recv(1 << 16):
+        pass
+
+
+def address(liar: Liar) -> str:
+    return liar.url.removeprefix("redis://")
+
+
+def before(sentinel: Sentinel, liar: Liar) -> str:
+    """The url with a false sentinel in front."""
+    return sentinel.url.replace("://", f"://{address(liar)},")
+
+
+def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel) -> None:
+    found = Primary(sentinel.url.replace("://", "://127.0.0.1:1,"))
+    for _ in range(2):
+        found.socket(2.0).close()
+        assert found.port == sentinel.primary.port
+        assert found.sentinels[-1] == ("127.0.0.1", 1)
+
+
+def test_one_that_says_nothing_takes_no_more_than_its_time(sentinel: Sentinel) -> None:
+    with Liar(deaf) as silent:
+        found = Primary(before(sentinel, silent))
+        found.socket(2.0).close()
+        assert shown(found.sentinels[-1]) == address(silent)
+
+
+def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
+    """A sentinel that was cut off still names the old one."""
+    replica = next(node for node in sentinel.nodes if node is not sentinel.primary)
+    said = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
+    with Liar(always(said)) as stale:
+        wire = Wire(before(sentinel, stale))
+        with pytest.raises(Unreachable, match="is a slave: no primary is there yet"):
+            wire.call("PING")
+        assert wire.call("PING") == b"PONG"  # another sentinel knew better
+        assert wire.target.port == sentinel.primary.port
+        wire.close()
+
+
+def test_a_name_that_is_not_known_is_for_a_person(sentinel: Sentinel) -> None:
+    with pytest.raises(NeedsMending, match=r"knows no primary called 'shop' \(known: qd\)"):
+        Primary(sentinel.url.replace("/qd/", "/shop/")).found(2.0)

@@ -1,0 +1,97 @@
+"""Connections by name under the real command: failover over real servers, a driver of the app's own that is worked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, Project
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.witness import JOBS, Witness
+
+OWN = """
+from qd import Qd, current_job
+from qd.connectors.redis.queue import RedisQueue
+import os, sys, time
+from pathlib import Path
+app = Qd()
+
+class Shelf(RedisQueue):
+    "Redis, under another word."
+
+app.extend("shelf", lambda at, who: Shelf(at, token=who.token, slot=who.slot, turns=who.turns, name=who.title))
+app.extend("sends", lambda at: Shelf(at))
+"""
+SENDS = """
+import logging
+from jobs import app, quick
+import qd
+logging.basicConfig(format="%(message)s")
+app.on(qd.QueueFailedOver)(lambda event: print("over", event.connection))
+for n in range(3):
+    quick.dispatch(n)
+"""
+
+
+@pytest.fixture
+def second() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def shop(project: MakeProject, second: Server) -> Project:
+    found = project(jobs=JOBS)
+    (found.root / "qd.toml").write_text(
+        '[qd]\napp = "jobs:app"\ndefault = "safe"\n'
+        f'[connections.first]\nurl = "{found.url}"\n[connections.second]\nurl = "{second.url}"\n'
+        '[connections.safe]\ndriver = "failover"\nconnections = ["first", "second"]\n'
+    )
+    return found
+
+
+def test_jobs_go_on_to_the_next_server_and_are_worked_on_there(shop: Project, second: Server, redis: Client) -> None:
+    witness = Witness(shop)
+    text = (shop.root / "qd.toml").read_text()
+    (shop.root / "qd.toml").write_text(text.replace(shop.url, "redis://127.0.0.1:1/0"))
+    done = shop.python(SENDS)
+    assert done.stdout.split() == ["over", "first"]
+    assert done.stderr.count("jobs for 'safe' go to 'second': 'first' fails: ") == 1
+    work = shop.work("-w", "1", "--stop-when-empty", "-c", "second", QD_CONTROL="second")
+    work.ends_clean()
+    assert len(witness.starting("quick")) == 3
+
+
+def test_what_is_well_goes_to_the_first(shop: Project, redis: Client) -> None:
+    assert shop.python(SENDS).stdout == ""
+    assert redis.call("LLEN", "queues:default") == 3
+    assert "3" in shop.qd("status").stdout
+    redis.call("FLUSHALL")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_driver_of_the_apps_own_is_worked_on(project: MakeProject, redis: Client, workers: str) -> None:
+    shop = project(jobs=OWN + JOBS)
+    shop.config(f'[connections.own]\ndriver = "shelf"\nurl = "{shop.url}"\n')
+    witness = Witness(shop)
+    shop.python("from jobs import quick\nquick.using(connection='own').dispatch(1)")
+    assert redis.call("LLEN", "queues:default") == 1
+    work = shop.work("-w", workers, "-c", "own")
+    witness.wait("quick")
+    eventually(lambda: not redis.call("ZCARD", "queues:default:reserved"), what="the ack")
+    work.stop()
+    done = shop.qd("config", "check")
+    assert "driver 'shelf' of connection 'own' is none of qd's" in done.stderr
+    assert done.returncode == 0
+    redis.call("FLUSHALL")
+
+
+def test_one_that_cannot_know_who_reserves_is_not_worked_on(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=OWN + JOBS)
+    shop.config(f'[connections.own]\ndriver = "sends"\nurl = "{shop.url}"\n')
+    done = shop.qd("work", "-w", "1", "-c", "own")
+    assert done.returncode == 78
+    assert "driver 'sends' of connection 'own' only sends: to be worked on" in done.stderr
