@@ -56,7 +56,7 @@ def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: 
     worker = work.child("qd: worker")
     os.kill(worker.pid, signal.SIGSTOP)
     push(clean_redis, "ok")
-    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 30, every=0.5, what="a reason")
+    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 60, every=0.5, what="a reason")
     assert "stopped answering" in said or "nothing taken for" in said
     os.kill(worker.pid, signal.SIGCONT)
     eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
@@ -69,7 +69,7 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
     shop.allowed.add("calm")
     work = shop.work("-w", "1", "--max-crashes", "1000")
     push(clean_redis, "die")
-    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 25, every=0.2, what="a reason")
+    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 60, every=0.2, what="a reason")
     assert "workers crashed in the last 30s; its log tells how, at `worker.died`" in said
     assert len(work.matches("worker.died")) >= 5
     (shop.root / "calm").touch()
@@ -82,7 +82,7 @@ def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, c
     work = shop.work("-w", "1")
     eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
     work.kill()
-    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 20, every=0.2, what="a reason")
+    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 60, every=0.2, what="a reason")
     assert "its keeper has not reported for" in said
     again = shop.work("-w", "1")
     eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
@@ -99,11 +99,11 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
     stopped = (work.pid, work.child("qd: worker").pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 25, every=0.5, what="a reason")
-    assert f"(pid {work.pid}): the master has not answered for 1" in said
+    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 60, every=0.5, what="a reason")
+    assert re.search(rf"\(pid {work.pid}\): the master has not answered for \d\d", said)
     assert f"kill -9 {work.pid} on " in said
-    assert re.search(r" hangs for 1\ds ", shop.qd("status").stdout)
-    assert f"pid {work.pid} has not answered for 1" in shop.qd("doctor").stdout
+    assert re.search(r" hangs for \d\ds ", shop.qd("status").stdout)
+    assert re.search(rf"pid {work.pid} has not answered for \d\d", shop.qd("doctor").stdout)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
@@ -133,8 +133,8 @@ def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone
     eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     assert shop.qd("health").returncode == 69
     os.kill(work.pid, signal.SIGSTOP)
-    said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 20, every=0.5, what="a hanging one")
-    assert f"default (pid {work.pid}): the master gave no sign for 1" in said
+    said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 60, every=0.5, what="a hanging one")
+    assert re.search(rf"default \(pid {work.pid}\): the master gave no sign for \d\d", said)
     os.kill(work.pid, signal.SIGCONT)
     eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     work.stop()
