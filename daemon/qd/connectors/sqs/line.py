@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import ssl
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from qd.connectors.redis.wire import ready_of
@@ -141,10 +142,13 @@ class Line:
         """Straight there, or with TLS through the proxy that the environment names."""
         if scheme != "https":
             return HTTPConnection(netloc, timeout=self.connect_timeout)
-        proxy = "" if proxy_bypass(host) else getproxies().get(scheme, "").rpartition("//")[2].rpartition("@")[2]
-        http = HTTPSConnection(proxy.rstrip("/") or netloc, timeout=self.connect_timeout, context=self._context())
-        if proxy:
-            http.set_tunnel(netloc)
+        named = "" if proxy_bypass(host) else getproxies().get(scheme, "")
+        if not named:
+            return HTTPSConnection(netloc, timeout=self.connect_timeout, context=self._context())
+        proxy = urlsplit(named if "//" in named else f"//{named}")
+        at, port = proxy.hostname or "", proxy.port or 80
+        http = HTTPSConnection(at, port, timeout=self.connect_timeout, context=self._context())
+        http.set_tunnel(netloc, headers=authorization(proxy.username, proxy.password))
         return http
 
     def _context(self) -> ssl.SSLContext:
@@ -167,6 +171,13 @@ class Line:
         else:
             http.sock.detach()
             http.sock = None
+
+
+def authorization(user: str | None, password: str | None) -> dict[str, str]:
+    if not user:
+        return {}
+    told = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {b64encode(told).decode()}"}
 
 
 def reason(why: object) -> str:

@@ -79,6 +79,9 @@ class SqsQueue(BorrowedKeeping):
             self.backend.put_back(parcel, 0)
 
     def _over(self, queue: str, its: bytes | int) -> None:
+        """Where the lease was lost, the message is somebody else's by now, or gone."""
+        if not isinstance(its, bytes):
+            self._hand = None
         super()._over(queue, its)
         self._forget_text(queue, its)
 
@@ -100,15 +103,12 @@ class SqsQueue(BorrowedKeeping):
         if not stays(held.queue, delay):
             return super().release(held, text, delay, head=head, effects=effects)
         its = self._keep(held.queue, self.owner, held.member, text, effects)
-        hand, self._hand = self._hand, None
+        self._hand = None
         self.backend.hold(None)
         if isinstance(its, bytes):
             self._show(held.queue, its, delay)
             self._send_on(effects)
-            return True
-        if hand is not None:
-            self._leave(hand)
-        return False
+        return isinstance(its, bytes)
 
     def give_back(
         self,
