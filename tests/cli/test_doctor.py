@@ -375,10 +375,14 @@ def test_a_clock_that_is_wrong(own: Server, monkeypatch: pytest.MonkeyPatch) -> 
     assert server.skew(wire, "redis").sign == "ok"
     monkeypatch.setattr(server, "clock", lambda: real() + 7)
     line = server.skew(wire, "redis")
-    assert (line.sign, line.value) == ("warn", "this clock is 7.0 s ahead of the server's")
+    assert line.sign == "warn"
+    assert re.fullmatch(
+        r"this clock is (6\.[5-9]|7\.\d) s ahead of the server's", line.value
+    )  # as slow as its answer is
     monkeypatch.setattr(server, "clock", lambda: real() - 90)
     line = server.skew(wire, "redis")
-    assert (line.sign, line.value) == ("fail", "this clock is 90.0 s behind the server's")
+    assert line.sign == "fail"
+    assert re.fullmatch(r"this clock is (89|90)\.\d s behind the server's", line.value)
     wire.close()
 
 
@@ -547,11 +551,11 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     lines = doctor(shop).lines
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
-    assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \ds)? ago", one[1])
+    assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \d+s)? ago", one[1])
     (root,) = [line for line in lines if line.what == "root"]  # once, whoever runs the tests
     assert root.value == "these masters run as root, and so do their jobs: mail@app-1 (pid 411)"
     (silent,) = [line for line in lines if line.what == "master mail@app-2"]
-    assert silent.value.startswith("pid 411 has not reported for 3m 2")
+    assert re.match(r"pid 411 has not reported for 3m [2-5]\ds", silent.value)
     redis.call("HDEL", "qd:masters", silent.fix.rpartition(" ")[2], "T1")
     assert doctor(shop).bad() == []
 

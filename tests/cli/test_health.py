@@ -436,7 +436,8 @@ def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -
     assert lives(qd)[0] == 0
     sign(age=12)
     code, said = lives(qd)
-    assert (code, said.startswith(f"default (pid {os.getpid()}): the master gave no sign for 12s")) == (1, True)
+    assert code == 1
+    assert re.match(rf"default \(pid {os.getpid()}\): the master gave no sign for 1\ds", said)
 
 
 def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
@@ -444,7 +445,8 @@ def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., 
     assert lives(qd)[0] == 0
     sign(keeper=70)
     code, said = lives(qd)
-    assert (code, "its keeper is silent for 1m 10s" in said) == (1, True)
+    assert code == 1
+    assert re.search(r"its keeper is silent for 1m [1-5]\ds", said)
 
 
 def test_the_file_of_a_dead_master_is_none(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:

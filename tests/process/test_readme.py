@@ -61,7 +61,9 @@ def known_rows() -> set[str]:
 
 def rows_that_hold() -> set[str]:
     """By the tables of the page, as they were written by a run."""
-    page = (ROOT / "docs/reliability.md").read_text().partition("<!-- end of connections -->")[2]  # those have no verdict
+    page = (
+        (ROOT / "docs/reliability.md").read_text().partition("<!-- end of connections -->")[2]
+    )  # those have no verdict
     lines = re.findall(r"^\| (\d.*) \|$", page, re.M)
     verdicts = [(cells[0], cells[9]) for line in lines if (cells := line.split(" | "))]
     return {row for row, _ in verdicts} - {row for row, verdict in verdicts if verdict != "holds"}
