@@ -27,12 +27,18 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+SEATS, PORTS = 8, 1_500  # processes of tests at most, and the ports of each
+GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    """Below those that the system gives to outgoing connections: none of them takes it while its server is down. Free as
-    well: the port 10,000 above it, which a node of a cluster takes for the others."""
+    """Below those that the system gives to outgoing connections, and of this process of tests alone: nobody takes it while
+    its server is down. Free as well: the port 10,000 above it, which a node of a cluster takes for the others."""
+    seat = int(os.environ.get("PYTEST_XDIST_WORKER", f"gw{SEATS - 1}").removeprefix("gw")) % SEATS
     while True:
-        port = SystemRandom().randrange(10_000, 22_000)
-        if unused(port) and unused(port + 10_000):
+        port = 10_000 + seat * PORTS + SystemRandom().randrange(PORTS)
+        if port not in GIVEN and unused(port) and unused(port + 10_000):
+            GIVEN.add(port)
             return port
 
 
