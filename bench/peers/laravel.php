@@ -70,6 +70,9 @@ function wall_ns(): int
 
 function manager(?int $blockFor = 3): Manager
 {
+    if (getenv('BENCH_BEANSTALKD')) {
+        return on_beanstalkd((int) getenv('BENCH_BEANSTALKD'), $blockFor);
+    }
     $url = parse_url(getenv('BENCH_REDIS_URL'));
     $queues = new Manager($container = new Container);
     $container->instance('redis', new RedisManager($container, 'phpredis', [
@@ -78,6 +81,18 @@ function manager(?int $blockFor = 3): Manager
     $queues->addConnection([
         'driver' => 'redis', 'connection' => 'default', 'queue' => 'default', 'retry_after' => 90,
         'block_for' => $blockFor,
+    ]);
+
+    return $queues;
+}
+
+function on_beanstalkd(int $port, ?int $blockFor): Manager
+{
+    require_once 'Pheanstalk/autoload.php';
+    $queues = new Manager(new Container);
+    $queues->addConnection([
+        'driver' => 'beanstalkd', 'host' => '127.0.0.1', 'port' => $port, 'queue' => 'default', 'retry_after' => 90,
+        'block_for' => $blockFor ?? 0,
     ]);
 
     return $queues;

@@ -10,9 +10,10 @@ id       the server's number of the job and a digest of its body: one that was s
 from __future__ import annotations
 
 import math
+import re
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b
 
 import greenstalk
@@ -32,6 +33,7 @@ LIMITS: Limits = {
     "memory": "beanstalkd keeps jobs alone: locks, failed jobs, pauses and batches stand in the control connection",
 }
 Peek = Callable[[Client], "greenstalk.Job[bytes]"]
+COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases): (\d+)", re.M)  # of stats-job, in its order
 LONGEST = 2.0**32 - 1  # seconds a job may be delayed
 
 
@@ -45,6 +47,8 @@ class Beanstalkd:
         self._lock = threading.RLock()  # the connection is the toucher's, too
         self._toucher = Toucher(self._touch)
         self._gone = list[tuple[str, str]]()
+        self._deleting = list[tuple[str, str, int]]()  # replies that are still to be read
+        self._life = 0  # of the connection that gives them
         self._mine = dict[str, Touched]()  # what is reserved, by its id
 
     @property
@@ -70,6 +74,30 @@ class Beanstalkd:
     def patience(self, connect: float, answer: float) -> None:
         self.wire.patience(connect, answer)
 
+    @contextmanager
+    def _talk(self) -> Iterator[Client]:
+        with self._lock, self.wire.said() as client:
+            if self._deleting:
+                self._read_deletes()
+            yield client
+
+    def _read_deletes(self) -> None:
+        """What was not there is somebody else's by now, who will find out, or is gone."""
+        deleting, self._deleting = self._deleting, []
+        if self._life != self.wire.life:
+            return  # they broke with their connection: a keeper looks after them
+        doubtful = []
+        for queue, id, number in deleting:
+            if self.wire.line() == b"DELETED":
+                self._gone.append((queue, id))
+            else:
+                doubtful.append((queue, id, number))
+        for queue, id, number in doubtful:
+            with suppress(greenstalk.NotFoundError):
+                self.wire.stats_of(number)
+                continue
+            self._gone.append((queue, id))
+
     def check(self, queue: str) -> None:
         if why := refused_name(queue):
             raise ServerRefused(why)
@@ -80,7 +108,7 @@ class Beanstalkd:
         said = list[QdError | None]()
         for payload, delay in jobs:
             try:
-                with self._lock, self.wire.said() as client:
+                with self._talk() as client:
                     self.wire.use(client, queue)
                     client.put(payload, self.wire.target.priority, math.ceil(delay), self.ttr)
                 said.append(None)
@@ -93,7 +121,7 @@ class Beanstalkd:
     # -- reserving
 
     def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
-        with self._lock, self.wire.said() as client:
+        with self._talk() as client:
             self._mine = {id: held for id, held in self._mine.items() if held.life == self.wire.life}
             if seconds:
                 self.wire.watch(client, tuple(queues))
@@ -111,7 +139,7 @@ class Beanstalkd:
             if len(queues) > 1 and not self._ready(client, queue):
                 return None
             self.wire.watch(client, (queue,))
-        return self.wire.reserve(client, 0, -1)
+        return self.wire.at_once()
 
     def _ready(self, client: Client, queue: str) -> int:
         try:
@@ -122,9 +150,10 @@ class Beanstalkd:
     def _parcel(self, client: Client, job: greenstalk.Job[bytes], queue: str) -> Parcel:
         attempts, crashes, ttr = 0, 0, self.ttr
         if not queue or b'"attempts"' not in job.body:
-            stats = client.stats_job(job)
-            queue, ttr, ended = stats["tube"], stats["ttr"], stats["releases"] + stats["timeouts"]
-            attempts, crashes = ended, max(0, stats["reserves"] - 1 - ended)
+            text = self.wire.stats_of(job.id)
+            ttr, reserves, timeouts, releases = (int(each) for each in COUNTS.findall(text))
+            queue = queue or str(client.stats_job(job)["tube"])
+            attempts, crashes = releases + timeouts, max(0, reserves - 1 - releases - timeouts)
         id = id_of(job)
         self._mine[id] = Touched(job.id, self.wire.life, float(ttr))
         return Parcel(queue, id, str(job.id), job.body, attempts, crashes)
@@ -143,7 +172,7 @@ class Beanstalkd:
         with self._lock:
             if held.life != self.wire.life:
                 return False
-            with self.wire.said() as client:
+            with self._talk() as client:
                 client.touch(greenstalk.Job(held.job, b""))
             return True
 
@@ -152,14 +181,22 @@ class Beanstalkd:
     def drop(self, queue: str, id: str, handle: str) -> None:
         """What this connection has reserved is deleted by its number; else it is looked at first, whether it is the one."""
         with self._lock:
-            ours = self._reserved(id) is not None or self.there(queue, id)
+            ours = self._reserved(id)
             self._mine.pop(id, None)
-            if not ours or self._deleted(int(handle)):
-                self._gone.append((queue, id))
+            if ours is None:
+                if not self.there(queue, id) or self._deleted(int(handle)):
+                    self._gone.append((queue, id))
+                return
+            with self.wire.said():
+                if self.wire.life == ours.life:
+                    if self._life != ours.life:
+                        self._life, self._deleting = ours.life, []
+                    self.wire.write(b"delete %d\r\n" % ours.job)
+                    self._deleting.append((queue, id, ours.job))
 
     def _deleted(self, number: int) -> bool:
         """False: somebody has it reserved, who will find out."""
-        with self.wire.said() as client:
+        with self._talk() as client:
             try:
                 client.delete(number)
                 return True
@@ -172,6 +209,9 @@ class Beanstalkd:
                 return True
 
     def gone(self, wait: bool = False) -> list[tuple[str, str]]:
+        if wait and self._deleting:
+            with self._talk():
+                pass
         found, self._gone = self._gone, []
         return found
 
@@ -180,7 +220,7 @@ class Beanstalkd:
         self._mine.pop(parcel.id, None)
         if held is None:
             return
-        with self._lock, self.wire.said() as client, suppress(greenstalk.NotFoundError):
+        with self._talk() as client, suppress(greenstalk.NotFoundError):
             priority = client.stats_job(int(parcel.handle))["pri"]
             client.release(greenstalk.Job(int(parcel.handle), b""), priority, math.ceil(delay))
 
@@ -188,7 +228,7 @@ class Beanstalkd:
         """Nobody but who has reserved a job may keep it so."""
 
     def there(self, queue: str, id: str) -> bool | None:
-        with self._lock, self.wire.said() as client:
+        with self._talk() as client:
             try:
                 return id_of(client.peek(int(id.partition(".")[0]))) == id
             except greenstalk.NotFoundError:
@@ -199,7 +239,7 @@ class Beanstalkd:
     def standing(self, queue: str) -> Standing:
         if refused_name(queue):
             return Standing(0, 0, 0, None)
-        with self._lock, self.wire.said() as client:
+        with self._talk() as client:
             try:
                 stats = client.stats_tube(queue)
             except greenstalk.NotFoundError:
@@ -221,7 +261,7 @@ class Beanstalkd:
         return sum(self._delete_next(queue, peek, forget) for peek, most in counts for _ in range(most))
 
     def _delete_next(self, queue: str, peek: Peek, forget: Callable[[bytes], None]) -> int:
-        with self._lock, self.wire.said() as client, suppress(greenstalk.NotFoundError):
+        with self._talk() as client, suppress(greenstalk.NotFoundError):
             self.wire.use(client, queue)
             job = peek(client)
             client.delete(job)

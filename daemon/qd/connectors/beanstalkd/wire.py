@@ -35,6 +35,8 @@ class Patient(socket.socket):
     seconds, wake = 5.0, -1
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        if self.wake < 0:
+            return super().recv_into(buffer, nbytes, flags)
         until = time.monotonic() + self.seconds
         while True:
             came = ready_of((self.fileno(), self.wake), until - time.monotonic())
@@ -66,6 +68,7 @@ class Wire:
         self.life = 0
         self._client: Client | None = None
         self._sock: Patient | None = None
+        self._reader: Any = None  # beside greenstalk's: between two replies both are empty
         self._file: Identity | None = None  # the socket's: a job may close it
         self._using = "default"
         self._watching: tuple[str, ...] = ("default",)
@@ -88,6 +91,7 @@ class Wire:
             self._sock.settimeout(self.timeout)  # for what is written
             self._file = identity(self._sock.fileno())
             self._client = greenstalk.Client(self._sock, encoding=None)
+            self._reader = self._sock.makefile("rb")
             self._using, self._watching = "default", ("default",)
             self.life += 1
         return self._client
@@ -98,7 +102,7 @@ class Wire:
         answers."""
         client = self.client()
         assert self._sock is not None
-        self._sock.seconds = self.timeout
+        self._sock.settimeout(self.timeout)
         try:
             yield client
         except (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError):
@@ -158,6 +162,45 @@ class Wire:
                 client.ignore(queue)
         self._watching = queues
 
+    # What greenstalk cannot: a command whose reply is read later, with that of the next one.
+
+    def write(self, command: bytes) -> None:
+        assert self._sock is not None
+        self._sock.sendall(command)
+
+    def line(self) -> bytes:
+        line: bytes = self._reader.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionResetError("the server closed the connection")
+        return line[:-2]
+
+    def body(self, size: int) -> bytes:
+        body: bytes = self._reader.read(size + 2)
+        if len(body) != size + 2:
+            raise ConnectionResetError("the server closed the connection")
+        return body[:-2]
+
+    def at_once(self) -> greenstalk.Job[bytes] | None:
+        """A job of what is watched, None: there is none."""
+        self.write(b"reserve-with-timeout 0\r\n")
+        word, *numbers = self.line().split()
+        if word == b"RESERVED":
+            number, size = map(int, numbers)
+            return greenstalk.Job(number, self.body(size))
+        if word in (b"TIMED_OUT", b"DEADLINE_SOON"):
+            return None
+        raise greenstalk.UnknownResponseError(word, numbers)
+
+    def stats_of(self, number: int) -> bytes:
+        """What stats-job says, as text. Raises NotFoundError."""
+        self.write(b"stats-job %d\r\n" % number)
+        word, *numbers = self.line().split()
+        if word == b"NOT_FOUND":
+            raise greenstalk.NotFoundError
+        if word != b"OK":
+            raise greenstalk.UnknownResponseError(word, numbers)
+        return self.body(int(numbers[0]))
+
     def reserve(self, client: Client, seconds: float, wake: int) -> greenstalk.Job[bytes] | None:
         """A job of what is watched. None: none came in time, or before `wake` was readable: then the connection is given up,
         and with it what was just coming."""
@@ -196,6 +239,7 @@ class Wire:
 
     def close(self) -> None:
         client, sock, self._client, self._sock = self._client, self._sock, None, None
+        self._reader = None
         if client is None or sock is None:
             return
         if identity(sock.fileno()) != self._file:
