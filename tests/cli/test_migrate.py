@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.conftest import Run, document, done
 
-TABLES = {"qd_names", "qd_items", "qd_locks", "qd_schema", "jobs", "failed_jobs", "job_batches"}
+TABLES = {"qd_names", "qd_items", "qd_locks", "qd_schema", "qd_reserved", "jobs", "failed_jobs", "job_batches"}
 AT = "[connections.db]\nurl = 'sqlite:///jobs.sqlite'\n"
 
 
@@ -46,13 +46,14 @@ def test_a_dry_run_prints_sql_that_makes_them(configured: Callable[[str], None],
 def test_the_table_of_jobs_has_the_name_that_the_connection_says(configured: Any, qd: Run) -> None:
     configured(AT + "table = 'work'\n")
     done(qd("migrate"))
-    assert tables() == TABLES - {"jobs"} | {"work"}
+    assert tables() == TABLES - {"jobs", "qd_reserved"} | {"work", "qd_reserved_work"}
 
 
 def test_a_table_of_laravel_stays_as_it_is(configured: Any, qd: Run) -> None:
     configured(AT)
     with closing(sqlite3.connect("jobs.sqlite")) as db:
-        db.execute("CREATE TABLE jobs (id INTEGER PRIMARY KEY, mine TEXT)")
+        columns = "queue, payload, attempts, reserved_at, available_at, created_at, mine"
+        db.execute(f"CREATE TABLE jobs (id INTEGER PRIMARY KEY, {columns})")
     assert "table jobs" not in done(qd("migrate"))
 
 

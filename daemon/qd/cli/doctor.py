@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from qd import embedded
 from qd.bus.send import signing_of
 from qd.cli import common, output
-from qd.cli.checks import access, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
+from qd.cli.checks import access, database, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.connectors.manager import cannot_of
 from qd.connectors.redis.wire import Wire
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from qd.cli.checks.project import Project
     from qd.cli.state import State
     from qd.config import Settings
+    from qd.connectors.database.keyspace import DatabaseSpace
     from qd.store.hosts import Master
+    from qd.store.keyspace import KeyspaceStore
 
 PATIENCE = 2.0  # seconds for a connection, and for each answer
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -106,9 +108,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if settings.connections[name].driver in BARE:
         return  # it has no server of its own
     store = common.store(settings, name)
-    answer = server.answers(store.space, name)
-    yield answer
-    if answer.sign == "fail":
+    begins = list(begin_of(name, settings, store))
+    yield from begins
+    if any(finding.sign == "fail" for finding in begins):
         return
     wires = list(server.wires_of(store.space, name))
     masters_of = list[tuple[str, Wire]]()
@@ -128,6 +130,20 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if name == settings.control:
         yield from fleet.check(state or fleet.read(settings))
         yield from scheduled.check(found.app, settings, state)
+
+
+def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Finding]:
+    """Whether it can be used at all; and of a database how well."""
+    at, space = settings.connections[name], cast("DatabaseSpace", store.space)
+    lacks = list(database.tables(space, at)) if at.driver == "database" else []
+    if any(finding.sign == "fail" for finding in lacks):
+        yield from lacks
+        return
+    answer = server.answers(store.space, name)
+    yield answer
+    yield from lacks
+    if at.driver == "database" and answer.sign != "fail":
+        yield from database.check_server(space, name)
 
 
 def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:

@@ -79,8 +79,8 @@ def configured(wire: Wire, name: str) -> str | None:
     return reply[1].decode() if isinstance(reply, list) and len(reply) > 1 else None
 
 
-def latency(wire: Wire, where: str, pings: Callable[[Wire], float] | None = None) -> Finding:
-    times = sorted((pings or ping)(wire) for _ in range(PINGS))
+def latency(space: Keyspace, where: str, pings: Callable[[Any], float] | None = None) -> Finding:
+    times = sorted((pings or ping)(space) for _ in range(PINGS))
     p50, p99 = times[PINGS // 2], times[int(PINGS * 0.99)]
     said = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
     if p50 > SLOW or p99 > JERKY:
@@ -89,15 +89,15 @@ def latency(wire: Wire, where: str, pings: Callable[[Wire], float] | None = None
     return ok(f"{where}.latency", said)
 
 
-def ping(wire: Wire) -> float:
+def ping(space: Keyspace) -> float:
     began = time.perf_counter()
-    wire.call("TIME")
+    space.call("TIME")
     return time.perf_counter() - began
 
 
-def skew(wire: Wire, where: str) -> Finding:
+def skew(space: Keyspace, where: str) -> Finding:
     before = clock()
-    seconds, micros = wire.call("TIME")
+    seconds, micros = space.call("TIME")
     between = (before + clock()) / 2 - (int(seconds) + int(micros) / 1e6)
     said = f"this clock is {abs(between):.1f} s {'ahead of' if between > 0 else 'behind'} the server's"
     way = "let both follow a time server (timedatectl set-ntp true): retry_for and the age of jobs go by both"

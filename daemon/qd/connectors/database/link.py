@@ -20,7 +20,6 @@ from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
 from qd.connectors.database.waiting import ready_of
 from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
-from qd.masks import mask_url
 
 NAMED = 60.0  # seconds that finding the address of a name may take
 IDLE = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up
@@ -146,7 +145,7 @@ class Link:
         except QdError:
             self.close()
 
-    def _failed(self, error: BaseException) -> NoReturn:
+    def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
         """Raises the error as one of ours."""
         if not isinstance(error, sql.exc.SQLAlchemyError):
             self.close()
@@ -156,6 +155,9 @@ class Link:
         kind = self.server.meaning(origin) if origin is not None else None
         if getattr(error, "connection_invalidated", False):
             kind = ConnectionLost
+        if connecting:
+            self.close()
+            kind = Unreachable if kind is ConnectionLost else kind
         ours = told(kind, self.place, origin or error)
         if kind in (ConnectionLost, Unreachable) or self._read_only(origin):
             self.close()
@@ -215,15 +217,7 @@ class Link:
         except sql.exc.ArgumentError as error:
             raise ConfigError(f"the url of the database at {self.place}: {error}") from None
         except BaseException as error:
-            try:
-                self._failed(error)
-            except ConnectionLost as ours:
-                self.close()
-                if type(ours) is ConnectionLost:
-                    raise Unreachable(str(ours).replace("the connection to the", "the", 1)) from None
-                raise
-            finally:
-                self.close()
+            self._failed(error, connecting=True)
         self._answered()
 
     def _made(self, _dialect: Any, _record: Any, args: Any, options: Any) -> Any:
@@ -265,4 +259,6 @@ class Link:
 
 def place_of(url: sql.URL) -> str:
     """For people: without password and options."""
-    return mask_url(url.set(drivername=url.get_backend_name(), password=None, query={}).render_as_string())
+    kind = url.get_backend_name()
+    bare = sql.URL.create(kind, url.username, None, url.host, url.port, url.database)
+    return bare.render_as_string()

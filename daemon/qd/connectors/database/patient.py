@@ -50,18 +50,19 @@ class Patient(psycopg.Connection[Any]):
         return came
 
     def went_away(self) -> bool:
-        """The server has closed it, and may have said so before. A notification is no such end."""
+        """The server has closed it, or has said why it will: on an idle connection only a notification is no such end."""
         try:
-            self._read()
+            return not self._read() or socket_of(self) < 0
         except psycopg.Error:
             return True
-        return socket_of(self) < 0
 
-    def _read(self) -> None:
-        """All that has come."""
+    def _read(self) -> bool:
+        """All that has come. False: something that was no notification."""
+        well = True
         while ready_of([socket_of(self)], 0):
-            if self.wait(notifies(self.pgconn)):
-                self.heard = True
+            came = bool(self.wait(notifies(self.pgconn)))
+            self.heard, well = self.heard or came, well and came
+        return well
 
 
 def readiness(event: int) -> int:

@@ -212,7 +212,7 @@ def is_operational(error: object) -> bool:
 
 def password_or(other: type[QdError], said: str) -> type[QdError]:
     """A refused login has no code of its own in the driver's first words."""
-    if "authentication" in said or "no pg_hba.conf entry" in said or "permission denied" in said:
+    if "authentication" in said or 'role "' in said or "no pg_hba.conf entry" in said or "permission denied" in said:
         return WrongPassword
     return ServerBusy if "too many" in said or "starting up" in said or "remaining connection slots" in said else other
 

@@ -1,0 +1,59 @@
+"""`qd doctor` on a database: its tables, whether it keeps what it was told, and one that is away."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from tests.cli.conftest import Run, done
+
+Found = dict[str, tuple[str, str]]
+
+
+def found(qd: Run) -> Found:
+    """What was looked at -> sign and value."""
+    checks = json.loads(qd("doctor", "--json").stdout)["checks"]
+    return {each["what"]: (each["sign"], each["value"]) for each in checks}
+
+
+def at(configured: Callable[[str], None], url: str) -> None:
+    configured(f'[connections.db]\nurl = "{url}"\n[qd]\ndefault = "db"\ncontrol = "db"\n')
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres_url", "mariadb_url"])
+def test_a_database_that_is_well(kind: str, configured: Callable[[str], None], qd: Run, request: pytest.FixtureRequest):
+    at(configured, "sqlite:///jobs.sqlite" if kind == "sqlite" else request.getfixturevalue(kind))
+    lacks = found(qd)
+    assert lacks["db.tables"][0] == "fail"
+    assert "qd_names" in lacks["db.tables"][1]
+    assert "db.latency" not in lacks
+    done(qd("migrate"))
+    well = found(qd)
+    assert well["db.tables"] == ("ok", "qd's and 'jobs' are there")
+    assert well["db.answers"][0] == "ok"
+    assert ("db.clock" in well) == (kind != "sqlite")
+    assert "db.latency" in well
+    # The servers of the tests run without fsync, so that nobody waits for the disk.
+    assert well["db.persistence"][0] == {"sqlite": "ok"}.get(kind, "warn"), well["db.persistence"]
+
+
+def test_a_database_that_is_away(configured: Callable[[str], None], qd: Run) -> None:
+    at(configured, "postgresql://shop:s3cretw0rd@127.0.0.1:9/db")
+    result = qd("doctor")
+    assert result.exit_code in (69, 78)  # 78: there is no app, either
+    assert "fail  db.answers: the database at postgresql://shop@127.0.0.1:9/db " in result.stdout, result.stdout
+    assert "s3cretw0rd" not in result.output
+
+
+def test_tables_of_another_qd(configured: Callable[[str], None], qd: Run) -> None:
+    at(configured, "sqlite:///jobs.sqlite")
+    done(qd("migrate"))
+    with closing(sqlite3.connect("jobs.sqlite")) as db:
+        db.execute("UPDATE qd_schema SET version = 99")
+        db.commit()
+    assert found(qd)["db.tables"][0] == "fail"
+    assert "update qd here" in found(qd)["db.tables"][1]
