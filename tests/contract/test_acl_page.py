@@ -50,7 +50,11 @@ def test_the_page_has_the_four_users():
 def test_a_worker_may_do_what_the_scripts_do():
     folder = Path(qd.__file__).parent / "connectors" / "scripts"
     operators = ("clear.lua", "find.lua", "retry.lua", "forget.lua", "stop.lua", "drop.lua", "adopt.lua")
-    elsewhere = ("ends_left.lua", "outbox.lua", "parcel_turn.lua")  # of a cluster, and of control for beanstalkd and SQS: the page says so
+    elsewhere = (
+        "ends_left.lua",
+        "outbox.lua",
+        "parcel_turn.lua",
+    )  # of a cluster, and of control for beanstalkd and SQS: the page says so
     texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in (*operators, *elsewhere)]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert len(called) > 15

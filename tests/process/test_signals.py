@@ -240,8 +240,8 @@ def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
     shop.qd("dispatch", "stuck")
     pid = int(str(eventually(lambda: work.output and work.output[0])).split()[1])
     os.kill(pid, signal.SIGUSR1)
-    work.wait_line("in stuck", 20)
-    work.wait_line("job.killed.*timeout", 20)
+    work.wait_line(r'^  File ".*jobs.py", line \d+ in stuck')  # that of a killed job stands further to the right
+    work.wait_line("job.killed.*timeout")
     work.wait_line("job.failed|job.requeued")
     work.stop()
     shop.qd("clear", "default")
