@@ -100,8 +100,9 @@ def locked(path: Path) -> None:
 
 
 @pytest.fixture
-def on_beanstalkd(beanstalkd: Beanstalkd, durable_redis: Server) -> Served:
-    return Served({"url": beanstalkd.url}, killed_and_started(beanstalkd), control=durable_redis.url)
+def on_beanstalkd(beanstalkd: Beanstalkd, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    path = tmp_path_factory.mktemp("control") / "qd.sqlite"
+    return Served({"url": beanstalkd.url}, killed_and_started(beanstalkd), control=f"sqlite:///{path}", migrates=True)
 
 
 @pytest.fixture

@@ -236,3 +236,18 @@ def test_a_job_that_waits_is_found_by_its_id_and_cancelled(tried: Tried) -> None
     assert shown(tried, "job", id)["status"] == "delayed"
     tried.command("cancel", id)
     assert tried.empty()
+
+
+def test_what_keeps_jobs_and_nothing_else_asks_for_a_control_connection(tried: Tried) -> None:
+    if tried.can("memory"):
+        space, prefix = tried.connect().kept
+        assert space.call("EXISTS", f"{prefix}nothing") == 0
+        return
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tried.shop.table.items()]
+    alone = "\n".join(["[qd]", 'app = "jobs:app"', f"[connections.{NAME}]", *lines])
+    (tried.shop.root / "qd.toml").write_text(alone)
+    done = tried.shop.qd("work", "--stop-when-empty")
+    assert done.returncode == 78
+    (line,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
+    assert f"connection '{NAME}'" in line
+    assert "as control of [qd]" in line
