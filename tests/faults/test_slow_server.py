@@ -70,6 +70,7 @@ def test_timeouts_need_no_server(
         acting = threading.Thread(target=act, args=(other,))
         acting.start()
         killed = work.wait_line(r"job\.killed .*reason=timeout .*job=stuck .*took=(\d\.\d+)", 20)
+        assert float(killed[1]) < 5, "it waited for the server"
         acting.join()
         for n in (long, soft):
             assert len(ledger.starts(n)) == 1

@@ -51,7 +51,7 @@ def test_no_workers_keeps_the_lease_and_leaves_at_an_empty_queue(
 def test_no_workers_leaves_when_it_is_told_to(
     shop: Project, witness: Witness, redis: Client, number: signal.Signals
 ) -> None:
-    work = shop.work("-w", "0")
+    work = shop.work("-w", "0", "--sleep", "60")
     eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 20)
     work.stop(number, seconds=20)
     push_laravel(redis, "slow", {"seconds": 2})
@@ -87,7 +87,7 @@ def test_no_workers_replaces_a_keeper_that_died(shop: Project, witness: Witness,
 
 @pytest.mark.leaves("qd:restart")
 def test_no_workers_obeys_restart_and_down(shop: Project, witness: Witness, redis: Client) -> None:
-    work = shop.work("-w", "0")
+    work = shop.work("-w", "0", "--sleep", "60")
     eventually(lambda: "qd:inline:worker" in redis.text("CLIENT", "LIST"), 20)
     shop.qd("down")
     push_laravel(redis, "quick")

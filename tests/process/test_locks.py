@@ -76,7 +76,7 @@ def test_a_lock_that_is_released_goes_to_the_waiter_at_once_and_to_nobody_in_pas
     thread = in_thread(lambda: got.set() if app.lock("report", ttl=1).acquire() else None)
     in_line(redis, 1)
     lock.release()
-    assert got.wait(20)
+    assert got.wait(10)
     assert not app.lock("report", ttl=30).acquire(blocking=False)
     thread.join(10)
     eventually(lambda: not app.lock("report", ttl=1).locked())
