@@ -73,6 +73,9 @@ function manager(?int $blockFor = 3): Manager
     if (getenv('BENCH_BEANSTALKD')) {
         return on_beanstalkd((int) getenv('BENCH_BEANSTALKD'), $blockFor);
     }
+    if (getenv('BENCH_DATABASE')) {
+        return on_database(json_decode(getenv('BENCH_DATABASE'), true));
+    }
     $url = parse_url(getenv('BENCH_REDIS_URL'));
     $queues = new Manager($container = new Container);
     $container->instance('redis', new RedisManager($container, 'phpredis', [
@@ -93,6 +96,21 @@ function on_beanstalkd(int $port, ?int $blockFor): Manager
     $queues->addConnection([
         'driver' => 'beanstalkd', 'host' => '127.0.0.1', 'port' => $port, 'queue' => 'default', 'retry_after' => 90,
         'block_for' => $blockFor ?? 0,
+    ]);
+
+    return $queues;
+}
+
+/** @param array<string, mixed> $connection as config/database.php has it */
+function on_database(array $connection): Manager
+{
+    require_once 'Illuminate/Database/autoload.php';
+    $queues = new Manager($container = new Container);
+    $database = new Illuminate\Database\Capsule\Manager($container);
+    $database->addConnection($connection);
+    $container->instance('db', $database->getDatabaseManager());
+    $queues->addConnection([
+        'driver' => 'database', 'table' => 'jobs', 'queue' => 'default', 'retry_after' => 90,
     ]);
 
     return $queues;

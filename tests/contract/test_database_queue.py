@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -402,3 +404,31 @@ def test_what_is_no_session_and_what_is_no_database_is_told():
     with pytest.raises(ConfigError, match="str is neither a Session nor"), app.transaction("x"):
         pass
     other.dispose()
+
+
+# -- several at once
+
+
+def test_four_workers_at_once_take_each_job_once(connect, table):
+    """Each over a connection of its own; some of the jobs go back once."""
+    connect(9).push_many([("a", job(n), None) for n in range(200)])
+    done: list[list[str]] = [[] for _ in range(4)]
+
+    def work(slot: int) -> None:
+        queue = connect(slot)
+        acked: Reserved | None = None
+        while (turn := queue.turn(acked, ["a"])).reserved is not None:
+            held, acked = turn.reserved, None
+            payload = read(held.member)
+            if payload.attempts == 1 and payload.id in ("id7", "id77", "id177"):
+                assert queue.release(held, answered(held.member, held.mark), 0)
+            else:
+                done[slot].append(str(payload.id))
+                acked = held
+        queue.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(work, slot) for slot in range(4)]:
+            each.result()
+    assert Counter(name for some in done for name in some) == Counter(f"id{n}" for n in range(200))
+    assert (table.rows(), table.rows(table="qd_reserved")) == ([], [])
