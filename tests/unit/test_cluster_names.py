@@ -57,7 +57,8 @@ def test_a_slot_is_that_of_the_servers(key: str | bytes, slot: int) -> None:
         ("qd:ticks:ends", "qd:{ticks}:ends"),
         ("qd:mutex:{a}:line", "qd:mutex:{a}:line"),
         ("qd:masters", "qd:masters"),
-        ("qd:at:other:queues:mail:notify", "qd:at:other:queues:{mail}:notify"),
+        ("{qd:at:other}:queues:mail:notify", "{qd:at:other}:queues:mail:notify"),
+        ("{qd:at:other}:qd:batch:6f1c", "{qd:at:other}:qd:batch:6f1c"),
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "shop_database_"])

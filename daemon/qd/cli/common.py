@@ -132,11 +132,10 @@ def store(found: Settings, name: str) -> KeyspaceStore:
 
 def store_at(url: str, prefix: str) -> KeyspaceStore:
     """The small facts under `prefix` of the Redis at `url`, until the command ends."""
-    from qd.connectors.redis.wire import Wire
+    from qd.connectors.redis.opening import opened
     from qd.store.keyspace import KeyspaceStore
 
-    patience = given().patience
-    wire = Wire(url, name="qd: command", connect_timeout=patience, timeout=patience)
+    wire = opened(url, name="qd: command", patience=given().patience)
     click.get_current_context().call_on_close(wire.close)
     return KeyspaceStore(wire, prefix)
 

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from qd.connectors.base import NONE, Limits, Queue
 from qd.errors import ConfigError
+from qd.options.kinds import scheme_of
 from qd.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
 def borrowed_prefix(settings: Settings, name: str) -> str:
     """What every name begins with that the connection called `name` has in the keyspace of the control connection."""
     control = settings.connections.get(settings.control)
-    return f"{control.prefix if control else ''}qd:at:{name}:"
+    at = f"qd:at:{name}"
+    if control is not None and scheme_of(control.url or "").endswith("+cluster"):
+        at = f"{{{at}}}"  # all of it in one slot, so that steps are steps there
+    return f"{control.prefix if control else ''}{at}:"
 
 
 def needs_memory(settings: Settings, name: str) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from qd.connectors.keeping import Keeping
 from qd.connectors.keyspace import keys
-from qd.connectors.redis.wire import Wire
+from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.redis.opening import opened
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
 from qd.store.laravel import DOWN, truthy
@@ -30,7 +31,7 @@ UNSEEN = object()
 
 
 class LaravelKeys:
-    def __init__(self, wire: Wire, prefix: str, settings: Settings, queue: Keeping, log: Log) -> None:
+    def __init__(self, wire: Keyspace, prefix: str, settings: Settings, queue: Keeping, log: Log) -> None:
         self.wire, self.queue, self.queues, self.log = wire, queue, settings.work.queues, log
         connection = settings.work.connection
         names = [RESTART, DOWN, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
@@ -46,7 +47,7 @@ class LaravelKeys:
         laravel = settings.laravel
         if laravel is None or not laravel.cache_url:
             return None
-        wire = Wire(laravel.cache_url, name="qd:laravel", connect_timeout=1.0, timeout=1.0)
+        wire = opened(laravel.cache_url, name="qd:laravel", patience=1.0)
         return cls(wire, laravel.cache_prefix, settings, queue, log)
 
     def restart_changed(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from qd.config import Settings
 from qd.config.table import CONNECTION, LARAVEL, environ_name
-from qd.connectors.redis.wire import Wire
+from qd.connectors.manager import open_memory
 from qd.errors import QdError
 from qd.pytest_plugin.places import settings_of
 from qd.pytest_plugin.scratch import DATABASES, LOOK_AGAIN, START_WAIT, Held, Server, clean
@@ -138,12 +138,11 @@ def ready_queues(app: Qd, settings: Settings, connection: str) -> list[str]:
 
 @contextmanager
 def store_of(settings: Settings, connection: str) -> Iterator[KeyspaceStore]:
-    found = settings.connection(connection)
-    wire = Wire(found.url or "")
+    space, prefix = open_memory(settings, connection)
     try:
-        yield KeyspaceStore(wire, found.prefix)
+        yield KeyspaceStore(space, prefix)
     finally:
-        wire.close()
+        space.close()
 
 
 @contextmanager

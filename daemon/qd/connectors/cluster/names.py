@@ -17,7 +17,7 @@ SLOTS = 16384
 MOST = 10_000  # names that are remembered
 OWN = (":ends", ":seen", ":cancel")  # endings of keys that stand beside a queue on a cluster only
 _TAGGED = re.compile(r"\{[^}]+\}")
-_BORROWED = re.compile(r"qd:at:[^:]+:")  # where another connection keeps its own: connectors/manager.py
+BORROWED = "{qd:at:"  # where another connection keeps its own, all of it in one slot: connectors/manager.py
 _GROUPS = (
     re.compile(r"(?P<kind>qd:batch:)(?P<name>[^:]+)(?P<ending>:\w+)?"),
     re.compile(r"(?P<kind>qd:(?:errors|rest):)(?P<name>.+)(?P<ending>)"),
@@ -58,21 +58,22 @@ class Names:
     def slot(self, name: str) -> int:
         return self.placed(name)[1]
 
+    def is_borrowed(self, name: str) -> bool:
+        """Whether it is one of another connection's, which stand together in one slot: steps are steps there, and names are
+        as they are everywhere."""
+        return name.startswith(BORROWED, len(self.prefix))
+
     def _real(self, name: str) -> str:
-        if not name.startswith(self.prefix):
+        if not name.startswith(self.prefix) or self.is_borrowed(name):
             return name
-        rest = name[len(self.prefix) :]
-        borrowed = _BORROWED.match(rest)
-        start = self.prefix + (borrowed[0] if borrowed else "")
-        return start + tagged(name[len(start) :])
+        return self.prefix + tagged(name[len(self.prefix) :])
 
     def said(self, real: str) -> str | None:
         """The name of a key that stands there. None: one that only a cluster has."""
         body = real.removeprefix(self.prefix)
-        borrowed = _BORROWED.match(body)
-        start = real[: len(real) - len(body)] + (borrowed[0] if borrowed else "")
-        found = _REAL.fullmatch(real[len(start) :])
-        if found is None:
+        start = real[: len(real) - len(body)]
+        found = _REAL.fullmatch(body)
+        if found is None or self.is_borrowed(real):
             return None if body.startswith("queues:") and body.endswith(OWN) else real
         kind, name, ending = found.groups()
         if ending in OWN:
@@ -109,5 +110,4 @@ def split(name: str) -> tuple[str, str]:
 
 def ready_of(names: Names, name: str) -> str:
     """The ready list, as it is called there, of the queue that the key `name` is one of."""
-    start = name.rindex("queues:") if not name.startswith(names.prefix + "queues:") else len(names.prefix)
-    return names.real(f"{name[:start]}queues:{split(name[start:])[0]}")
+    return names.real(f"{names.prefix}queues:{split(name[len(names.prefix) :])[0]}")

@@ -153,7 +153,16 @@ class ClusterQueue(KeyspaceQueue):
         if self._owed is not None:
             self.ack(self._owed)
             self._owed = None
-        return super().held(queues)
+        away = list[ConnectionLost]()
+        for queue in queues:
+            try:
+                if (held := super().held([queue])) is not None:
+                    return held
+            except ConnectionLost as error:  # what it holds of this worker is found by the turn that reaches it
+                away.append(error)
+        if len(away) == len(queues):
+            raise away[0]
+        return None
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         self._ears.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)

@@ -34,19 +34,25 @@ Args = Sequence[Arg]
 
 
 def run(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
-    plan = PLANS.get(its.name)
-    return wire.sent(item(wire, its, names, args)) if plan is None else plan(wire, its, names, args)
+    if not is_planned(wire, its, names):
+        return wire.sent(item(wire, its, names, args))
+    return PLANS[its.name](wire, its, names, args)
+
+
+def is_planned(wire: ClusterWire, its: Script, names: Names) -> bool:
+    """Whether it is more than one call."""
+    return its.name in PLANS and not wire.names.is_borrowed(names[0])
 
 
 def run_many(wire: ClusterWire, calls: Sequence[Call]) -> list[Any]:
     """Each by itself; errors as exceptions in their places."""
-    simple = [place for place, call in enumerate(calls) if call.script.name not in PLANS]
+    simple = [place for place, call in enumerate(calls) if not is_planned(wire, *call[:2])]
     replies: list[Any] = [None] * len(calls)
     found = wire.exchange([item(wire, *calls[place][:3]) for place in simple])
     for place, reply in zip(simple, found, strict=True):
         replies[place] = reply
     for place, call in enumerate(calls):
-        if call.script.name in PLANS:
+        if is_planned(wire, *call[:2]):
             try:
                 replies[place] = run(wire, *call[:3])
             except (ConnectionLost, ServerRefused) as error:

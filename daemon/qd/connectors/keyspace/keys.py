@@ -26,8 +26,7 @@
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
 |                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
 |                         |        | schedulers take those gone for 400 days, and those of a host that was away for 7. In   |
-|                         |        | one hash for all queues: an entry that moves to another keeps its place. A cluster     |
-|                         |        | will need one beside each queue, since the tick and its job are one step               |
+|                         |        | one hash for all queues: an entry that moves to another keeps its place               |
 | qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
 | qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
@@ -56,6 +55,9 @@
 | qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed;   |
 |                         |        | HOST 0x1f ENTRY for on_every_host                                                     |
 | qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
+
+On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/names.py), and there are three more beside
+a queue, one beside a batch and one beside the ticks: cluster/ends.py.
 """
 
 from __future__ import annotations

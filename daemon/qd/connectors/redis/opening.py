@@ -40,11 +40,17 @@ def kind_of(url: str | None) -> type[RedisQueue] | type[ClusterQueue]:
 
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> Wire | ClusterWire:
-    if is_cluster(at.url):
+    return opened(at.url or "", at.prefix, name=title, patience=patience)
+
+
+def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0) -> Wire | ClusterWire:
+    """A keyspace on the Redis at `url`, whatever kind it is. prefix: what all names begin with. patience: seconds to
+    connect, and for each reply."""
+    if is_cluster(url):
         from qd.connectors.cluster.wire import ClusterWire
 
-        return ClusterWire(at.url or "", at.prefix, name=title, connect_timeout=patience, timeout=patience)
-    return Wire(at.url or "", name=title, connect_timeout=patience, timeout=patience)
+        return ClusterWire(url, prefix, name=name, connect_timeout=patience, timeout=patience)
+    return Wire(url, name=name, connect_timeout=patience, timeout=patience)
 
 
 def check(url: str) -> None:
