@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.clock import eventually
@@ -67,16 +68,26 @@ class Cluster:
             with node.client() as client:
                 client.call("FLUSHALL")
 
-    def moves(self, slot: int, to: Server) -> None:
-        """Every key of it, and then the slot, as redis-cli --cluster reshard does it."""
+    def moves(self, slot: int, to: Server, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Every key of it, and then the slot, as redis-cli --cluster reshard does it. meanwhile: called while the slot is on
+        its way."""
         ids = [self._id(node) for node in self.nodes]
         target, source = ids[self.nodes.index(to)], next(node for node in self.nodes if self._has(node, slot))
         self._ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[self.nodes.index(source)])
         self._ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", target)
         while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 1):
             self._ask(source, "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+        meanwhile()
+        while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+            self._ask(source, "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
         for node in (to, source, *self.nodes):
             self._ask(node, "CLUSTER", "SETSLOT", slot, "NODE", target)
+        eventually(lambda: len({self._known(node) for node in self.nodes}) == 1, 30, what="nodes that agree")
+
+    def _known(self, node: Server) -> str:
+        """Who has which slots since which epoch, as this node knows it: the next move is to be younger for all of them."""
+        said = self._ask(node, "CLUSTER", "NODES").decode().replace("myself,", "").splitlines()
+        return "\n".join(sorted(" ".join((words := line.split())[:1] + words[6:7] + words[8:]) for line in said))
 
     def _has(self, node: Server, slot: int) -> bool:
         found = self._ask(node, "CLUSTER", "SLOTS")
