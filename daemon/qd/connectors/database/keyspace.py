@@ -111,7 +111,12 @@ class DatabaseSpace:
         replies = list[Any]()
         for some in parts(calls):
             names = [word(name) for call in some for name in call.names]
-            replies += self._done(names, partial(self._each, some))
+            try:
+                replies += self._done(names, partial(self._each, some))
+            except ServerRefused as error:
+                if len(some) > 1:
+                    raise
+                replies.append(error)
         return replies
 
     def _each(self, calls: Sequence[Call], step: Step) -> list[Any]:

@@ -1,0 +1,117 @@
+"""What is kept beside the jobs, on every keyspace: failed records, batches, ticks, the names of queues."""
+
+from __future__ import annotations
+
+import pytest
+
+from qd.connectors.base import Claim, Outgoing
+from qd.connectors.batches import Callback, Entry, NewBatch
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.batches import KeptBatches
+from qd.connectors.keyspace.keyed import cancelled, due, moved
+from qd.connectors.keyspace.sending import sent
+from qd.connectors.keyspace.ticks import KeptTicks
+from qd.payload import make
+from qd.store import hosts
+from qd.store.failed import FailedStore, Record, Wanted
+from qd.store.keyspace import KeyspaceStore
+from tests.contract.spaces import Beside
+
+pytestmark = pytest.mark.leaves("app_qd:batch:*", "app_queues:*")
+
+
+def payload(id: str) -> bytes:
+    return make("mail.send", b'{"to":"a@b.c"}', uuid=id, id=id, created_at=1_000_000_000)
+
+
+def failed(number: int, *, queue: str = "a") -> Record:
+    return Record(id=f"r{number}", queue=queue, failed_at=0.0, payload=payload(f"u{number}"), error="ValueError",
+                  reason=f"because {number}", job="mail.send")  # fmt: skip
+
+
+def test_failed_jobs_are_read_a_page_at_a_time_retried_and_forgotten(store: KeyspaceStore, beside: Beside) -> None:
+    found = FailedStore(store)
+    found.adopt("a", [failed(number) for number in range(7)])
+    found.adopt("b", [failed(8, queue="b")])
+    found.adopt("a", [failed(3)])  # it is there already
+    assert found.queues() == ["a", "b"]
+    assert found.count(["a", "b"]) == 8
+    told = list(found.records(["a", "b"], newest=False))
+    assert {record.id: record.reason for record in told} == {f"r{n}": f"because {n}" for n in (0, 1, 2, 3, 4, 5, 6, 8)}
+    assert [record.failed_at for record in told] == sorted(record.failed_at for record in told)
+    assert told[0].payload == payload(told[0].uuid or told[0].id.replace("r", "u"))
+    assert list(found.records(["a"], Wanted(until=1.0))) == []
+    assert [each.id for each in found.find(["a", "b"], ["r8"])["r8"]] == ["r8"]
+    some = [record for record in told if record.id in ("r1", "r2")]
+    assert found.retry("a", some, store.now()) == [None, None]
+    assert found.retry("a", some, store.now()) == ["", ""]
+    assert beside.call("LLEN", "app_queues:a") == 2
+    assert found.kept("a", ["r1", "r3"]) == [False, True]
+    found.forget("a", [record for record in told if record.queue == "a"])
+    found.forget("b", [record for record in told if record.queue == "b"])
+    assert found.count(["a", "b"]) == 0
+    assert [name for name in beside.names() if "failed" in name] == []
+
+
+def test_a_batch_is_made_added_to_and_cancelled(store: KeyspaceStore) -> None:
+    batches = KeptBatches(store.space, "app_")
+    text = make("then", b"{}", uuid="t", id="t", created_at=1_000_000_000)
+    then = Callback("c", text, 0.0, (text.index(b"1000000000"),))
+    batches.send(
+        NewBatch("B", "import", False, {"then": then}), [Entry("a", f"u{n}", payload(f"u{n}"), 0.0) for n in (1, 2)]
+    )
+    batches.add("B", [Entry("a", "u3", payload("u3"), 60.0)])
+    state = batches.state("B")
+    assert state is not None
+    assert (state.name, state.total, state.pending, state.failed) == ("import", 3, 3, 0)
+    assert abs(state.created_at - store.now()) < 60
+    assert not batches.cancelled("B")
+    assert batches.cancel("B")
+    assert batches.cancelled("B")
+    assert not batches.cancel("B")
+    assert batches.state("C") is None
+
+
+def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, beside: Beside) -> None:
+    ticks = KeptTicks(store.space, "app_")
+    now = int(store.now() * 1000)
+    plain = Claim("", "e1", b"", b"one", now - 1000)
+    sends = Claim("a", "e2", b"", b"two", now - 1000, Outgoing("a", b"job"))
+    early = Claim("", "e3", b"", b"three", now + 3_600_000)
+    assert [(each.taken, each.early) for each in ticks.take([plain, sends, early])] == [(True, False)] * 2 + [
+        (False, True)
+    ]
+    assert [each.found for each in ticks.take([plain, sends])] == [b"one", b"two"]
+    assert beside.call("LRANGE", "app_queues:a", 0, -1) == [b"job"]
+    assert ticks.read(["e1", "e2", "e3"]) == [b"one", b"two", b""]
+    assert ticks.strange("a") == ""
+    at, fields = 0, dict[str, bytes]()
+    while True:
+        at, some = ticks.page(at)
+        fields |= some
+        if not at:
+            break
+    assert fields == {"e1": b"one", "e2": b"two"}
+    ticks.forget(["e1", "e2"])
+    beside.call("SET", "app_qd:ticks", "spoilt")
+    assert "app_qd:ticks is a string and not a hash" in ticks.strange("a")
+    assert ticks.take([plain])[0].refused is not None
+    beside.call("DEL", "app_qd:ticks")
+
+
+def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, beside: Beside) -> None:
+    def named(*names: str) -> list[str]:
+        return ["app_" + name for name in names]
+
+    both = [Outgoing("a", payload(id), lock="order:7", owner=id, hold=60) for id in ("u1", "u2")]
+    assert sent(store.space, named, [*both, Outgoing("a", payload("u3"), delay=30)]) == [None, "u1", None]
+    text = payload("u4").replace(b'"attempts"', b'"qd":{"key":"00001.a late"},"attempts"')
+    sent(store.space, named, [Outgoing("a", text, delay=30, key="00001.a late")])
+    first = due(store.space, named, "a", "late")
+    assert moved(store.space, named, "a", "late", 90)
+    assert first is not None
+    assert 50 < (due(store.space, named, "a", "late") or 0) - first < 70
+    assert cancelled(store.space, named, "a", "late")
+    assert not cancelled(store.space, named, "a", "late")
+    assert hosts.queues_found(store) == ["a"]
+    beside.call("DEL", "app_" + keys.unique("order:7"))
