@@ -54,13 +54,14 @@ class Shop:
 
     def __init__(self, project: Project, sqs: Sqs, server: Server) -> None:
         self.project, self.sqs, self.server = project, sqs, server
-        project.allowed |= {"notes", "died"}
+        project.allowed |= {"notes", "died", *(f"control.sqlite{end}" for end in ("", "-wal", "-shm"))}
         self.write()
 
     def write(self, *, control: str = "redis", queue: str = "mail", options: str = "", lease: int = 30) -> None:
         (self.project.root / "qd.toml").write_text(
             f'[qd]\napp = "jobs:app"\ndefault = "sqs"\ncontrol = "{control}"\n'
             f'[connections.redis]\nurl = "{self.server.url}"\n'
+            f'[connections.file]\nurl = "sqlite:///{self.project.root}/control.sqlite"\n'
             f'[connections.sqs]\nurl = "{self.sqs.url}{options}"\nqueue = "{queue}"\nretry_after = {lease}\n'
         )
 
@@ -88,8 +89,13 @@ def shop(project: MakeProject, sqs: Sqs, server: Server, monkeypatch: pytest.Mon
     return Shop(project(jobs=JOBS), sqs, server)
 
 
-def test_chains_batches_unique_keyed_and_delayed_jobs_go_through_the_control_connection(shop: Shop) -> None:
-    shop.write(options="&longest_delay=0")
+@pytest.mark.parametrize("control", ["redis", "file"])
+def test_chains_batches_unique_keyed_and_delayed_jobs_go_through_the_control_connection(
+    shop: Shop, control: str
+) -> None:
+    shop.write(options="&longest_delay=0", control=control)
+    if control == "file":
+        assert shop.project.quick("migrate").exit_code == 0
     shop.python(
         """
         app.chain(step.bind("first"), step.bind("second")).dispatch()
@@ -221,3 +227,4 @@ def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_told(shop: Shop) -> Non
     client.close()
     work = shop.project.work_off()
     assert work.matches(r"connection.odd .*received 2 times \(maxReceiveCount\)")
+    assert "received 2 times" in shop.project.qd("doctor").stdout

@@ -3,7 +3,7 @@ and this host; one line for each thing, with the fix where it is not well. Chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,9 +15,9 @@ from qd.bus.send import signing_of
 from qd.cli import common, output
 from qd.cli.checks import access, database, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.connectors.manager import cannot_of
+from qd.connectors.manager import MEMORIES, cannot_of, first_look
 from qd.connectors.redis.wire import Wire
-from qd.errors import QdError
+from qd.errors import ConfigError, QdError
 from qd.options.kinds import BARE
 from qd.process.exits import Exit
 
@@ -122,9 +122,10 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     state = reported(settings)
     masters = [master for master in state.masters if master.connection == name] if state else []
     queues = worked(name, found, masters)
+    yield from there(name, settings, queues)
     for where, wire in masters_of:
         yield from access.check(wire, where, store.prefix, queues)
-    yield from waiting.check(store, queues, found.app, masters, signing_of(settings))
+    yield from waiting.check(store, queues, found.app, masters, signing_of(settings), what_waits(name, settings))
     yield from flow.check(settings, name, queues, state)
     yield from waiting.unworked(name, found, masters)
     if name == settings.control:
@@ -151,6 +152,20 @@ def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding
     own = found.app.connections.own if found.app is not None else {}
     for what, meaning in cannot_of(settings, name, own).items():
         yield ok(f"{name}.cannot", f"{what}: {meaning}")
+
+
+def what_waits(name: str, settings: Settings) -> str:
+    """Of what the payloads that can be looked at are."""
+    return "its outbox" if settings.connections[name].driver not in MEMORIES else "it"
+
+
+def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
+    """What the server says of these queues that does not make any: SQS."""
+    try:
+        for hint in first_look(settings, name, queues):
+            yield warn(f"{name}.queues", hint, "docs/sqs.md says what a dead-letter queue means here")
+    except ConfigError as error:
+        yield fail(f"{name}.queues", error, "`qd work` leaves with 78 until then", Exit.CONFIG)
 
 
 def reported(settings: Settings) -> State | None:

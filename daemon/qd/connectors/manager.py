@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -211,12 +211,12 @@ def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings
     return replace(found, url=embedded.resolve(found.url or "", settings.root))
 
 
-def first_look(settings: Settings) -> list[str]:
-    """What is odd about the queues that are to be worked on, as far as their server says it at once. Raises ConfigError for
-    what nobody but a person can mend: a queue that is not there, credentials that are refused."""
-    found = settings.connection(settings.work.connection)
+def first_look(settings: Settings, name: str, queues: Sequence[str]) -> list[str]:
+    """What is odd about queues that are to be worked on, as far as their server says it at once. Raises ConfigError for what
+    nobody but a person can mend: a queue that is not there, credentials that are refused."""
+    found = settings.connection(name)
     look = LOOKS.get(found.driver)
-    return loaded(look)(settings, found) if look else []
+    return loaded(look)(found, queues, settings.work.tries) if look else []
 
 
 def check_url(found: ConnectionSettings) -> None:

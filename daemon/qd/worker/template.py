@@ -78,7 +78,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         config.check_work(app.settings)
         check_memory(app.settings)
         check_start(app.settings)
-        for hint in first_look(app.settings):
+        for hint in first_look(app.settings, app.settings.work.connection, app.settings.work.queues):
             log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
         return app
     except ConfigError as error:

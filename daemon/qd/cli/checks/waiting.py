@@ -59,8 +59,9 @@ def check(
     app: Qd | None,
     masters: list[Master],
     signing: Signing | None,
+    place: str = "it",
 ) -> Iterator[Finding]:
-    """signing: None where no keys are configured."""
+    """signing: None where no keys are configured. place: what of a queue can be looked at."""
     for queue in queues:
         try:
             there = standing(store, queue)
@@ -71,7 +72,7 @@ def check(
             continue
         found = list(judged(queue, there, seen(there, signing), app))
         found += dead_hands(store, queue, masters)
-        yield from found or [ok(f"queue {queue}", well(there))]
+        yield from found or [ok(f"queue {queue}", well(there, place))]
 
 
 def standing(store: KeyspaceStore, queue: str) -> Standing:
@@ -85,10 +86,10 @@ def standing(store: KeyspaceStore, queue: str) -> Standing:
     return Standing([raw for raw in head if raw is not None], later, held)
 
 
-def well(there: Standing) -> str:
+def well(there: Standing, place: str) -> str:
     parts = [f"{count(len(there.ready), 'job')} at its head"] if there.ready else []
     parts += [f"{count(len(there.delayed), 'delayed job')}"] if there.delayed else []
-    return f"{' and '.join(parts)} looked at" if parts else "nothing waits"
+    return f"{' and '.join(parts)} looked at" if parts else f"nothing waits in {place}"
 
 
 def seen(there: Standing, signing: Signing | None) -> Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,17 @@ from qd.connectors.sqs.service import NoSuchQueue, Service
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
 
 if TYPE_CHECKING:
-    from qd.config import ConnectionSettings, Settings
+    from qd.config import ConnectionSettings
 
 FEW = 3  # receives that a message may need though nothing is wrong with its job: workers leave while they ask
 
 
-def look(settings: Settings, at: ConnectionSettings) -> list[str]:
-    """What is odd about its queues, in words. Raises ConfigError for one that is not there, and for credentials that are
+def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+    """What is odd about these queues, in words. Raises ConfigError for one that is not there, and for credentials that are
     missing or refused. A server that does not answer is waited for later."""
     messages = Messages(Service(Address(at.url or "")), at.prefix)
     try:
-        return [hint for queue in settings.work.queues if (hint := redriven(messages, queue, settings.work.tries))]
+        return [hint for queue in queues if (hint := redriven(messages, queue, tries))]
     except (NoSuchQueue, WrongPassword) as error:
         raise ConfigError(f"connection '{at.name}': {error}") from None
     except (ConnectionLost, ServerRefused):
