@@ -103,13 +103,14 @@ def said_once(work: Procs) -> None:
 @pytest.mark.fault(
     "13", "kill -9 of Redis at a fifth of 2,000 jobs, during a storm of pushes; back after 3 s", "one line each way"
 )
-@pytest.mark.parametrize("fsync", ["everysec", "always"])
+# Not everysec: there a write may wait for a sync that goes on, though its answer is given.
+@pytest.mark.parametrize("fsync", ["no", "always"])
 def test_a_killed_server_loses_nothing_that_it_acknowledged(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
 ) -> None:
     work = ready(shop, 4, "--log-level", "info")
     storm = Producer(own, ledger, 2000)
-    eventually(lambda: len(ledger.ends()) >= 400, 30, every=0.02, what="a fifth of the jobs")
+    eventually(lambda: len(ledger.ends()) >= 400, 120, every=0.02, what="a fifth of the jobs")
     own.kill()
     killed = time.monotonic()
     eventually(lambda: time.monotonic() >= killed + 3)
@@ -117,8 +118,8 @@ def test_a_killed_server_loses_nothing_that_it_acknowledged(
     back = time.monotonic()
     client.close()  # its connection ended with the server
     first = first_after(ledger, killed + 2)
-    eventually(storm.over, 30, what="every push")
-    ledger.wait_all(60)
+    eventually(storm.over, 120, what="every push")
+    ledger.wait_all(120)
     said_once(work)
     work.stop()
     nothing_left(client)
