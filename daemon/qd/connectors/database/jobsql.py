@@ -81,6 +81,14 @@ class JobSql:
         return sql.text(f"DELETE FROM {self.jobs} WHERE {HELD}")
 
     @cached_property
+    def end_both(self) -> sql.TextClause:
+        """Of MySQL: the reservation and its job in one statement. Two rows: both were there; one: the job was another's."""
+        return sql.text(
+            f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
+            " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
+        )
+
+    @cached_property
     def put_back(self) -> sql.TextClause:
         return sql.text(
             f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"

@@ -254,11 +254,14 @@ class DatabaseQueue(KeyspaceQueue):
     def ended(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
         """The rows of a reservation are gone, inside a transaction. False: it was over before."""
         mark = base_of(held.mark)
-        found = self._holding(held.queue, self.owner, mark, held.member)
-        if found is None:
+        if self.sql.kind == "mysql":
+            given = {"owner": self.owner, "mark": mark, "queue": held.queue, "sum": sum_of(held.member)}
+            there = self.link.execute(self.sql.end_both, given).rowcount == 2
+        elif (found := self._holding(held.queue, self.owner, mark, held.member)) is not None:
+            there = self.one(self.sql.delete, found)
+            self.forget(found, mark)
+        else:
             return False
-        there = self.one(self.sql.delete, found)
-        self.forget(found, mark)
         if there:
             and_then()
         return there
