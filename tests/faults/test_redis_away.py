@@ -103,8 +103,7 @@ def said_once(work: Procs) -> None:
 @pytest.mark.fault(
     "13", "kill -9 of Redis at a fifth of 2,000 jobs, during a storm of pushes; back after 3 s", "one line each way"
 )
-# Not everysec: there a write may wait for a sync that goes on, though its answer is given.
-@pytest.mark.parametrize("fsync", ["no", "always"])
+@pytest.mark.parametrize("fsync", ["everysec", "always"])
 def test_a_killed_server_loses_nothing_that_it_acknowledged(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
 ) -> None:

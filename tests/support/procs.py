@@ -51,6 +51,7 @@ class Procs:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pipesize=1 << 20,  # qd drops lines that nobody reads: not because this process gets no CPU for a moment
             start_new_session=True,
         )
         assert self.process.stdout is not None

@@ -79,10 +79,18 @@ class Project:
         ours = dict.fromkeys((name for name in os.environ if name.startswith(OURS)), None)
         words = [*arguments, "--config", str(self.root / "qd.toml")]
         writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # what is left in the folder fails the test
+        paths = [*sys.path]
         try:
             return CliRunner().invoke(command, words, prog_name="qd", env=ours)
         finally:
-            sys.dont_write_bytecode = writes
+            sys.dont_write_bytecode, sys.path[:] = writes, paths
+            self._forget()
+
+    def _forget(self) -> None:
+        """The modules of this project: the next one has others of these names."""
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", None) or "").startswith(f"{self.root}{os.sep}"):
+                del sys.modules[name]
 
     def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
