@@ -140,10 +140,15 @@ class SqsBackend:
 
     def hold(self, parcel: Parcel | None) -> None:
         """It is a job now, and its lease is the keeper's."""
-        self._loose = None
+        if parcel is not None:
+            self._settled(parcel.id)
+
+    def _settled(self, id: str) -> None:
+        if self._loose is not None and self._loose.id == id:
+            self._loose = None
 
     def drop(self, queue: str, id: str, handle: str) -> None:
-        self._loose = None
+        self._settled(id)
         self._undeleted = [*self._undeleted[-LATER:], (queue, id, handle)]
         self._delete()
 
@@ -180,7 +185,7 @@ class SqsBackend:
 
     def put_back(self, parcel: Parcel, delay: float) -> None:
         """What another worker has in hand need not be looked at before its lease is over."""
-        self._loose = None
+        self._settled(parcel.id)
         self.messages.hide(parcel.queue, parcel.handle, max(delay, self.lease) if delay else 0)
 
     def show(self, queue: str, handle: str, delay: float) -> None:
