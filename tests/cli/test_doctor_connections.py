@@ -10,7 +10,8 @@ from qd.bus.at_once import LIMITS as SYNC
 from qd.connectors.base import Limits
 from qd.connectors.failover import LIMITS as FAILOVER
 from qd.connectors.null import LIMITS as NULL
-from tests.support.project import MakeProject
+from tests.support.project import MakeProject, Project
+from tests.support.servers.sentinel import Sentinel
 
 EACH = [("sync", SYNC), ("null", NULL), ("failover", FAILOVER)]
 
@@ -24,3 +25,25 @@ def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str
     said = [each["value"] for each in checks if each["what"] == "x.cannot"]
     assert said == [f"{what}: {meaning}" for what, meaning in limits.items()]
     assert not [each for each in checks if each["what"].startswith("x.") and each["sign"] == "fail"]
+
+
+def test_sentinels_that_do_not_answer_are_named(project: MakeProject, sentinel: Sentinel) -> None:
+    shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n', url=sentinel.url)
+    found = findings(shop, "redis")
+    here = f"127.0.0.1:{sentinel.primary.port}"
+    assert found["redis.sentinels"] == ("ok", f"all 3 name {here}")
+    assert found["redis.replicas"][0] == "warn"
+    for node in sentinel.nodes:
+        with node.client() as client:
+            client.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    found = findings(shop, "redis", QD_REDIS_URL=sentinel.url.replace("://", "://127.0.0.1:1,"))
+    assert found["redis.sentinels"] == ("warn", f"the primary is {here}, and 127.0.0.1:1 connection refused")
+    assert "redis.replicas" not in found
+    for node in sentinel.nodes:
+        with node.client() as client:
+            client.call("CONFIG", "SET", "min-replicas-to-write", "0")
+
+
+def findings(shop: Project, name: str, **env: str) -> dict[str, tuple[str, str]]:
+    checks = json.loads(shop.qd("doctor", "--json", seconds=60.0, **env).stdout)["checks"]
+    return {each["what"]: (each["sign"], each["value"]) for each in checks if each["what"].startswith(f"{name}.")}

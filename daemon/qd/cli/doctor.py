@@ -13,7 +13,20 @@ import click
 from qd import embedded
 from qd.bus.send import signing_of
 from qd.cli import common, output
-from qd.cli.checks import access, database, fleet, flow, host, project, scheduled, server, supervisord, systemd, waiting
+from qd.cli.checks import (
+    access,
+    database,
+    fleet,
+    flow,
+    host,
+    project,
+    scheduled,
+    sentinels,
+    server,
+    supervisord,
+    systemd,
+    waiting,
+)
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.connectors.manager import MEMORIES, cannot_of, first_look
 from qd.connectors.redis.wire import Wire
@@ -117,6 +130,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     for where, wire in wires:
         facts = server.facts_of(wire)
         yield from server.check(wire, where, facts, clustered=wire is not store.space)
+        yield from sentinels.check(wire, where)
         if facts.get("role", "master") == "master":
             masters_of.append((where, wire))
     state = reported(settings)

@@ -86,7 +86,7 @@ class Primary(Target):
             if left <= 0:
                 break
             try:
-                return self._asked(self.sentinels[0], min(ASK, timeout / 2, left))
+                return self.told_by(self.sentinels[0], min(ASK, timeout / 2, left))
             except (OSError, hiredis.ProtocolError) as error:
                 said.append(Unreachable(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
             except ConnectionLost as error:
@@ -94,7 +94,8 @@ class Primary(Target):
             self.doubted()
         raise worst(said, self.service)
 
-    def _asked(self, sentinel: Address, seconds: float) -> Address:
+    def told_by(self, sentinel: Address, seconds: float) -> Address:
+        """Where the primary is by the word of one of them. Raises OSError, ConnectionLost."""
         with Asking(sentinel, seconds, self.tls) as asking:
             user, password = self._login
             if password is not None:
