@@ -13,7 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from qd.connectors.borrowed.memory import Memory
 from qd.connectors.borrowed.queue import Borrowed
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
@@ -21,6 +23,9 @@ from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.beat import beat
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, ServerRefused
+
+if TYPE_CHECKING:
+    from qd.connectors.redis.wire import Wire
 
 RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
 LOOK = 10.0  # seconds between two looks at parcels that are ended, and after which a worker is not still at it
@@ -114,7 +119,25 @@ class BorrowedKeeping(Borrowed):
         return True
 
     def missing_rights(self, queue: str) -> set[str]:
-        return set()
+        """Where a Redis is borrowed from; what else may be refused is told with each call."""
+        wire = self._redis
+        if wire is None:
+            return set()
+        from qd.connectors.redis import rights
+
+        return rights.missing(wire, self.settings.prefix, queue)
 
     def user(self) -> str:
-        return ""
+        wire = self._redis
+        if wire is None:
+            return ""
+        from qd.connectors.redis import rights
+
+        return rights.name_of(wire)
+
+    @property
+    def _redis(self) -> Wire | None:
+        from qd.connectors.redis.wire import Wire
+
+        space = self.space.space if isinstance(self.space, Memory) else self.space
+        return space if isinstance(space, Wire) else None
