@@ -349,7 +349,11 @@ def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
 def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     folder = ROOT / "daemon" / "qd" / "connectors" / "scripts"
     others = {"adopt", "clear", "find", "forget", "retry", "unique"}  # called by commands and by who sends unique jobs
-    others |= {"ends_left", "outbox", "parcel_turn"}  # on a cluster, and on the control connection of beanstalkd and SQS
+    others |= {
+        "ends_left",
+        "outbox",
+        "parcel_turn",
+    }  # on a cluster, and on the control connection of beanstalkd and SQS
     texts = [path.read_text() for path in folder.glob("*.lua") if path.stem not in others]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     called.remove("SET")  # of unique jobs and locks: not each worker needs it

@@ -16,7 +16,8 @@ from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire, Item
+    from qd.connectors.cluster.exchange import Item
+    from qd.connectors.cluster.wire import ClusterWire
 
 BUDGET = 0.3  # seconds a beat gives to what others have left undone
 

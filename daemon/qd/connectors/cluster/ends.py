@@ -28,7 +28,8 @@ from qd.connectors.scripts import script
 from qd.errors import ServerRefused
 
 if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire, Item
+    from qd.connectors.cluster.exchange import Item
+    from qd.connectors.cluster.wire import ClusterWire
 
 WORDS = {"push": (3, 2), "count": (3, 4), "free": (1, 1), "hold": (1, 2), "keep": (1, 4)}
 """Keys and arguments of each effect, as effects.lua reads them."""

@@ -25,7 +25,8 @@ from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire, Item
+    from qd.connectors.cluster.exchange import Item
+    from qd.connectors.cluster.wire import ClusterWire
 
 OWN = {"ack": (2, 2), "release": (6, 5), "bury": (4, 8), "drop": (3, 5)}
 """Keys and arguments of those that answer, before their effects."""
