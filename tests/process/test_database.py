@@ -1,11 +1,14 @@
-"""`qd work` on a database that is not ready for it: one line, and the exit code that a supervisor does not try again."""
+"""`qd work` on a database: all that jobs may be tied to; and one that is not ready: one line, exit code 78."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.servers.mariadb import MariaDb
 
@@ -40,3 +43,56 @@ def test_a_password_that_is_refused_is_told_and_never_shown(tmp_path: Path, mari
     (line,) = [line for line in lines.splitlines() if "ERROR" in line]
     assert "refuses this user or password" in line
     assert "s3cr3tw0rd" not in lines
+
+
+TIED = """
+def note(*words):
+    with open("notes", "a") as file:
+        file.write(" ".join(map(str, words)) + "\\n")
+
+@app.job("step")
+def step(n: int) -> None:
+    note("step", n)
+
+@app.job("then")
+def then() -> None:
+    note("then")
+
+@app.job("single", unique="n:{n}")
+def single(n: int) -> None:
+    note("single", n)
+"""
+SEND = """
+from jobs import app, single, step, then
+
+app.chain(step.bind(1), step.bind(2)).dispatch()
+app.batch(step.bind(3), step.bind(4), then=then.bind()).dispatch()
+assert single.dispatch(5).id == single.dispatch(5).id
+step.using(key="moved", delay=1).dispatch(6)
+step.using(key="moved", delay=1).dispatch(7)
+step.using(key="gone", delay=1).dispatch(8)
+assert app.keyed(step, "gone").cancel()
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_chains_batches_locks_and_keys_stand_in_the_database(kind: str, request: pytest.FixtureRequest, tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}" if kind == "sqlite" else request.getfixturevalue(f"{kind}_url")
+    shop = Project(tmp_path, "", TIED)
+    shop.allowed |= {"notes", "send.py", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"}
+    (tmp_path / "qd.toml").write_text(
+        f'[qd]\napp = "jobs:app"\ndefault = "db"\ncontrol = "db"\n\n[connections.db]\nurl = "{url}"\n'
+    )
+    assert shop.quick("migrate").exit_code == 0
+    (tmp_path / "send.py").write_text(SEND)
+    subprocess.run([sys.executable, "send.py"], cwd=tmp_path, env=shop.env(), check=True, timeout=60)
+    assert shop.quick("pause", "default").exit_code == 0
+    work, notes = shop.work("-w", "2", "-c", "db", "default"), tmp_path / "notes"
+    work.wait_line("master.ready")
+    assert not notes.exists()
+    assert shop.quick("resume", "default").exit_code == 0
+    every = ["single 5", *[f"step {n}" for n in (1, 2, 3, 4, 7)], "then"]
+    eventually(lambda: notes.exists() and len(notes.read_text().splitlines()) >= len(every), 40, what="seven jobs")
+    work.stop()
+    assert sorted(notes.read_text().splitlines()) == every
+    shop.close()
