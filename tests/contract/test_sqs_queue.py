@@ -180,7 +180,7 @@ def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     held = take(queue, "mail")
-    name, before = queue._keys("queues:mail:holding")[0], queue._hand
+    name, before = queue._keys("queues:mail:qd-holding")[0], queue._hand
     assert before is not None
     assert queue.backend.messages.hide("mail", before.handle, 0)
     assert nothing(other, "mail")
@@ -205,7 +205,7 @@ def test_a_message_that_comes_again_after_its_end_is_dropped(connect: Open, monk
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     held = take(queue, "mail")
-    handle = queue.space.call("HGET", *queue._keys("queues:mail:holding"), queue.owner).decode().split(" ")[1]
+    handle = queue.space.call("HGET", *queue._keys("queues:mail:qd-holding"), queue.owner).decode().split(" ")[1]
     with monkeypatch.context() as broken:
         broken.setattr(queue.backend.messages, "delete", lose)
         assert queue.ack(held)

@@ -38,7 +38,7 @@ def fails_once(**data):
         raise ValueError("not yet")
 """
 )
-pytestmark = pytest.mark.leaves("qd:at:tubes:qd:outbox", "qd:at:tubes:*:elsewhere")
+pytestmark = pytest.mark.leaves("qd:at:tubes:qd:outbox", "qd:at:tubes:*:qd-elsewhere")
 NOTE = r"App\Jobs\Report@fire"
 RICH = {
     "user": 7,

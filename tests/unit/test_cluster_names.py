@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.cluster.names import Names, ready_of, slot_of
+from qd.connectors.cluster.names import Names, ready_name, slot_of
 from qd.connectors.cluster.nodes import seeds_of
 from qd.errors import ConfigError, ServerRefused
 
@@ -79,7 +79,7 @@ def test_all_keys_of_a_queue_are_in_one_slot(queue: str, prefix: str) -> None:
     real = [names.real(f"{prefix}queues:{queue}{ending}") for ending in QUEUE_KEYS]
     assert len({slot_of(key) for key in (*real, *own)}) == 1
     assert real[0] == ready
-    assert {ready_of(names, f"{prefix}queues:{queue}{ending}") for ending in QUEUE_KEYS} == {ready}
+    assert {ready_name(names, f"{prefix}queues:{queue}{ending}") for ending in QUEUE_KEYS} == {ready}
 
 
 def test_a_queue_that_cannot_be_tagged_is_refused() -> None:

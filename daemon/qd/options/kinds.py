@@ -72,13 +72,13 @@ BESIDE = (
     ":failed_at",
     ":deaths",
     ":keyed",
-    ":taken",
-    ":holding",
-    ":ended",
-    ":sending",
-    ":sender",
-    ":elsewhere",
-    ":resent",
+    ":qd-taken",
+    ":qd-holding",
+    ":qd-ended",
+    ":qd-sending",
+    ":qd-sender",
+    ":qd-elsewhere",
+    ":qd-resent",
 )
 
 

@@ -1,9 +1,13 @@
-"""Which file a descriptor's number stands for. A job can close what is not its own, and another file takes the number."""
+"""Which file a descriptor's number stands for (a job can close what is not its own, and another file takes the number),
+and which of several can be read."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
+from collections.abc import Sequence
 
 Identity = tuple[int, int]  # device and inode
 
@@ -22,3 +26,12 @@ def close(fd: int, ours: Identity | None) -> None:
     if ours is not None and identity(fd) == ours:
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Which of them can be read within `seconds`; one below 0 is none. Not select(): a job may have opened thousands."""
+    poll = select.poll()
+    for fd in descriptors:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]

@@ -7,7 +7,6 @@ reserved is ready again over there.
 from __future__ import annotations
 
 import math
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import greenstalk
 
 from qd.connectors.beanstalkd.target import Target
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused, TooLarge, Unreachable
-from qd.process.descriptors import Identity, identity
+from qd.process.descriptors import Identity, identity, ready_of
 
 T = TypeVar("T")
 Client = greenstalk.Client[bytes]
@@ -46,15 +45,6 @@ class Patient(socket.socket):
                 raise Woken
             if time.monotonic() >= until:
                 raise TimeoutError("no answer in time")
-
-
-def ready_of(descriptors: tuple[int, ...], seconds: float) -> list[int]:
-    """Which of them can be read within `seconds`; one below 0 is none."""
-    poll = select.poll()  # not select: a job may have opened thousands
-    for fd in descriptors:
-        if fd >= 0:
-            poll.register(fd, select.POLLIN)
-    return [fd for fd, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
 
 
 class Wire:

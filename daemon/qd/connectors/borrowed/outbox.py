@@ -2,12 +2,12 @@
 ticks, what is tried again), on its way to the server that keeps the jobs.
 
     queues:Q, queues:Q:delayed   in the borrowed keyspace: where every step pushes
-    outbox.lua                   what is due, in order -> queues:Q:sending; one sender at a time
+    outbox.lua                   what is due, in order -> queues:Q:qd-sending; one sender at a time
     backend.send                 then the next outbox.lua takes away what was sent
 
 What a sender leaves that did not come back (it died, or its connection broke) may have been sent: it is sent again, and
-noted in queues:Q:resent, so that the worker that is given the second one drops it. What the server will never take goes to
-the failed store.
+noted in queues:Q:qd-resent, so that the worker that is given the second one drops it. What the server will never take goes
+to the failed store.
 """
 
 from __future__ import annotations

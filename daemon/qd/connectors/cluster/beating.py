@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.connectors.cluster import ends
-from qd.connectors.cluster.names import ready_of, slot_of
+from qd.connectors.cluster.names import ready_name, slot_of
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
@@ -71,7 +71,7 @@ def beat(wire: ClusterWire, its: Script, names: Sequence[str], args: Sequence[Ar
     places = [place_of(wire, queue[0]) for queue in queues]
     own = [queue_item(wire, its, queue, place, asked) for queue, place in zip(queues, places, strict=True)]
     homes = [wire.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
-    homes += [ready_of(wire.names, queue[0]) + ":ends" for queue in queues]
+    homes += [ready_name(wire.names, queue[0]) + ":ends" for queue in queues]
     counts = [wire.plain("HLEN", home) for home in homes]
     replies = wire.exchange([*shared, *own, *counts])
     about, beats, lengths = parts(replies, len(shared), len(own))

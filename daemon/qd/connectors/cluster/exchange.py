@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.connectors.cluster.nodes import Node, Nodes
-from qd.connectors.redis.wire import is_unknown, packed, with_refusals, with_text
+from qd.connectors.redis.speech import is_unknown, packed, with_refusals, with_text
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 

@@ -108,6 +108,6 @@ def split(name: str) -> tuple[str, str]:
     return body[: len(body) - len(ending)], ending
 
 
-def ready_of(names: Names, name: str) -> str:
+def ready_name(names: Names, name: str) -> str:
     """The ready list, as it is called there, of the queue that the key `name` is one of."""
     return names.real(f"{names.prefix}queues:{split(name[len(names.prefix) :])[0]}")

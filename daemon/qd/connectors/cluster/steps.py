@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from qd.connectors.cluster import beating, ticking
 from qd.connectors.cluster.ends import FIRST, Note, Part, finished, new_id, parted, sent_aside, stays, text_of
-from qd.connectors.cluster.names import ready_of, slot_of
+from qd.connectors.cluster.names import ready_name, slot_of
 from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
@@ -80,7 +80,7 @@ def reals(wire: ClusterWire, names: Names) -> list[str]:
 
 def answered(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
     k, a = OWN[its.name]
-    real, ready = reals(wire, names[:k]), ready_of(wire.names, names[0])
+    real, ready = reals(wire, names[:k]), ready_name(wire.names, names[0])
     if its.name == "release":
         real[5] = ready + ":cancel"
     parts, slot = parted(names[k:], args[a:]), slot_of(ready)
@@ -101,7 +101,7 @@ def answered(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
 
 def stopped(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
     real = reals(wire, names[:2])
-    return wire.sent(wire.at(its, [*real, ready_of(wire.names, names[0]) + ":cancel"], args))
+    return wire.sent(wire.at(its, [*real, ready_name(wire.names, names[0]) + ":cancel"], args))
 
 
 def unique(wire: ClusterWire, its: Script, names: Names, args: Args) -> list[bytes]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.cluster.nodes import Node
-from qd.connectors.redis.wire import Wire, packed, ready_of
+from qd.connectors.redis.speech import packed
+from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, ServerRefused
+from qd.process.descriptors import ready_of
 
 if TYPE_CHECKING:
     from qd.connectors.cluster.wire import ClusterWire

@@ -22,7 +22,8 @@ from qd.connectors.cluster.names import Names, slot_of
 from qd.connectors.cluster.nodes import Node, Nodes
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Call
-from qd.connectors.redis.wire import Wire, evalsha, is_unknown, packed
+from qd.connectors.redis.speech import evalsha, is_unknown, packed
+from qd.connectors.redis.wire import Wire
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 

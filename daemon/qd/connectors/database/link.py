@@ -18,8 +18,8 @@ from sqlalchemy.pool import NullPool
 
 from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
-from qd.connectors.database.waiting import ready_of
 from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
+from qd.process.descriptors import ready_of
 
 NAMED = 60.0  # seconds that finding the address of a name may take
 IDLE = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up

@@ -9,7 +9,7 @@ from typing import Any
 
 from qd.connectors.database.link import Link
 from qd.connectors.database.tokens import channel_of
-from qd.connectors.database.waiting import ready_of
+from qd.process.descriptors import ready_of
 
 SECOND = 1.0  # the longest wait without a look
 SHORTEST, LONGEST, MORE = (

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from qd.connectors.database.waiting import ready_of, socket_of
+from qd.connectors.database.waiting import socket_of
 from qd.errors import (
     ConfigError,
     ConnectionLost,
@@ -27,6 +27,7 @@ from qd.errors import (
     Unreachable,
     WrongPassword,
 )
+from qd.process.descriptors import ready_of
 
 BUCKETS = 1024  # rows of qd_locks
 EXTRA = {"postgresql": ("psycopg", "postgres"), "mysql": ("pymysql", "mysql")}  # kind -> driver, extra that brings it

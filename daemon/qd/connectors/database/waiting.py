@@ -1,19 +1,8 @@
-"""Waits on descriptors: bounded, and ended at once by another one."""
+"""The descriptor behind a driver's connection."""
 
 from __future__ import annotations
 
-import select
-from collections.abc import Sequence
 from typing import Any
-
-
-def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
-    """Which of them can be read within `seconds`; one below 0 is none. Not select(): a job may have opened thousands."""
-    poll = select.poll()
-    for fd in descriptors:
-        if fd >= 0:
-            poll.register(fd, select.POLLIN)
-    return [fd for fd, _ in poll.poll(max(0, round(seconds * 1000 + 0.499)))]
 
 
 def socket_of(raw: Any) -> int:

@@ -12,16 +12,16 @@
 | queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
-| queues:NAME:taken       | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |
-| queues:NAME:holding     | hash   | there: owner -> id and handle of the job it has in hand; a field a worker            |
-| queues:NAME:ended       | zset   | there: id of a job that is answered and not yet known to be deleted -> unix seconds; |
+| queues:NAME:qd-taken    | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |
+| queues:NAME:qd-holding  | hash   | there: owner -> id and handle of the job it has in hand; a field a worker            |
+| queues:NAME:qd-ended    | zset   | there: id of a job that is answered and not yet known to be deleted -> unix seconds; |
 |                         |        | at most one a worker, and those of the dead, which keepers look after                |
-| queues:NAME:sending     | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
-| queues:NAME:sender      | string | there: who is sending it; TTL: 10 s                                                  |
+| queues:NAME:qd-sending  | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
+| queues:NAME:qd-sender   | string | there: who is sending it; TTL: 10 s                                                  |
 | qd:message:NAME:ID      | string | of a FIFO queue of SQS: the text of a job that was put back; TTL: 15 days            |
-| queues:NAME:resent      | hash   | there: digest of what an outbox may have sent twice -> how often it may be taken, and |
+| queues:NAME:qd-resent   | hash   | there: digest of what an outbox may have sent twice -> how often it may be taken, and |
 |                         |        | how often it was; a hundred a sender that did not come back, TTL: 1 day               |
-| queues:NAME:elsewhere   | string | there: unix seconds at which a job for PHP is there again; TTL: until then, and 5 s  |
+| queues:NAME:qd-elsewhere | string | there: unix seconds at which a job for PHP is there again; TTL: until then, and 5 s  |
 | qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
 | qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
 |                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
@@ -122,23 +122,23 @@ def keyed(queue: str) -> str:
 
 
 def taken(queue: str) -> str:
-    return f"queues:{queue}:taken"
+    return f"queues:{queue}:qd-taken"
 
 
 def holding(queue: str) -> str:
-    return f"queues:{queue}:holding"
+    return f"queues:{queue}:qd-holding"
 
 
 def ended(queue: str) -> str:
-    return f"queues:{queue}:ended"
+    return f"queues:{queue}:qd-ended"
 
 
 def sending(queue: str) -> str:
-    return f"queues:{queue}:sending"
+    return f"queues:{queue}:qd-sending"
 
 
 def sender(queue: str) -> str:
-    return f"queues:{queue}:sender"
+    return f"queues:{queue}:qd-sender"
 
 
 def kept_text(queue: str, id: str) -> str:
@@ -146,11 +146,11 @@ def kept_text(queue: str, id: str) -> str:
 
 
 def resent(queue: str) -> str:
-    return f"queues:{queue}:resent"
+    return f"queues:{queue}:qd-resent"
 
 
 def elsewhere(queue: str) -> str:
-    return f"queues:{queue}:elsewhere"
+    return f"queues:{queue}:qd-elsewhere"
 
 
 def of_host(host: str, entry: str) -> str:

@@ -17,9 +17,11 @@ from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
-from qd.connectors.redis.wire import Wire, packed, packed_items, ready_of
+from qd.connectors.redis.speech import packed, packed_items
+from qd.connectors.redis.wire import Wire
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
+from qd.process.descriptors import ready_of
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings

@@ -18,12 +18,12 @@ from types import MappingProxyType
 
 from qd.connectors.base import Limits
 from qd.connectors.borrowed.backend import Parcel, Standing
-from qd.connectors.redis.wire import ready_of
 from qd.connectors.sqs.address import Address, is_name
 from qd.connectors.sqs.line import Woken
 from qd.connectors.sqs.messages import Messages, whole
 from qd.connectors.sqs.service import Service
 from qd.errors import ConnectionLost, QdError, ServerRefused, WrongPassword
+from qd.process.descriptors import ready_of
 
 SLICE = 1.0  # seconds that one of several queues is waited on
 JUST = 0.05  # seconds for which a queue that was waited on in vain need not be asked again

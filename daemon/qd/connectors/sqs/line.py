@@ -16,9 +16,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from qd.connectors.redis.wire import ready_of
 from qd.errors import ConnectionLost, Unreachable
-from qd.process.descriptors import Identity, identity
+from qd.process.descriptors import Identity, identity, ready_of
 
 NAMED = 60.0  # seconds that finding the address of a name may take
 IDLE = 20.0  # seconds after which an unused connection is not trusted any more

@@ -1,0 +1,79 @@
+"""What is written to a Redis server, and what its replies mean. wire.py and the cluster's ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.scripts import Script
+from qd.errors import ServerBusy, ServerRefused, WrongPassword
+
+BUSY = (
+    "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED",
+)  # fmt: skip
+# A command of many words to a server that wants a password is a protocol error to it, and not NOAUTH.
+PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH", "ERR Protocol error: unauthenticated")
+# Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
+HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
+# Not to be used again after these: another server serves now and is looked for anew, or this one hangs up.
+LAST = ("READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "Protocol error", "max number of clients reached")
+
+
+def packed_items(args: Sequence[Arg]) -> bytes:
+    """Arguments as the protocol sends them, each a bulk string."""
+    parts = [a if isinstance(a, bytes) else str(a).encode() for a in args]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])
+
+
+def packed(args: Sequence[Arg]) -> bytes:
+    """A whole command: an array of bulk strings."""
+    return b"*%d\r\n" % len(args) + packed_items(args)
+
+
+def evalsha(script: Script, names: Sequence[str], args: Sequence[Arg]) -> bytes:
+    return packed(("EVALSHA", script.sha, len(names), *names, *args))
+
+
+def with_text(script: Script, command: bytes) -> bytes:
+    """The same EVALSHA for a server that does not know the script: it keeps it then."""
+    by_hash = packed_items(("EVALSHA", script.sha))
+    return command.replace(by_hash, packed_items(("EVAL", script.text)), 1)
+
+
+def is_unknown(reply: object) -> bool:
+    return isinstance(reply, ServerRefused) and str(reply).startswith("NOSCRIPT")
+
+
+def with_refusals(reply: Any) -> Any:
+    """With the refusals inside of it, of a script that goes on after one, as exceptions of ours."""
+    if not isinstance(reply, list):
+        return reply
+    return [classified(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in reply]
+
+
+def is_last(reply: object) -> bool:
+    """Whether it, or a refusal in it, is the last that is heard of this connection."""
+    if isinstance(reply, list):
+        return any(is_last(each) for each in reply if isinstance(each, Exception))
+    return isinstance(reply, Exception) and any(word in str(reply) for word in LAST)
+
+
+def may_be_refused(command: Arg, error: Exception) -> bool:
+    """A name is a comfort, an ACL may refuse it, and ROLE too; and what TIME is refused for, the first call is told."""
+    return command in ("CLIENT", "ROLE") or (command == "TIME" and not isinstance(error, ServerBusy))
+
+
+def classified(text: str) -> Exception:
+    word = text.split(" ", 1)[0].rstrip(":")
+    if text.startswith(PASSWORD):
+        return WrongPassword(f"Redis refuses this user or password: {text}")
+    if word == "OOM" or "-OOM " in text:
+        return ServerBusy(
+            f"Redis is full and takes no new jobs until workers have made room or maxmemory is raised: {text}"
+        )
+    if word in BUSY or any(mark in text for mark in HIDDEN):
+        return ServerBusy(f"Redis cannot serve now: {text}")
+    return ServerRefused(text)
