@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b
@@ -34,6 +35,7 @@ LIMITS: Limits = {
 }
 Peek = Callable[[Client], "greenstalk.Job[bytes]"]
 COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases): (\d+)", re.M)  # of stats-job, in its order
+CLOSING = 0.3  # seconds in which beanstalkd sees that a connection has ended
 LONGEST = 2.0**32 - 1  # seconds a job may be delayed
 
 
@@ -195,18 +197,21 @@ class Beanstalkd:
                     self._deleting.append((queue, id, ours.job))
 
     def _deleted(self, number: int) -> bool:
-        """False: somebody has it reserved, who will find out."""
+        """False: somebody has it reserved, who will find out. The connection of a worker that was just killed is gone in a
+        moment: beanstalkd has to see it first, and would then have the job ready again."""
+        until = time.monotonic() + CLOSING
         with self._talk() as client:
-            try:
-                client.delete(number)
-                return True
-            except greenstalk.NotFoundError:
-                pass
-            try:
-                client.stats_job(number)
-                return False
-            except greenstalk.NotFoundError:
-                return True
+            while True:
+                with suppress(greenstalk.NotFoundError):
+                    client.delete(number)
+                    return True
+                try:
+                    client.stats_job(number)
+                except greenstalk.NotFoundError:
+                    return True
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.01)
 
     def gone(self, wait: bool = False) -> list[tuple[str, str]]:
         if wait and self._deleting:
