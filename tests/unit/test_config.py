@@ -132,7 +132,7 @@ def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
 @pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed", "signing"])
 def test_every_other_key_is_read_from_its_variable(section, folder):
     words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis", "size": "7M", "switch": "no"}
-    words |= {"keys": "a:0123456789abcdef,b:0123456789abcdef", "database": "sqlite:///failed.sqlite", "text": "/redis"}
+    words |= {"keys": "a:0123456789abcdef,b:0123456789abcdef", "database": "sqlite:////failed.sqlite", "text": "/redis"}
     for row in SECTIONS[section].values():
         word = words.get(row.kind, "redis")
         variable = environ_name(row, "redis")
@@ -284,6 +284,15 @@ def test_the_kind_of_a_url_is_its_driver(url, driver, write):
 def test_without_a_file_the_connection_is_called_as_its_driver(url, name, folder):
     found = load(code={"url": url})
     assert (found.default, list(found.connections)) == (name, [name])
+
+
+def test_a_file_of_sqlite_stands_beside_the_configuration(write, tmp_path, monkeypatch):
+    path = write('[connections.a]\nurl = "sqlite:///jobs.db"\n[failed]\ndatabase = "sqlite:///old/shop.db?timeout=3"\n')
+    monkeypatch.chdir("/")
+    found = load(path)
+    assert found.connection("a").url == f"sqlite:///{path.parent.resolve()}/jobs.db"
+    assert found.failed.database == f"sqlite:///{path.parent.resolve()}/old/shop.db?timeout=3"
+    assert load(path, environ={"QD_A_URL": "sqlite:////var/jobs.db"}).connection("a").url == "sqlite:////var/jobs.db"
 
 
 def test_a_driver_that_does_not_fit_the_url_is_refused(write):

@@ -170,6 +170,7 @@ class _Loading:
             for key, option in table.CONNECTION.items()
         }
         held["driver"] = self._driver(section, held["driver"], held["url"])
+        held["url"] = held["url"] and from_root(held["url"], self._root())
         return ConnectionSettings(name=name, **held, url_origin=self.origins[f"{section}.url"])
 
     def _driver(self, section: str, said: str, url: str | None) -> str:
@@ -202,7 +203,8 @@ class _Loading:
                 )
 
     def _failed(self) -> FailedSettings:
-        found = FailedSettings(**self._all("failed", table.FAILED))
+        held = self._all("failed", table.FAILED)
+        found = FailedSettings(**{**held, "database": from_root(held["database"], self._root())})
         if found.database and not found.enabled:
             where = self.origins["failed.database"]
             raise ConfigError(
@@ -319,6 +321,14 @@ def _supervised(environ: Mapping[str, str]) -> bool:
     if environ.get("SUPERVISOR_ENABLED") or environ.get("NOTIFY_SOCKET"):
         return True
     return environ.get("SYSTEMD_EXEC_PID") in (str(os.getpid()), str(os.getppid()))
+
+
+def from_root(url: str, root: Path) -> str:
+    """The same; a file of SQLite that is named without a folder stands in that of qd.toml, wherever a program starts."""
+    kind, slashes, path = url.partition(":///")
+    if scheme_of(url) != "sqlite" or not path or path.startswith(("/", ":memory:")):
+        return url
+    return f"{kind}{slashes}{root.resolve() / path}"
 
 
 # --- the environment -------------------------------------------------------------------------------------------------
