@@ -194,6 +194,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     """machine({"proc/meminfo": "..."}): the host's files, as far as a test cannot have them real."""
     root = tmp_path / "machine"
     monkeypatch.setattr(host, "ROOT", root)
+    monkeypatch.setattr("qd.process.vitals.rss_of", lambda pid: 50 << 20)  # this process has loaded more than an app
 
     def write(files: dict[str, str]) -> None:
         for name, text in {"proc/meminfo": "MemTotal: 16000000 kB\n", **files}.items():

@@ -71,8 +71,8 @@ class Shared:
         self.shop.work_off("q", **self.php.qd_env)
 
     def push(self, name: str, data: object, *words: str) -> None:
-        done = self.shop.quick("dispatch", name, "--data", json.dumps(data), "--queue", "q", *words)
-        assert done.exit_code == 0, done.stderr
+        done = self.shop.qd("dispatch", name, "--data", json.dumps(data), "--queue", "q", *words, **self.php.qd_env)
+        assert done.returncode == 0, done.stderr
 
     def there(self) -> dict[str, Any]:
         """What the server says of the tube."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.errors import ConnectionLost, NotInJob, ServerRefused
 from qd.log import Log
@@ -34,6 +35,8 @@ AWAY = ConnectionLost("away")
 
 class Scripted:
     """Says what the script says, in its order, to whatever it is asked; `asked` is what it was asked."""
+
+    settings = ConnectionSettings("redis")
 
     def __init__(self, *script: object) -> None:
         self.script, self.asked = list(script), list[tuple[str, bytes]]()

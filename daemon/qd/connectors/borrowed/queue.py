@@ -15,6 +15,7 @@ it back; one that is given an ended one deletes it. So a worker may be killed be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -48,6 +49,7 @@ TRIES = 100  # parcels a turn is given at most that are none for this worker
 AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
 OBJECT_JOB = b"CallQueuedHandler@call"
 LOOKS_AWAY = 5  # seconds, more than parcel_turn.lua says
+AGAIN, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through an outbox right now
 SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
 
 
@@ -75,6 +77,7 @@ class Borrowed(KeyspaceQueue):
         self.ticks = PushedTicks(self.outbox)
         self._parcel: Parcel | None = None  # reserved over there, and not yet leased here
         self._hand: Parcel | None = None  # in which the job came that this worker has in hand
+        self._sends = False  # something stood in an outbox at the last look
         self._paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
         if token:
             for each in ANSWERS:
@@ -130,7 +133,7 @@ class Borrowed(KeyspaceQueue):
     # -- working
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
-        acked, malformed = None, 0
+        acked, malformed, again = None, 0, 0
         if self._paused is None or self._paused:  # asked about again before anything is reserved
             _, turn = self._step(done, queues, None)
             acked, done = turn.acked, None
@@ -139,8 +142,13 @@ class Borrowed(KeyspaceQueue):
             became, turn = self._step(done, queues, self._parcel)
             acked, done = turn.acked if done is not None else acked, None
             malformed += became == b"malformed"
-            if became in (b"leased", b"none"):
+            if became == b"leased":
                 break
+            if became == b"none":  # what is just being sent on is no reason to call the queues empty
+                if not self._sends or again == AGAIN:
+                    break
+                again += 1
+                time.sleep(PAUSE)
         shut_too = tuple([queue for queue in queues if queue in turn.paused or queue in shut])
         return turn._replace(acked=acked, paused=shut_too, malformed=malformed)
 
@@ -172,8 +180,9 @@ class Borrowed(KeyspaceQueue):
             self.backend.hold(parcel)
         elif parcel is not None:
             self._pass_on(parcel, became)
-        if outbox:
-            self.outbox.try_to_forward([queues[int(place) - 1] for place in outbox.split()])
+        full = [queue for place in outbox.split() if (queue := queues[int(place) - 1]) not in self._paused]
+        self._sends = bool(full)
+        self.outbox.try_to_forward(full)
         due = None if wait < 0 else max(SOON, wait / 1000)
         return became, Turn(None if acked < 0 else acked == 1, job, due, paused, 0)
 

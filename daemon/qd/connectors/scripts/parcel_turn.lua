@@ -119,7 +119,7 @@ if became ~= 'leased' then
   for i = 1, #KEYS / EACH do
     local next_at = redis.call('ZRANGE', key(i, DELAYED), 0, 0, 'WITHSCORES')[2]
     if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
-    if redis.call('LLEN', key(i, READY)) > 0 or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
+    if redis.call('LLEN', key(i, READY)) + redis.call('LLEN', key(i, SENDING)) > 0 or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
   end
 end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
