@@ -10,8 +10,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests wait for processes now and then: one more than there are CPUs. With two for each nothing is faster, and more is late.
-JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+# Tests wait for processes and servers more than they compute: two for each CPU.
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
 .PHONY: demo test faults soak check static format lint types floors bench clean
