@@ -272,3 +272,40 @@ def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(conn
     shared = take(connect(2, options="&shared=true"), "mail")
     assert read(shared.member).attempts == 3
     client.close()
+
+
+# -- what goes through the outbox right now
+
+
+def test_one_turn_takes_what_stood_in_the_outbox(connect: Open) -> None:
+    """Else a worker that leaves when its queues are empty would leave a job behind."""
+    queue = connect()
+    assert nothing(queue, "mail")
+    queue.outbox.note(["mail"])
+    queue.space.call("RPUSH", *queue._keys("queues:mail"), job(1))
+    held = queue.turn(None, ("mail",)).reserved
+    assert number(held) == 1
+    assert held is not None
+    assert queue.ack(held)
+
+
+def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, other = connect(), connect(slot=2)
+    sending, sender = queue._keys("queues:mail:qd-sending", "queues:mail:qd-sender")
+    queue.space.call("RPUSH", sending, job(1))
+    queue.space.call("SET", sender, "elsewhere", "PX", 60_000)
+    looks = list[float]()
+
+    def paused(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:  # the other one is done
+            other.push("mail", job(1))
+            other.space.call("EXPIRE", sending, 0)
+            other.space.call("EXPIRE", sender, 0)
+
+    monkeypatch.setattr("qd.connectors.borrowed.queue.time.sleep", paused)
+    held = queue.turn(None, ("mail",)).reserved
+    monkeypatch.undo()
+    assert number(held) == 1
+    assert held is not None
+    assert queue.ack(held)
