@@ -163,7 +163,7 @@ def test_the_job_in_hand_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:
     """For PHP's workers, who know nothing of leases."""
     shop.write(lease=2)
     with beanstalkd.client() as client:
-        before = client.put("")  # the server's count of jobs, whatever it has seen before
+        before = client.put(b"")  # the server's count of jobs, whatever it has seen before
         client.delete(before)
     shop.python("step.dispatch('long', seconds=5.0)")
     work = ready(shop.project)
