@@ -41,6 +41,7 @@ WRONG = [
     ("redis+sentinel://s1,/shop", "'' is no host:port of a sentinel"),
     ("redis+sentinel://s1:port/shop", "'s1:port' is no host:port of a sentinel"),
     ("redis+sentinel://s1:70000/shop", "'s1:70000' is no host:port of a sentinel"),
+    ("redis+sentinel://s1,[::1/shop", "'[::1' is no host:port of a sentinel"),
     ("redis+sentinel://s1:0/shop", "'s1:0' is no host:port of a sentinel"),
     ("redis+sentinel://s1/shop/first", "'first' is no number of a database"),
     ("redis+sentinel://s1/shop?sentinel_pasword=secret99", "did you mean 'sentinel_password'"),

@@ -27,6 +27,7 @@ OWN_OPTIONS = ("sentinel_username", "sentinel_password", *OPTIONS)
 PORT = 26379
 ASK = 0.5  # seconds one sentinel may take, where a connection may take as long or longer
 NO_ENTRY = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH")
+HOSTS = re.compile(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", re.DOTALL)  # what is before them, they, what is behind
 ADDRESS = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
 Address = tuple[str, int]
 
@@ -42,7 +43,8 @@ class Primary(Target):
     must_be_primary = True
 
     def __init__(self, url: str) -> None:
-        parts = parted(url, KINDS)
+        hosts, rest = without_hosts(url)
+        parts = parted(rest, KINDS)
         query = options_of(parts, OWN_OPTIONS)
         self.user = unquote(parts.username) if parts.username else None
         self.password = unquote(parts.password) if parts.password else None
@@ -54,7 +56,7 @@ class Primary(Target):
             self.db = int(query.get("db") or db or 0)
         except ValueError:
             raise ConfigError(f"'{db or query['db']}' is no number of a database (written {WRITTEN})") from None
-        self.sentinels = [address_of(each) for each in parts.netloc.rpartition("@")[2].split(",")]
+        self.sentinels = [address_of(each) for each in hosts.split(",")]
         self._login = query.get("sentinel_username"), query.get("sentinel_password")
         self.tls = tls_context(query) if parts.scheme == KINDS[1] else None
         self.host, self.port = "", 0
@@ -160,6 +162,12 @@ def refused(text: str, sentinel: str) -> ConnectionLost:
 
 def names_in(masters: Any) -> list[str]:
     return sorted(each[each.index(b"name") + 1].decode() for each in masters)
+
+
+def without_hosts(url: str) -> tuple[str, str]:
+    """The hosts of a url, and the url without them: newer Pythons refuse a list in which one is `[::1]`."""
+    match = HOSTS.fullmatch(url)
+    return (match[2], match[1] + match[3]) if match else ("", url)
 
 
 def address_of(text: str) -> Address:
