@@ -83,6 +83,10 @@ class Unreachable(ConnectionLost):
     """No connection could be made. Nothing was sent."""
 
 
+class NoAnswer(ConnectionLost):
+    """The server took a call, and did not answer it in time."""
+
+
 class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 
@@ -97,6 +101,10 @@ class WrongPassword(NeedsMending, ConnectionLost):
 
 class ServerBusy(ConnectionLost):
     """The server answers but cannot serve now: LOADING, READONLY, MASTERDOWN, MISCONF, BUSY, OOM. Try again later."""
+
+
+NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)
+"""The server has not run, or not even got, what was sent: nobody has to ask it what became of that."""
 
 
 class AttemptsExceeded(QdError):

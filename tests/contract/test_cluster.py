@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 
 from qd.config import ConnectionSettings
@@ -381,7 +382,7 @@ def test_a_node_that_is_away_costs_its_own_queues_and_no_other(
     a, b, c = three
     queue.push_many([(name, job(n), None) for n, name in enumerate(three)])
     with away(cluster, a):
-        found = [take(queue, a, b, c).queue]
+        found = [worked(queue, a, b, c).queue]
         done = take(connect(2), a, b, c)
         assert {*found, done.queue} == {b, c}
         producer = connect(0, "")
@@ -393,6 +394,56 @@ def test_a_node_that_is_away_costs_its_own_queues_and_no_other(
         assert time.monotonic() - began < 20  # not as long as it was told: it is looked at again
         assert beat(connect(4, "K33p3rK33p3r"), a, b, c).now > 0
     eventually(lambda: tried(lambda: connect(5).turn(None, [a]).reserved), what="the job of the node that is back")
+
+
+def test_a_node_that_hangs_is_waited_for_once_and_its_late_calls_block_nobody(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    """It runs what it was sent while it was stopped, and reserves a job for a worker that has gone on."""
+    a, b, _ = three
+    take_nothing(queue, a, b)
+    stopped = psutil.Process(process_of(cluster, a))
+    producer = connect(0, "")
+    producer.push_many([(name, job(n), None) for n, name in enumerate((a, b, b))])
+    stopped.suspend()
+    try:
+        queue.patience(1.0, 1.0)
+        with pytest.raises(ConnectionLost):
+            queue.turn(None, [a, b])
+        began = time.monotonic()
+        assert queue.held([a, b]) is None
+        first = worked(queue, a, b)
+        assert queue.ack(first)
+        second = worked(queue, a, b)
+        assert time.monotonic() - began < 0.8, "waited for it again"
+    finally:
+        stopped.resume()
+    assert (first.queue, second.queue) == (b, b)
+    assert queue.ack(second)
+    assert worked(queue, a, b).queue == a
+
+
+def process_of(cluster: Cluster, name: str) -> int:
+    process = cluster.node_of(f"queues:{{{name}}}").process
+    assert process is not None
+    return process.pid
+
+
+def take_nothing(queue: ClusterQueue, *queues: str) -> None:
+    assert queue.turn(None, queues).reserved is None
+
+
+def worked(queue: ClusterQueue, *queues: str) -> Reserved:
+    """The next job as a worker takes it: after a broken call it asks what is its own."""
+
+    def once() -> Reserved | None:
+        try:
+            return queue.turn(None, queues).reserved
+        except ConnectionLost:
+            held: Reserved | None = tried(lambda: queue.held(queues))
+            return held
+
+    return eventually(once, 10, what="a job")
 
 
 def tried(act: Callable[[], Any]) -> Any:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qd.connectors.base import Queue, Reserved, Turn
-from qd.errors import ServerRefused
+from qd.errors import NOTHING_DONE, ServerRefused
 from qd.log import Log
-from qd.worker.saving import AWAY, NOTHING_DONE, Held, stands
+from qd.worker.saving import AWAY, Held, stands
 
 T = TypeVar("T")
 AGAIN = 1.0  # most seconds between two tries to reach the server

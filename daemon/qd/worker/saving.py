@@ -13,14 +13,13 @@ import time
 from typing import NamedTuple
 
 from qd.connectors.base import Queue, Reserved
-from qd.errors import ConnectionLost, LeaseLost, NotInJob, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, NotInJob, ServerRefused
 from qd.log import Log
 from qd.process.shield import in_main_thread, shield
 from qd.unit import saving
 from qd.worker.alarm import Alarm
 
 AWAY = (ConnectionLost, ServerRefused)
-NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)  # the server has not run, or not even got, what was sent
 PATIENCE = 0.2  # seconds a call waits for the server: less than what a job has between its alarm and its end
 REST = 10  # times as long as a call has failed, the next ones only remember
 

@@ -75,7 +75,7 @@ class Exchange:
                 node.ready().write_all([part for place in places for part in left[place][1]])
                 written.append(node)
             except (ConnectionLost, ServerRefused) as error:
-                self._broke(places, replies, error)
+                self._broke(node, places, replies, error)
         for node in written:
             try:
                 for place in groups[node]:
@@ -83,10 +83,11 @@ class Exchange:
                     replies[place] = node.wire.read_all(len(parts))[-1]
             except ConnectionLost as error:
                 at = groups[node].index(place)
-                self._broke(groups[node][at:], replies, error)
+                self._broke(node, groups[node][at:], replies, error)
 
-    def _broke(self, places: Sequence[int], replies: list[Any], error: Exception) -> None:
+    def _broke(self, node: Node, places: Sequence[int], replies: list[Any], error: Exception) -> None:
         self.nodes.stale = True
+        node.broke(error)
         for place in places:
             replies[place] = error
 

@@ -1,7 +1,7 @@
 """Which server of a cluster has which slot: asked of any of them at first, after a redirection, and when one is away.
 
-A server that could not be reached is left alone for a while, ten times as long as it was waited for: what stands on the
-others is not to wait for it.
+What stands on the others is not to wait for a server that is away: it is looked at again after a rest, for a moment only,
+and the rest is ten times as long as that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 from qd.connectors.redis.target import Target
 from qd.connectors.redis.wire import Wire
-from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.errors import ConfigError, ConnectionLost, NoAnswer, ServerBusy, ServerRefused, Unreachable, WrongPassword
 
 SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
-REST = (0.2, 30.0)  # seconds that a server that is away is left alone, at least and at most
-TIMES = 10.0  # times as long as it was waited for
+REST = 0.2  # seconds that a server that is away is left alone, at least
+LOOK = (0.1, 0.5)  # seconds that a look at it lasts, the first one and the longest
+TIMES = 10.0  # rests as long as a look has lasted
 ASKED = 0.1  # seconds between two looks at the whole map
 PORT = 6379
 
@@ -67,7 +68,7 @@ class Node:
 
     def __init__(self, place: str, wire: Wire) -> None:
         self.place, self.wire = place, wire
-        self._away_until, self._why = 0.0, ""
+        self._away_until, self._look, self._why = 0.0, 0.0, ""
 
     def ready(self) -> Wire:
         """Its connection, made where there is none. Raises as Wire.connect; at once where it was away just now."""
@@ -77,16 +78,30 @@ class Node:
             if began < self._away_until:
                 raise Unreachable(self._why)
             try:
-                wire.connect()
+                self._connect()
             except (ConnectionLost, OSError) as error:
                 if not isinstance(error, WrongPassword):
-                    self.rests(time.monotonic() - began, error)
+                    self._rests(time.monotonic() - began, error)
                 raise
-            self._away_until = 0.0
+            self._away_until = self._look = 0.0
         return wire
 
-    def rests(self, waited: float, why: object) -> None:
-        self._away_until = time.monotonic() + min(REST[1], max(REST[0], TIMES * waited))
+    def _connect(self) -> None:
+        if not self._look:
+            self.wire.connect()
+            return
+        with self.wire.within(min(self._look, self.wire.timeout)):
+            self.wire.connect()
+
+    def broke(self, error: Exception) -> None:
+        """A call on one of the connections to it has said so. One that was waited for in vain is looked at after a rest."""
+        if isinstance(error, NoAnswer):
+            self.wire.close()
+            self._rests(self.wire.timeout, error)
+
+    def _rests(self, waited: float, why: object) -> None:
+        self._look = min(LOOK[1], 2 * self._look) or LOOK[0]
+        self._away_until = time.monotonic() + max(REST, TIMES * min(waited, self._look))
         self._why = str(why)
 
     @property
@@ -177,6 +192,7 @@ class Nodes:
                     ) from None
                 why = error
             except ConnectionLost as error:
+                node.broke(error)
                 why = why or error
         raise why or ServerBusy(f"the cluster at {self.place} has no slots on any server yet")
 

@@ -24,7 +24,7 @@ from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import TURNED, turn_head, turn_of, turn_tail
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused
 from qd.payload import read
 from qd.ties import HOLD
 from qd.unit import answered
@@ -89,8 +89,8 @@ class ClusterQueue(KeyspaceQueue):
             acks = done if self._owed is not None and done is not None and done.queue in run.queues else None
             try:
                 turn = self._asked(run, acks, shut)
-            except (ConnectionLost, ServerRefused) as error:
-                if acks is not None or isinstance(error, ServerRefused):
+            except NOTHING_DONE as error:
+                if acks is not None:
                     raise
                 away.append(error)
                 continue

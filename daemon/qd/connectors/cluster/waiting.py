@@ -28,11 +28,15 @@ class Ear:
     def listen(self, names: Sequence[str], seconds: float) -> None:
         """Raises ConnectionLost, ServerRefused."""
         self.node.ready()  # or it rests, and is not waited for
-        if not self.wire.connected:
-            self.wire.connect()
-            (told,) = self.wire.call_many([("CLIENT", "ID")])
-            self.number = told if isinstance(told, int) else 0
-        self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
+        try:
+            if not self.wire.connected:
+                self.wire.connect()
+                (told,) = self.wire.call_many([("CLIENT", "ID")])
+                self.number = told if isinstance(told, int) else 0
+            self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
+        except ConnectionLost as error:
+            self.node.broke(error)
+            raise
 
     def end(self) -> Any:
         """What it hears when nobody waits any more. None: nothing."""
@@ -42,8 +46,8 @@ class Ear:
             if self.number:
                 self.node.ready().call("CLIENT", "UNBLOCK", self.number)
                 return self.wire.receive()
-        except (ConnectionLost, ServerRefused):
-            pass
+        except (ConnectionLost, ServerRefused) as error:
+            self.node.broke(error)
         return self.wire.leave()
 
 

@@ -224,8 +224,9 @@ class ClusterWire:
             if not is_redirection(error):
                 self.nodes.stale = True
                 raise
-        except ConnectionLost:
+        except ConnectionLost as error:
             self.nodes.stale = True
+            node.broke(error)
             raise
         (reply,) = self.exchange([Item(slot, command, script)])
         if isinstance(reply, Exception):

@@ -30,7 +30,7 @@ from qd.connectors.redis.speech import (
 )
 from qd.connectors.redis.target import reason
 from qd.connectors.scripts import Script
-from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
+from qd.errors import ConnectionLost, NoAnswer, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield
 
@@ -86,9 +86,11 @@ class Wire:
                     raise Unreachable(f"Redis at {self.target.place} is a {reply[0].decode()}: no primary is there yet")
             if not isinstance(reply, Exception) and not (isinstance(reply, list) and len(reply) == 2):
                 raise Unreachable(self.stranger)
-        except BaseException:
+        except BaseException as error:
             self.close()
             self.target.doubted()
+            if type(error) in (ConnectionLost, NoAnswer):
+                raise Unreachable(str(error)) from None
             raise
 
     def _greeting(self) -> list[tuple[Arg, ...]]:
@@ -305,7 +307,8 @@ class Wire:
 
     def lost(self, why: object) -> None:
         self.close()
-        raise ConnectionLost(f"the connection to Redis at {self.target.place} broke: {reason(why)}") from None
+        kind = NoAnswer if isinstance(why, TimeoutError) else ConnectionLost
+        raise kind(f"the connection to Redis at {self.target.place} broke: {reason(why)}") from None
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
