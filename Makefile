@@ -28,7 +28,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
+# Compiled once: the processes that tests start write no bytecode, and each would read all of qd as text.
 test: $(STAMP)
+	@$(BIN)/python -m compileall -q daemon tests/support
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
 faults: $(STAMP)

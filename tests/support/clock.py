@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 # Seconds to wait for what one mechanism brings about, and soon: fewer where it is switched off, for then it never comes.
 BROUGHT = 20.0 if os.environ.get("SWITCHED_OFF", "nothing") == "nothing" else 6.0
+SELDOM, SELDOM_ANSWERED = 0.05, 0.5  # seconds at most between two questions of a long wait, or of slow answers
 
 
 def eventually(
@@ -18,11 +19,14 @@ def eventually(
 ) -> T:
     """The first true answer of `predicate`, asked again until then for `seconds` at most.
 
-    An AssertionError inside the predicate counts as "not yet" and is told if it stays so.
+    An AssertionError inside the predicate counts as "not yet" and is told if it stays so. Whoever waits leaves the machine
+    to what he waits for: he asks for a third of the time at most, and the longer it takes the less often.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + seconds
     while True:
         last: object
+        asked = time.monotonic()
         try:
             answer = predicate()
             if answer:
@@ -30,6 +34,7 @@ def eventually(
             last = answer
         except AssertionError as error:
             last = error
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what or repr(predicate)} (last answer: {last!r})")
-        time.sleep(every)
+        time.sleep(max(every, min(SELDOM, (now - began) / 40), min(SELDOM_ANSWERED, 2 * (now - asked))))

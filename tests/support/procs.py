@@ -8,7 +8,8 @@ import signal as signals
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -107,22 +108,27 @@ class Procs:
     def session(self) -> list[psutil.Process]:
         """Every living process of this session, the started one first. A zombie is not living."""
         found = []
-        for pid in psutil.pids():
+        for process in self._ours():
             try:
-                process = psutil.Process(pid)
-                if os.getsid(pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except (ProcessLookupError, psutil.NoSuchProcess):
+            except psutil.NoSuchProcess:
                 continue
         return sorted(found, key=lambda p: p.pid != self.pid)
 
     def children(self, title: str = "") -> list[psutil.Process]:
-        """Living children of the master (all levels) whose process title has `title` in it."""
-        try:
-            children = psutil.Process(self.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [child for child in children if title in titled(child)]
+        """Living children of the master (all levels, of its session) whose process title has `title` in it."""
+        ours, family = {process: parent(process) for process in self._ours()}, {self.pid}
+        while more := {process.pid for process, of in ours.items() if of in family} - family:
+            family |= more
+        return [process for process in ours if process.pid in family - {self.pid} and title in titled(process)]
+
+    def _ours(self) -> Iterator[psutil.Process]:
+        """Asked many times a second: no other process of the machine is looked into."""
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self.pid:
+                    yield psutil.Process(pid)
 
     def child(self, title: str, seconds: float = 20.0) -> psutil.Process:
         """The one child with this title, waited for."""
@@ -168,6 +174,13 @@ class Procs:
         self.process.wait(20)
         eventually(lambda: not self.session(), 20, what="a dead session")
         return [title for _, title in left]
+
+
+def parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def titled(process: psutil.Process) -> str:
