@@ -9,6 +9,7 @@ from typing import Any
 
 from qd.log import Log
 from qd.master.deaths import Death
+from qd.options.kinds import WITH_KEYSPACE
 from qd.process import child
 from qd.process.exits import ending
 from qd.process.scoreboard import H, Scoreboard, now
@@ -143,7 +144,7 @@ class Keeping:
             self.pid = 0
 
 
-PLACE = ("driver", "url", "prefix")
+PLACE = ("driver", "url", "prefix", "table")
 
 
 def connection_of(settings: str) -> dict[str, Any]:
@@ -154,8 +155,11 @@ def connection_of(settings: str) -> dict[str, Any]:
 
 
 def place_of(settings: str) -> tuple[object, ...]:
-    """Which keys on which server: leases are renewed there, and nowhere else."""
-    return tuple(connection_of(settings)[key] for key in PLACE)
+    """Which keys on which server: leases are renewed there, and nowhere else. Those of a connection that keeps jobs and
+    nothing else stand on the control connection, under its own name."""
+    found = connection_of(settings)
+    own = tuple(found[key] for key in PLACE)
+    return own if found["driver"] in WITH_KEYSPACE else (*own, found["name"], *home_of(settings))
 
 
 def home_of(settings: str) -> tuple[object, ...]:

@@ -19,6 +19,8 @@ SCHEMES = {
     "sqs": "sqs",
 }
 """Kind of url -> the driver for it. A database's may name how it is reached, as SQLAlchemy writes it: mysql+pymysql://."""
+WITH_KEYSPACE = ("redis", "database")
+"""Drivers that keep more than jobs. What is kept beside those of any other stands on the control connection."""
 BARE = {
     "sync": "it runs each job where it is dispatched",
     "null": "it takes jobs and forgets them",

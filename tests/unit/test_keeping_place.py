@@ -1,0 +1,43 @@
+"""What a new configuration may change while jobs of the old one are in hand: their leases are renewed in one place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qd.connectors.manager import MEMORIES
+from qd.master.keeping import place_of
+from qd.options.kinds import WITH_KEYSPACE
+
+URLS = {"redis": "redis://a/0", "database": "sqlite:////a", "beanstalkd": "beanstalkd://a", "sqs": "sqs://eu-west-1"}
+
+
+def settings(driver: str, *, control: str = "redis://c/0", name: str = "work") -> str:
+    same = {"prefix": "", "table": "jobs"}
+    return json.dumps(
+        {
+            "control": "control",
+            "work": {"connection": name},
+            "connections": {
+                name: {"name": name, "driver": driver, "url": URLS[driver], **same},
+                "control": {"name": "control", "driver": "redis", "url": control, **same},
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize("driver", URLS)
+def test_leases_move_with_the_control_connection_where_they_stand_on_it(driver: str) -> None:
+    moved = place_of(settings(driver)) != place_of(settings(driver, control="redis://d/0"))
+    assert moved == (driver not in MEMORIES)
+
+
+@pytest.mark.parametrize("driver", URLS)
+def test_the_name_of_a_connection_is_where_its_leases_stand_on_another(driver: str) -> None:
+    moved = place_of(settings(driver)) != place_of(settings(driver, name="renamed"))
+    assert moved == (driver not in MEMORIES)
+
+
+def test_the_drivers_with_a_keyspace_of_their_own_are_those_that_open_one() -> None:
+    assert set(WITH_KEYSPACE) == set(MEMORIES)
