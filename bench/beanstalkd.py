@@ -75,6 +75,8 @@ def fill(peer: str, port: int, jobs: int) -> None:
         data = {"label": edge, "at": time.monotonic_ns()} if edge else []
         name = STAMPS[peer] if edge else NOOPS[peer]
         body = {"uuid": f"{number:032x}", "displayName": name, "job": name, "maxTries": None, "data": data}
+        if peer == "qd":  # Laravel counts attempts by a question to beanstalkd, qd in the payload
+            body |= {"id": f"{number:032x}", "attempts": 0, "delay": None}
         client.put(json.dumps(body, separators=(",", ":")).encode(), priority=1024, ttr=90)
     client.close()
 

@@ -37,6 +37,7 @@ Peek = Callable[[Client], "greenstalk.Job[bytes]"]
 COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases): (\d+)", re.M)  # of stats-job, in its order
 CLOSING = 0.3  # seconds in which beanstalkd sees that a connection has ended
 LONGEST = 2.0**32 - 1  # seconds a job may be delayed
+MANY, MUCH = 100, 1 << 16  # jobs, and bytes, that are put before the first answer is read
 
 
 class Beanstalkd:
@@ -49,8 +50,8 @@ class Beanstalkd:
         self._lock = threading.RLock()  # the connection is the toucher's, too
         self._toucher = Toucher(self._touch)
         self._gone = list[tuple[str, str]]()
-        self._deleting = list[tuple[str, str, int]]()  # replies that are still to be read
-        self._life = 0  # of the connection that gives them
+        self._deleting = list[tuple[str, str, Touched]]()  # whose replies are still to be read
+        self._doubtful = list[tuple[str, str]]()  # that were not there to delete
         self._mine = dict[str, Touched]()  # what is reserved, by its id
 
     @property
@@ -59,7 +60,7 @@ class Beanstalkd:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self.wire.timeout = seconds
+        self.wire.patience(self.wire.connect_timeout, seconds)
 
     @property
     def about(self) -> Callable[[float], None] | None:
@@ -79,26 +80,29 @@ class Beanstalkd:
     @contextmanager
     def _talk(self) -> Iterator[Client]:
         with self._lock, self.wire.said() as client:
-            if self._deleting:
-                self._read_deletes()
+            self._settle_deletes()
             yield client
 
+    def _settle_deletes(self) -> None:
+        self._read_deletes()
+        self._look_at_doubtful()
+
     def _read_deletes(self) -> None:
-        """What was not there is somebody else's by now, who will find out, or is gone."""
+        """The replies that come before any other. Those of a connection that broke do not: a keeper looks after these."""
         deleting, self._deleting = self._deleting, []
-        if self._life != self.wire.life:
-            return  # they broke with their connection: a keeper looks after them
-        doubtful = []
-        for queue, id, number in deleting:
-            if self.wire.line() == b"DELETED":
+        for queue, id, held in deleting:
+            if held.life == self.wire.life:
+                deleted = self.wire.line() == b"DELETED"
+                (self._gone if deleted else self._doubtful).append((queue, id))
+
+    def _look_at_doubtful(self) -> None:
+        """What was not there is somebody else's by now, who will find out, or is gone."""
+        doubtful, self._doubtful = self._doubtful, []
+        for queue, id in doubtful:
+            try:
+                self.wire.stats_of(number_of(id))
+            except greenstalk.NotFoundError:
                 self._gone.append((queue, id))
-            else:
-                doubtful.append((queue, id, number))
-        for queue, id, number in doubtful:
-            with suppress(greenstalk.NotFoundError):
-                self.wire.stats_of(number)
-                continue
-            self._gone.append((queue, id))
 
     def check(self, queue: str) -> None:
         if why := refused_name(queue):
@@ -108,27 +112,40 @@ class Beanstalkd:
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
         said = list[QdError | None]()
-        for payload, delay in jobs:
+        while len(said) < len(jobs):
             try:
                 with self._talk() as client:
                     self.wire.use(client, queue)
-                    client.put(payload, self.wire.target.priority, math.ceil(delay), self.ttr)
-                said.append(None)
-            except TooLarge as error:
-                said.append(error)
-            except QdError as error:
+                    for _ in range(self._put_some(jobs[len(said) :])):
+                        said.append(self.wire.inserted())
+                error = said[-1]
+            except QdError as broken:
+                error = broken
+            if error is not None and not isinstance(error, TooLarge):
                 return [*said, *[error] * (len(jobs) - len(said))]
         return said
+
+    def _put_some(self, jobs: Sequence[tuple[bytes, float]]) -> int:
+        """Write the first of them in one piece, the answers unread. Returns how many."""
+        puts, size = list[bytes](), 0
+        for payload, delay in jobs[:MANY]:
+            numbers = self.wire.target.priority, math.ceil(delay), self.ttr, len(payload)
+            puts.append(b"put %d %d %d %d\r\n%b\r\n" % (*numbers, payload))
+            size += len(payload)
+            if size > MUCH:
+                break
+        self.wire.write(b"".join(puts))
+        return len(puts)
 
     # -- reserving
 
     def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
-        with self._talk() as client:
-            self._mine = {id: held for id, held in self._mine.items() if held.life == self.wire.life}
-            if seconds:
+        if seconds:
+            with self._talk() as client:
                 self.wire.watch(client, tuple(queues))
                 job = self.wire.reserve(client, seconds, wake)
                 return self._parcel(client, job, queues[0] if len(queues) == 1 else "") if job else None
+        with self._lock, self.wire.said() as client:
             for queue in queues:
                 job = self._first_of(client, queue, queues)
                 if job is not None:
@@ -138,10 +155,15 @@ class Beanstalkd:
     def _first_of(self, client: Client, queue: str, queues: Sequence[str]) -> greenstalk.Job[bytes] | None:
         """Of several queues only one that has a job is watched: else beanstalkd would give what was put first, of any."""
         if self.wire.watched != (queue,):
+            self._settle_deletes()
             if len(queues) > 1 and not self._ready(client, queue):
                 return None
             self.wire.watch(client, (queue,))
-        return self.wire.at_once()
+        self.wire.write(b"reserve-with-timeout 0\r\n")
+        self._read_deletes()
+        job = self.wire.reserved()
+        self._look_at_doubtful()
+        return job
 
     def _ready(self, client: Client, queue: str) -> int:
         try:
@@ -157,6 +179,8 @@ class Beanstalkd:
             queue = queue or str(client.stats_job(job)["tube"])
             attempts, crashes = releases + timeouts, max(0, reserves - 1 - releases - timeouts)
         id = id_of(job)
+        if self._mine and self.wire.life != next(iter(self._mine.values())).life:
+            self._mine.clear()  # they were reserved by a connection that broke
         self._mine[id] = Touched(job.id, self.wire.life, float(ttr))
         return Parcel(queue, id, str(job.id), job.body, attempts, crashes)
 
@@ -191,10 +215,8 @@ class Beanstalkd:
                 return
             with self.wire.said():
                 if self.wire.life == ours.life:
-                    if self._life != ours.life:
-                        self._life, self._deleting = ours.life, []
                     self.wire.write(b"delete %d\r\n" % ours.job)
-                    self._deleting.append((queue, id, ours.job))
+                    self._deleting.append((queue, id, ours))
 
     def _deleted(self, number: int) -> bool:
         """False: somebody has it reserved, who will find out. The connection of a worker that was just killed is gone in a
@@ -235,7 +257,7 @@ class Beanstalkd:
     def there(self, queue: str, id: str) -> bool | None:
         with self._talk() as client:
             try:
-                return id_of(client.peek(int(id.partition(".")[0]))) == id
+                return id_of(client.peek(number_of(id))) == id
             except greenstalk.NotFoundError:
                 return False
 
@@ -285,3 +307,7 @@ class Beanstalkd:
 
 def id_of(job: greenstalk.Job[bytes]) -> str:
     return f"{job.id}.{blake2b(job.body, digest_size=8).hexdigest()}"
+
+
+def number_of(id: str) -> int:
+    return int(id.partition(".")[0])

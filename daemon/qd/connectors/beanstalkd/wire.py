@@ -22,6 +22,13 @@ from qd.process.descriptors import Identity, identity, ready_of
 T = TypeVar("T")
 Client = greenstalk.Client[bytes]
 NAMED = 10.0  # seconds that a name server may take
+REFUSALS: dict[bytes, type[greenstalk.BeanstalkdError]] = {
+    b"JOB_TOO_BIG": greenstalk.JobTooBigError,
+    b"DRAINING": greenstalk.DrainingError,
+    b"OUT_OF_MEMORY": greenstalk.OutOfMemoryError,
+    b"BURIED": greenstalk.BuriedError,
+}
+LINE = 1 << 12  # bytes that the first line of a reply has at most
 
 
 class Woken(Exception):
@@ -58,7 +65,7 @@ class Wire:
         self.life = 0
         self._client: Client | None = None
         self._sock: Patient | None = None
-        self._reader: Any = None  # beside greenstalk's: between two replies both are empty
+        self._heard = b""  # of replies that greenstalk does not read; between two replies it has nothing left, either
         self._file: Identity | None = None  # the socket's: a job may close it
         self._using = "default"
         self._watching: tuple[str, ...] = ("default",)
@@ -81,7 +88,7 @@ class Wire:
             self._sock.settimeout(self.timeout)  # for what is written
             self._file = identity(self._sock.fileno())
             self._client = greenstalk.Client(self._sock, encoding=None)
-            self._reader = self._sock.makefile("rb")
+            self._heard = b""
             self._using, self._watching = "default", ("default",)
             self.life += 1
         return self._client
@@ -91,8 +98,6 @@ class Wire:
         """A client, and what goes wrong with it as errors of ours; NotFoundError, TimedOutError and DeadlineSoonError are
         answers."""
         client = self.client()
-        assert self._sock is not None
-        self._sock.settimeout(self.timeout)
         try:
             yield client
         except (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError):
@@ -159,20 +164,40 @@ class Wire:
         self._sock.sendall(command)
 
     def line(self) -> bytes:
-        line: bytes = self._reader.readline()
-        if not line.endswith(b"\r\n"):
-            raise ConnectionResetError("the server closed the connection")
-        return line[:-2]
+        while (end := self._heard.find(b"\r\n")) < 0:
+            if len(self._heard) > LINE:
+                raise ValueError("no line of a beanstalkd is so long")
+            self._heard += self._more()
+        line, self._heard = self._heard[:end], self._heard[end + 2 :]
+        return line
 
     def body(self, size: int) -> bytes:
-        body: bytes = self._reader.read(size + 2)
-        if len(body) != size + 2:
-            raise ConnectionResetError("the server closed the connection")
-        return body[:-2]
+        parts, missing = [self._heard], size + 2 - len(self._heard)
+        while missing > 0:
+            parts.append(self._more())
+            missing -= len(parts[-1])
+        heard = b"".join(parts)
+        self._heard = heard[size + 2 :]
+        return heard[:size]
 
-    def at_once(self) -> greenstalk.Job[bytes] | None:
-        """A job of what is watched, None: there is none."""
-        self.write(b"reserve-with-timeout 0\r\n")
+    def _more(self) -> bytes:
+        assert self._sock is not None
+        came = self._sock.recv(65536)
+        if not came:
+            raise ConnectionResetError("the server closed the connection")
+        return came
+
+    def inserted(self) -> QdError | None:
+        """What a "put" has come to."""
+        word, *numbers = self.line().split()
+        if word == b"INSERTED":
+            return None
+        if word not in REFUSALS:
+            raise greenstalk.UnknownResponseError(word, numbers)
+        return self.refused(REFUSALS[word](numbers))
+
+    def reserved(self) -> greenstalk.Job[bytes] | None:
+        """What "reserve-with-timeout 0" has given: a job of what is watched, None: there is none."""
         word, *numbers = self.line().split()
         if word == b"RESERVED":
             number, size = map(int, numbers)
@@ -229,7 +254,6 @@ class Wire:
 
     def close(self) -> None:
         client, sock, self._client, self._sock = self._client, self._sock, None, None
-        self._reader = None
         if client is None or sock is None:
             return
         if identity(sock.fileno()) != self._file:

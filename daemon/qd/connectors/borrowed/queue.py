@@ -49,7 +49,7 @@ TRIES = 100  # parcels a turn is given at most that are none for this worker
 AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
 OBJECT_JOB = b"CallQueuedHandler@call"
 LOOKS_AWAY = 5  # seconds, more than parcel_turn.lua says
-AGAIN, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through an outbox right now
+LOOKS, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through an outbox right now
 SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
 
 
@@ -75,9 +75,12 @@ class Borrowed(KeyspaceQueue):
         self.outbox = Outbox(space, prefix, backend)
         self.batches = PushedBatches(self.outbox)
         self.ticks = PushedTicks(self.outbox)
+        locks = prefix + keys.unique("")
+        self._fixed = [str(each).encode() for each in (self.owner, at.retry_after, *keep, self.longest, locks)]
         self._parcel: Parcel | None = None  # reserved over there, and not yet leased here
         self._hand: Parcel | None = None  # in which the job came that this worker has in hand
         self._sends = False  # something stood in an outbox at the last look
+        self._turned = dict[tuple[str, ...], tuple[str, ...]]()  # names of keys, by queues
         self._paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
         if token:
             for each in ANSWERS:
@@ -145,7 +148,7 @@ class Borrowed(KeyspaceQueue):
             if became == b"leased":
                 break
             if became == b"none":  # what is just being sent on is no reason to call the queues empty
-                if not self._sends or again == AGAIN:
+                if not self._sends or again == LOOKS:
                     break
                 again += 1
                 time.sleep(PAUSE)
@@ -160,7 +163,7 @@ class Borrowed(KeyspaceQueue):
     def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> tuple[bytes, Turn]:
         """The call of parcel_turn.lua, and what follows of it over there. Returns what became of the parcel."""
         self.turns += 1
-        names = self._keys(*[kind(queue) for queue in queues for kind in TURNED])
+        names = self._turned.get(tuple(queues)) or self._turned_of(tuple(queues))
         leased = counted(parcel) if parcel is not None else b""
         args = self._args(done, queues, parcel, leased)
         reply = script("parcel_turn").call(self.space, names, *args)
@@ -186,20 +189,17 @@ class Borrowed(KeyspaceQueue):
         due = None if wait < 0 else max(SOON, wait / 1000)
         return became, Turn(None if acked < 0 else acked == 1, job, due, paused, 0)
 
+    def _turned_of(self, queues: tuple[str, ...]) -> tuple[str, ...]:
+        names = self._turned[queues] = tuple(self._keys(*[kind(queue) for queue in queues for kind in TURNED]))
+        return names
+
     def _args(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None, leased: bytes) -> list[Arg]:
-        fixed: list[Arg] = [
-            self.owner,
-            self.settings.retry_after,
-            *self.keep,
-            self.longest,
-            *self._keys(keys.unique("")),
-        ]
         acks: list[Arg] = [0, ""] if done is None else [queues.index(done.queue) + 1, done.member]
         its: list[Arg] = [0, "", "", "", ""]
         if parcel is not None:
             its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased, digest(parcel.body)]
         gone = [word for queue, id in self.backend.gone() if queue in queues for word in (queues.index(queue) + 1, id)]
-        return [*fixed, f"{self.base}{self.turns}", *acks, *its, *gone]
+        return [*self._fixed, f"{self.base}{self.turns}", *acks, *its, *gone]
 
     def _pass_on(self, parcel: Parcel, became: bytes) -> None:
         """One that is none for this worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import hiredis
@@ -34,7 +35,16 @@ def packed(args: Sequence[Arg]) -> bytes:
 
 
 def evalsha(script: Script, names: Sequence[str], args: Sequence[Arg]) -> bytes:
-    return packed(("EVALSHA", script.sha, len(names), *names, *args))
+    """names: a tuple that comes again and again is packed once."""
+    head = _headed(script.sha, names) if isinstance(names, tuple) else _head(script.sha, names)
+    return b"*%d\r\n" % (3 + len(names) + len(args)) + head + packed_items(args)
+
+
+def _head(sha: str, names: Sequence[str]) -> bytes:
+    return packed_items(("EVALSHA", sha, len(names), *names))
+
+
+_headed = lru_cache(64)(_head)
 
 
 def with_text(script: Script, command: bytes) -> bytes:

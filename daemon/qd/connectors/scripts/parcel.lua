@@ -10,13 +10,19 @@ local function note_ended(ended, id)
   redis.call('ZADD', ended, string.format('%.3f', time[1] + time[2] / 1000000), id)
 end
 
--- What `owner` held is answered. Returns its id and handle, '' when nothing is known of it.
-local function end_parcel(taken, holding, ended, owner)
+-- What `owner` held is answered; that it holds it is to be taken away yet. Returns its id and handle, '' when nothing is known
+-- of it.
+local function note_answered(taken, holding, ended, owner)
   local parcel = redis.call('HGET', holding, owner)
   if not parcel then return '' end
   local id = string.match(parcel, '^%S+')
   note_ended(ended, id)
   redis.call('HDEL', taken, id)
-  redis.call('HDEL', holding, owner)
+  return parcel
+end
+
+local function end_parcel(taken, holding, ended, owner)
+  local parcel = note_answered(taken, holding, ended, owner)
+  if parcel ~= '' then redis.call('HDEL', holding, owner) end
   return parcel
 end

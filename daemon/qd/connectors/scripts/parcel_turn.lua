@@ -27,8 +27,7 @@ local function key(i, which) return KEYS[(i - 1) * EACH + which] end
 if done > 0 then
   acked = redis.call('ZREM', key(done, RESERVED), ARGV[10])
   if acked == 1 or redis.call('HGET', key(done, OWNERS), owner) == ARGV[10] then
-    if acked == 1 then parcel = end_parcel(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner) end
-    redis.call('HDEL', key(done, OWNERS), owner)
+    if acked == 1 then parcel = note_answered(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner) end
     free = done
   end
 else
@@ -37,8 +36,9 @@ end
 for k = 16, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
 for i = 1, #KEYS / EACH do
   if i ~= free and redis.call('HGET', key(i, OWNERS), owner) then return {-2, '', 'none', -1, '', '', '', 0, 0, ''} end
-  local due_there = tonumber(redis.call('GET', key(i, ELSEWHERE)) or nil)
-  if redis.call('EXISTS', key(i, PAUSED)) == 1 then
+  local shut = redis.call('EXISTS', key(i, PAUSED), key(i, ELSEWHERE)) > 0
+  local due_there = shut and tonumber(redis.call('GET', key(i, ELSEWHERE)) or nil)
+  if shut and redis.call('EXISTS', key(i, PAUSED)) == 1 then
     paused[#paused + 1], held_back[i] = i, true
   elseif due_there and now > due_there - BEFORE and now < due_there + BEHIND then
     paused[#paused + 1] = i
@@ -57,6 +57,7 @@ end
 -- Sent twice by an outbox whose sender had not come back, and taken as often as it was to be.
 -- What is just being sent is counted, too: its sender may not come back.
 local function doubled(p)
+  if redis.call('EXISTS', key(at, RESENT), key(at, SENDING)) == 0 then return false end
   local most_often, counts = redis.call('HGET', key(at, RESENT), ARGV[15]), false
   if not most_often and redis.call('LLEN', key(at, SENDING)) > 0 then
     for _, each in ipairs(redis.call('LRANGE', key(at, SENDING), 0, -1)) do counts = counts or each == p end
@@ -115,6 +116,10 @@ end
 
 local became, text, mark, start, length, before = 'none', '', '', 0, 0, ''
 if at > 0 then became, text, mark, start, length, before = take(ARGV[12], ARGV[14]) end
+if free and not (became == 'leased' and at == free) then -- else the new one stands in its place
+  redis.call('HDEL', key(free, OWNERS), owner)
+  if parcel ~= '' then redis.call('HDEL', key(free, HOLDING), owner) end
+end
 if became ~= 'leased' then
   for i = 1, #KEYS / EACH do
     local next_at = redis.call('ZRANGE', key(i, DELAYED), 0, 0, 'WITHSCORES')[2]

@@ -1,0 +1,59 @@
+"""The backend of beanstalkd by itself: many puts in one piece, and what the server says to each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qd.connectors.beanstalkd.backend import MANY, MUCH, Beanstalkd
+from qd.errors import ServerBusy, TooLarge
+from tests.support.clock import eventually
+from tests.support.servers.beanstalkd import Beanstalkd as Server
+from tests.support.servers.beanstalkd import installed
+
+
+@contextmanager
+def talking(server: Server) -> Iterator[Beanstalkd]:
+    backend = Beanstalkd(server.url, 90)
+    yield backend
+    backend.close()
+
+
+def bodies(server: Server) -> Iterator[bytes]:
+    with server.client() as client:
+        client.watch("q")
+        for _ in range(client.stats_tube("q")["current-jobs-ready"]):
+            yield client.reserve(timeout=0).body
+
+
+def test_each_put_of_many_has_its_own_answer() -> None:
+    """In order, over several pieces, with those in the middle that the server never takes."""
+    installed()
+    jobs = [b"%d" % number for number in range(2 * MANY + 5)]
+    jobs[7], jobs[MANY - 1], jobs[MANY + 1] = b"x" * 3000, b"x" * 3000, b"y" * 1500
+    jobs[MANY + 20 : MANY + 20] = [b"%d:" % number + b"z" * 1990 for number in range(2 * MUCH // 1990)]
+    with Server("-z", "2000") as server, talking(server) as backend:
+        said = backend.send("q", [(body, 0.0) for body in jobs])
+        assert [type(each) for each in said] == [TooLarge if len(body) > 2000 else type(None) for body in jobs]
+        assert list(bodies(server)) == [body for body in jobs if len(body) <= 2000]
+
+
+def test_a_server_that_drains_takes_none_and_says_so() -> None:
+    """And the connection goes on: what it has is worked off."""
+    installed()
+    with Server() as server, talking(server) as backend:
+        assert backend.send("q", [(b"before", 0.0)]) == [None]
+        with server.client() as client:
+            os.kill(int(client.stats()["pid"]), signal.SIGUSR1)
+        eventually(lambda: isinstance(backend.send("q", [(b"after", 0.0)])[0], ServerBusy))
+        said = backend.send("q", [(b"%d" % number, 0.0) for number in range(3 * MANY)])
+        assert {str(each) for each in said} == {
+            f"beanstalkd at 127.0.0.1:{server.port} is draining (USR1) and takes no new jobs"
+        }
+        parcel = backend.take(["q"], 0.0)
+        assert parcel is not None
+        assert parcel.body == b"before"
+        backend.drop("q", parcel.id, parcel.handle)
+        assert backend.gone(wait=True) == [("q", parcel.id)]
