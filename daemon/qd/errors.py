@@ -91,8 +91,12 @@ class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 
 
-class TooLarge(ServerRefused):
-    """The server takes no job of this size, now or later."""
+class NeverTaken(ServerRefused):
+    """The server takes no such job, now or later, for what stands in it."""
+
+
+class TooLarge(NeverTaken):
+    """Its size."""
 
 
 class WrongPassword(NeedsMending, ConnectionLost):

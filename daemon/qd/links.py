@@ -1,7 +1,7 @@
 """The payload of a link (a job that was made to be sent later) as it is when its turn has come.
 
 Its bytes are those that were made, but for three things: createdAt and retryUntil count from now, and its ties say what
-comes behind it. bus/chain.py makes links, bus/ends.py has them sent; bus/batch.py asks for the moments.
+comes behind it. bus/chain.py makes links, connectors/ends.py has them sent; bus/batch.py asks for the moments.
 """
 
 from __future__ import annotations

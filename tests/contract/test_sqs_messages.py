@@ -14,7 +14,7 @@ from qd.connectors.sqs.address import Address
 from qd.connectors.sqs.line import Woken
 from qd.connectors.sqs.messages import Counts, Messages, batches
 from qd.connectors.sqs.service import NoSuchQueue, Service
-from qd.errors import ConnectionLost, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
+from qd.errors import ConnectionLost, NeverTaken, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
 from tests.support.clock import eventually
 from tests.support.servers.sqs import Sqs
 
@@ -76,7 +76,7 @@ def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
 
 def test_what_is_too_large_is_told_and_all_others_are_sent(messages: Messages) -> None:
     said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
-    assert [type(why) for why in said] == [type(None), TooLarge, ServerRefused, type(None)]
+    assert [type(why) for why in said] == [type(None), TooLarge, NeverTaken, type(None)]
     assert "1100000 bytes" in str(said[1])
     assert messages.counts("mail").visible == 2
 
@@ -94,8 +94,19 @@ def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages:
     wrong = {"Id": "2", "Code": "InvalidMessageContents", "SenderFault": True}
     asked = answers(messages, {"Failed": [busy, wrong]}, {"Failed": [busy]}, {})
     said = messages.send("mail", [(payload(n), 0) for n in range(4)])
-    assert [type(why) for why in said] == [type(None), type(None), ServerRefused, type(None)]
+    assert [type(why) for why in said] == [type(None), type(None), NeverTaken, type(None)]
     assert [[each["Id"] for each in one["Entries"]] for one in asked] == [["0", "1", "2", "3"], ["1"], ["1"]]
+
+
+def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(messages: Messages) -> None:
+    messages.url("mail")
+    asked = answers(messages, {}, ServerBusy("slow down"))
+    said = messages.send("mail", [(payload(n), 0) for n in range(25)])
+    assert [type(why) for why in said] == [type(None)] * 10 + [ServerBusy] * 15
+    assert len(asked) == 2
+    answers(messages, ServerRefused("InvalidMessageContents: #x"), {}, ConnectionLost("broke"))
+    said = messages.send("mail", [(payload(n), 0) for n in range(4)])
+    assert [type(why) for why in said] == [type(None)] * 2 + [ConnectionLost] * 2
 
 
 def test_what_sqs_keeps_failing_to_take_is_told(messages: Messages) -> None:
@@ -151,7 +162,8 @@ def test_a_queue_that_is_not_there_is_named(messages: Messages) -> None:
 
 
 def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages) -> None:
-    jobs = [payload(1, tags=["group:order 7"]), payload(1, tags=["group:order 7"]), payload(2), payload(3)]
+    first_job = payload(1, createdAt=1, tags=["group:order 7"])
+    jobs = [first_job, first_job, payload(2, createdAt=1), payload(3)]
     assert messages.send("mail.fifo", [(each, 0) for each in jobs]) == [None] * 4
     assert messages.counts("mail.fifo").visible == 3
     first, second = messages.receive("mail.fifo", 30), messages.receive("mail.fifo", 30)
@@ -159,6 +171,8 @@ def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages
     assert second is not None
     assert (first.body, second.body) == (jobs[0], jobs[2])
     assert messages.receive("mail.fifo", 30) is None, "the third waits for the second: one group"
+    assert messages.send("mail.fifo", [(payload(3), 0)]) == [None]
+    assert messages.counts("mail.fifo").visible == 2, "without a moment it may be another try: rather twice than never"
 
 
 def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there_as_unreachable(

@@ -4,18 +4,21 @@ that come twice, messages of other programs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from qd.config import load
 from qd.connectors.base import Reserved
+from qd.connectors.borrowed.outbox import FIRST, next_slice
 from qd.connectors.keeping import Asked
 from qd.connectors.manager import open_queue
 from qd.connectors.sqs.queue import SqsQueue
-from qd.errors import ConnectionLost, ServerRefused, TooLarge
-from qd.payload import make, read
+from qd.errors import ConnectionLost, QdError, ServerRefused, TooLarge
+from qd.payload import make, read, tied
+from qd.ties import Ties
 from qd.unit import answered
 from tests.support.clock import eventually
 from tests.support.resp import Client
@@ -309,3 +312,63 @@ def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypa
     assert number(held) == 1
     assert held is not None
     assert queue.ack(held)
+
+
+# -- an outbox that has much to send, or what is never taken
+
+
+def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connect: Open) -> None:
+    queue = connect(options="&longest_delay=0")
+    never = make("quick", '{"n":"\uffff"}'.encode(), created_at=1, uuid="u1", id="i1")
+    never = tied(never, "i1", Ties(unique="one"))
+    queue.space.call("SET", *queue._keys("qd:unique:one"), "u1")
+    queue.later("mail", never, 0.001)
+    queue.later("mail", job(2), 0.002)
+    eventually(lambda: not queue.outbox.forward_all(["mail"]) and queue.sizes("mail").ready == 1)
+    assert number(take(queue, "mail")) == 2
+    assert queue.space.call("EXISTS", *queue._keys("qd:unique:one")) == 0, "its lock is held"
+    (record,) = queue.space.call("HVALS", *queue._keys("queues:mail:failed"))
+    said = json.loads(record.partition(b"\n")[0])
+    assert (said["error"], said["job"], said["uuid"]) == ("NeverTaken", "quick", "u1")
+    assert "SQS takes text only" in said["reason"]
+    assert record.partition(b"\n")[2] == never
+
+
+def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a keeper would renew no lease meanwhile, and a dispatch would last as long."""
+    queue, sent, jobs = connect(), list[bytes](), [job(n) for n in range(200)]
+    queue.outbox.note(["mail"])
+    queue.space.call("RPUSH", *queue._keys("queues:mail"), *jobs)
+    monkeypatch.setattr("qd.connectors.borrowed.outbox.BUDGET", 0.01)
+
+    def slowly(name: str, some: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
+        sent.extend([payload for payload, _ in some])
+        time.sleep(0.02)
+        return [None] * len(some)
+
+    monkeypatch.setattr(queue.backend, "send", slowly)
+    assert queue.outbox.forward_all(["mail"])
+    assert len(sent) == FIRST, "it went on when its time was over"
+    assert queue.sizes("mail").ready == 200 - FIRST
+    assert beat(queue).more, "its keeper does not come again at once"
+    queue.outbox.try_to_forward(["mail"])
+    assert len(sent) < 200
+    eventually(lambda: not queue.outbox.forward_all(["mail"]))
+    assert sent == jobs
+    assert queue.space.call("EXISTS", *queue._keys("queues:mail:qd-resent", "queues:mail:qd-sender")) == 0
+
+
+def test_as_many_are_sent_at_a_time_as_take_a_moment() -> None:
+    assert [next_slice(jobs, 0.01) for jobs in (1, 10, 60, 100)] == [2, 20, 100, 100]
+    assert [next_slice(jobs, 5.0) for jobs in (100, 10, 1)] == [50, 5, 1]
+    assert next_slice(30, 0.2) == 30
+
+
+def test_jobs_in_hand_are_counted_though_others_have_just_ended(connect: Open) -> None:
+    queue = connect()
+    for n in range(3):
+        queue.push("mail", job(n))
+    for _ in range(2):
+        assert queue.ack(take(queue, "mail"))
+    assert queue.backend.take(["mail"], 0.0) is not None, "nobody's yet, and nobody else's"
+    assert (queue.sizes("mail").ready, queue.sizes("mail").reserved) == (0, 1)

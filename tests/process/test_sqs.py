@@ -154,6 +154,8 @@ def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(sho
     assert work.matches("standard queue of SQS keeps no order")
     shop.sqs.kill()
     work.wait_line("sqs.away", 40)
+    assert shop.project.quick("restart", "--rolling").exit_code == 0
+    work.wait_line("master.reloaded", 40)  # what stands in the control connection is heard
     shop.sqs.start()
     client = shop.sqs.client()
     client.create_queue(QueueName="mail")

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from qd import events
-from qd.bus.ends import ends
 from qd.bus.here import Lenient
 from qd.bus.memory import MemoryBatches
 from qd.bus.results import value_of_error, value_of_result
@@ -28,6 +27,7 @@ from qd.bus.running import RunningJob, beside_a_loop, body_here, in_hand, refuse
 from qd.connectors.base import Kept, Limits, Outgoing, Queue
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
+from qd.connectors.ends import ends
 from qd.connectors.sending_only import NoJobs, SendingOnly
 from qd.errors import (
     AttemptsExceeded,

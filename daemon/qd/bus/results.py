@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from qd.arguments.values import FAILURES, encode, look, why
-from qd.bus.ends import ends
 from qd.connectors.base import Found, Jobs, Kept, Spot
+from qd.connectors.ends import ends
 from qd.errors import ConnectionLost, JobError, NoResult, ServerBusy
 from qd.jobs import Declared, Status
 

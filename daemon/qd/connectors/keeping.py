@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from qd.connectors.base import Queue
 from qd.connectors.effects import Effect
+from qd.errors import ConnectionLost, ServerRefused
 
 
 class Asked(NamedTuple):
@@ -28,7 +29,8 @@ class Answer(NamedTuple):
     """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
     -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
     cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone. away: servers that have some of the
-    queues and did not answer, each with what is wrong, where others did."""
+    queues and did not answer, each with what is wrong, where others did.
+    broke: what else was to be done met a server that is away."""
 
     now: float
     restart: str
@@ -40,6 +42,7 @@ class Answer(NamedTuple):
     cancelled: list[tuple[int, int]]
     lost: list[tuple[int, int]]
     away: tuple[tuple[str, str], ...] = ()
+    broke: ConnectionLost | ServerRefused | None = None
 
 
 class Keeping(Queue, Protocol):

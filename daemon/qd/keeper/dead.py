@@ -12,9 +12,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from qd.bus.ends import put_back
 from qd.connectors.base import reserved_of
 from qd.connectors.effects import Effect
+from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
 from qd.errors import Malformed
 from qd.keeper import leftover

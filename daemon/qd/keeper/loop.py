@@ -162,6 +162,8 @@ class Keeper:
         if report and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._hear(answer, control, at, first)
+        if answer.broke is not None:
+            raise answer.broke
         return received + (SOON if first else self._until_next(answer))
 
     def _asked(self, report: str, renew: bool) -> Asked:

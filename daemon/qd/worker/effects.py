@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qd.bus.ends import ends, put_back
 from qd.bus.results import value_of_error, value_of_result
 from qd.connectors.base import Reserved
 from qd.connectors.effects import Effect
+from qd.connectors.ends import ends, put_back
 from qd.payload import Payload
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.settle import words_of

@@ -43,6 +43,7 @@ MANY, MUCH = 100, 1 << 16  # jobs, and bytes, that are put before the first answ
 class Beanstalkd:
     limits = LIMITS
     longest = LONGEST
+    counts_ended = True
 
     def __init__(self, url: str, retry_after: float) -> None:
         self.wire = Wire(url)

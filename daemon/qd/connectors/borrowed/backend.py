@@ -40,6 +40,9 @@ class Backend(Protocol):
 
     limits: Limits
     longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
+    counts_ended: (
+        bool  # as reserved, those that this side has not told it of yet; False: they are known here long after
+    )
     timeout: float
     about: Callable[[float], None] | None
 
@@ -54,8 +57,8 @@ class Backend(Protocol):
         """Raises ServerRefused when the server can have no queue of this name."""
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
-        """Send payloads, each with its delay in seconds, in order. For each what went wrong: TooLarge when it never will be
-        taken, ConnectionLost when nobody knows whether it was."""
+        """Send payloads, each with its delay in seconds, in order. Raises nothing; for each what went wrong: NeverTaken when
+        it never will be taken, ConnectionLost when nobody knows whether it was."""
 
     def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
         """Reserve a job of the first of `queues` that has one, for the connection's retry_after. None: there is none, and

@@ -39,19 +39,25 @@ class BorrowedKeeping(Borrowed):
     _looked_at = 0.0
 
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
-        """Raises when the server of the jobs is away, too; the leases are renewed by then."""
+        """What stands in the keyspace is done, and answered, also when the server of the jobs is away (`broke`)."""
         answer = beat(self.space, self.settings.prefix, queues, asked._replace(reclaims_until=0))
+        try:
+            return self._beat_there(queues, asked, answer)
+        except (ConnectionLost, ServerRefused) as error:
+            return answer._replace(waiting=[], broke=error)
+
+    def _beat_there(self, queues: Sequence[str], asked: Asked, answer: Answer) -> Answer:
         if asked.renew:
             self._renewed(queues, asked)
         reclaimed = self._reclaim(queues, asked.reclaims_until) if asked.reclaims_until else 0
         self.outbox.note(queues)
-        self.outbox.forward_all(self.outbox.known())
+        more = self.outbox.forward_all(self.outbox.known())
         if time.monotonic() - self._looked_at > LOOK:
             self._looked_at = time.monotonic()
             for queue in queues:
                 self._look_after(queue, answer.now)
         self._forget_gone(wait=True)
-        return answer._replace(reclaimed=reclaimed, waiting=self._waiting(queues))
+        return answer._replace(reclaimed=reclaimed, more=answer.more or more, waiting=self._waiting(queues))
 
     def _renewed(self, queues: Sequence[str], asked: Asked) -> None:
         fields = [f"{asked.token}/{slot}" for slot in asked.slots]

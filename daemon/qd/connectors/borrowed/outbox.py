@@ -14,31 +14,44 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from typing import NamedTuple
 
 from qd.connectors.borrowed.backend import Backend
 from qd.connectors.borrowed.senders import is_dead, own_name
+from qd.connectors.effects import Effect, Push
+from qd.connectors.ends import ends
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.effects import spoken
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, Malformed, QdError, ServerRefused, TooLarge
+from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
 from qd.payload import read
 
-MOST, MUCH = 100, 1 << 20  # jobs, and bytes, that are sent at a time
+FIRST, MOST, MUCH = 10, 100, 1 << 20  # jobs that are sent at a time: at first, at most; and bytes
+QUICK, SLOW = 0.1, 0.4  # seconds for as many: then more at a time, or fewer
+BUDGET = 0.5  # seconds that whoever sends gives to it at a time: a keeper's beats go on, and a caller has his answer
 OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused, keys.resent)
 RESENT = 86400  # seconds for which a second one may still turn up
 WAITING = (keys.ready, keys.delayed, keys.sending)
+
+
+class Sent(NamedTuple):
+    """jobs: how many were. more: there are others, and the time was over."""
+
+    jobs: int
+    more: bool
 
 
 class Outbox:
     def __init__(self, space: Keyspace, prefix: str, backend: Backend) -> None:
         self.space, self.prefix, self.backend = space, prefix, backend
         self._pid, self._who, self._noted = 0, "", set[str]()
+        self._slice, self._first = FIRST, ""
 
     def note(self, queues: Iterable[str]) -> None:
         """Before something is pushed for them: so that keepers know where to look, of queues that nobody here works on."""
@@ -58,27 +71,42 @@ class Outbox:
         names = [self.prefix + kind(queue) for queue in queues for kind in WAITING]
         return [queues[int(place) - 1] for place in script("outbox_waiting").call(self.space, names)]
 
-    def forward(self, queue: str) -> int:
-        """Send what is due, unless another is at it. Returns how many were sent. Raises as the server, and as the space."""
-        names, count = [self.prefix + kind(queue) for kind in OUT], 0
+    def forward(self, queue: str, until: float | None = None) -> Sent:
+        """Send what is due, unless another is at it, until that moment (monotonic; None: for BUDGET seconds). Raises as the
+        server, and as the space."""
+        names, jobs = [self.prefix + kind(queue) for kind in OUT], 0
+        until = time.monotonic() + BUDGET if until is None else until
         done: Sequence[bytes] = ()
         while payloads := self._next(names, done):
+            began = time.monotonic()
             said = self.backend.send(queue, [(payload, 0.0) for payload in payloads])
-            sent = self._settled(queue, payloads, said)
-            count, done = count + sent, payloads[:sent]
-            if sent < len(payloads):
-                self._leave(names, sent, said[sent])
-        return count
+            done, error = self._settled(queue, payloads, said)
+            jobs += len(done)
+            if error is not None:
+                self._leave(names, done)
+                raise error
+            self._slice = next_slice(self._slice, time.monotonic() - began)
+            if time.monotonic() > until:
+                self._leave(names, done)
+                return Sent(jobs, more=True)
+        return Sent(jobs, more=False)
 
-    def forward_all(self, queues: Sequence[str]) -> int:
-        """Also what one has left that was sending it and died."""
-        count = 0
-        for queue in self.waiting(queues):
-            count += self.forward(queue) or (self._left_by_the_dead(queue) and self.forward(queue))
-        return count
+    def forward_all(self, queues: Sequence[str]) -> bool:
+        """Also what one has left that was sending it and died. For BUDGET seconds; the queue that is left then is the first
+        one the next time. Returns whether there is more."""
+        until, waiting = time.monotonic() + BUDGET, self.waiting(queues)
+        first = waiting.index(self._first) if self._first in waiting else 0
+        for queue in waiting[first:] + waiting[:first]:
+            self._first = queue
+            sent = self.forward(queue, until)
+            if not sent.jobs and not sent.more and self._left_by_the_dead(queue):
+                sent = self.forward(queue, until)
+            if time.monotonic() > until:
+                return True
+        return False
 
     def _left_by_the_dead(self, queue: str) -> bool:
-        names = [self.prefix + kind(queue) for kind in (keys.sending, keys.sender)]
+        names = [self.prefix + kind(queue) for kind in (keys.sending, keys.sender, keys.resent)]
         sender = self.space.call("GET", names[1]) or b""
         return is_dead(sender.decode("utf-8", "replace")) and bool(
             script("outbox_leave").call(self.space, names, sender, 0)
@@ -86,16 +114,27 @@ class Outbox:
 
     def try_to_forward(self, queues: Iterable[str]) -> None:
         """At once, where that can be had: they are kept, and a keeper looks at them within a second or so."""
+        until = time.monotonic() + BUDGET
         with suppress(ConnectionLost, ServerRefused):
             for queue in queues:
-                self.forward(queue)
+                self.forward(queue, until)
+                if time.monotonic() > until:
+                    return
 
     def _next(self, names: Sequence[str], done: Sequence[bytes]) -> list[bytes]:
         """What is to be sent. done: of what this gave last, those that were sent."""
         if self._pid != os.getpid():  # a copy that was forked is another sender
             self._pid, self._who = os.getpid(), own_name()
         ms = round(2000 * (1 + self.backend.timeout))
-        args: list[Arg] = [self._who, ms, len(done), MOST, MUCH, self.prefix + keys.unique(""), *map(digest, done)]
+        args: list[Arg] = [
+            self._who,
+            ms,
+            len(done),
+            self._slice,
+            MUCH,
+            self.prefix + keys.unique(""),
+            *map(digest, done),
+        ]
         left, *payloads = script("outbox").call(self.space, names, *args)
         found: list[bytes] = payloads
         if left and found:
@@ -109,34 +148,46 @@ class Outbox:
             if isinstance(reply, Exception):
                 raise reply
 
-    def _settled(self, queue: str, payloads: Sequence[bytes], said: Sequence[QdError | None]) -> int:
-        """How many from the first on need not be sent any more."""
-        for number, (payload, error) in enumerate(zip(payloads, said, strict=True)):
-            if isinstance(error, TooLarge):
+    def _settled(
+        self, queue: str, payloads: Sequence[bytes], said: Sequence[QdError | None]
+    ) -> tuple[list[bytes], QdError | None]:
+        """Those that were sent, from the first on, and why the one behind them was not. What never will be is failed."""
+        done = list[bytes]()
+        for payload, error in zip(payloads, said, strict=True):
+            if isinstance(error, NeverTaken):
                 self._fail(queue, payload, error)
             elif error is not None:
-                return number
-        return len(payloads)
+                return done, error
+            else:
+                done.append(payload)
+        return done, None
 
-    def _leave(self, names: Sequence[str], sent: int, error: QdError | None) -> None:
-        script("outbox_leave").call(self.space, (names[4], names[5]), self._who, sent)
-        assert error is not None
-        raise error
+    def _leave(self, names: Sequence[str], done: Sequence[bytes]) -> None:
+        own = (names[4], names[5], names[7])
+        script("outbox_leave").call(self.space, own, self._who, len(done), *map(digest, done))
 
     def _fail(self, queue: str, payload: bytes, error: QdError) -> None:
-        id = f"outbox.{secrets.token_hex(8)}"
-        record = {
-            "id": id,
-            "queue": queue,
-            "error": "TooLarge",
-            "reason": str(error),
-            "failed_at": round(time.time(), 3),
-        }
+        """As a job that fails: a record, and its end for its lock, its chain, its batch. Then it is taken out of what is
+        being sent; whoever is killed in between leaves it to the next sender, who does the same."""
+        id, kind = f"outbox.{digest(payload)}", type(error).__name__
+        record = {"id": id, "queue": queue, "error": kind, "reason": str(error), "failed_at": round(time.time(), 3)}
+        effects: Sequence[Effect] = ()
         with suppress(Malformed):
             known = read(payload)
             record |= {"uuid": known.uuid, "job": known.job, "attempts": known.attempts, "crashes": known.crashes}
+            value = json.dumps({"error": kind, "message": str(error)}).encode()
+            effects = ends(known, "failed", f"{queue} {id}", value)
+        self.note([effect.queue for effect in effects if isinstance(effect, Push)])
         names = [self.prefix + keys.failed(queue), self.prefix + keys.failed_at(queue)]
         script("adopt").call(self.space, names, id, json.dumps(record).encode(), payload)
+        more, words = spoken(effects, self.prefix)
+        own = (keys.sending(queue), keys.notify(queue), keys.keyed(queue), *more)
+        script("drop").call(self.space, [self.prefix + name for name in own], "ready", payload, "", "", 0, *words)
+
+
+def next_slice(jobs: int, took: float) -> int:
+    """How many to send at a time, when so many have taken so many seconds: long before another takes the sender for dead."""
+    return min(MOST, jobs * 2) if took < QUICK else max(1, jobs // 2) if took > SLOW else jobs
 
 
 def digest(payload: bytes) -> str:

@@ -306,6 +306,7 @@ class Borrowed(KeyspaceQueue):
         sending, ended = self.space.call_many(
             [("LLEN", *self._keys(keys.sending(queue))), ("ZCARD", *self._keys(keys.ended(queue)))]
         )
+        ended = ended if self.backend.counts_ended else 0
         ages = [age for age in (here.oldest_age, there.oldest) if age is not None]
         return Sizes(
             there.ready + here.ready + sending,

@@ -45,7 +45,8 @@ PARTS = {  # every other script is its own file
     "parcel_bury": ("parcel.lua", *EFFECTS, "failed.lua", "parcel_open.lua", "bury.lua", "parcel_close.lua"),
     "parcel_keep": (*EFFECTS, "parcel_keep.lua"),
     "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
-    "outbox": ("tied.lua", "outbox.lua"),
+    "outbox": ("tied.lua", "came_through.lua", "outbox.lua"),
+    "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
     "admit": ("window.lua", "admit.lua"),
     "admit_left": ("window.lua", "admit_left.lua"),
 }

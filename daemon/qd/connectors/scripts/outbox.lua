@@ -10,11 +10,7 @@ local ready, delayed, sending, sender = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
 local mine = redis.call('GET', sender) == ARGV[1]
 if mine then
   redis.call('LTRIM', sending, ARGV[3], -1)
-  if redis.call('EXISTS', KEYS[8]) == 1 then -- they came through: nobody will send them again
-    for k = 7, #ARGV do
-      if not redis.call('HGET', KEYS[8], ARGV[k]) then redis.call('HDEL', KEYS[8], 'taken ' .. ARGV[k]) end
-    end
-  end
+  if redis.call('EXISTS', KEYS[8]) == 1 then came_through(KEYS[8], 7) end
 elseif redis.call('EXISTS', sender) == 1 then
   return {0}
 end

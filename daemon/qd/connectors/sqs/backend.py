@@ -48,6 +48,7 @@ class SqsBackend:
     """lease: seconds that a message is nobody else's."""
 
     limits = LIMITS
+    counts_ended = False
 
     def __init__(self, address: Address, *, lease: float, prefix: str = "") -> None:
         self.address, self.lease = address, lease

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qd.connectors.sqs.address import is_fifo
-from qd.connectors.sqs.service import NoSuchQueue, Service
-from qd.errors import Malformed, QdError, ServerBusy, ServerRefused, TooLarge
+from qd.connectors.sqs.service import BUSY, NoSuchQueue, Service
+from qd.errors import Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
 from qd.payload import Payload, read, tags_of
 
 BATCH = 10  # messages a request carries at most
@@ -19,12 +19,14 @@ WAIT = 20  # seconds that SQS waits for a message at most
 TRIES = 3  # times that what SQS itself has failed to take of a batch is sent
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessagesNotVisible")
 TOO_LARGE = ("BatchRequestTooLong", "must be shorter than", "cannot be longer than")
+UNFIT = ("InvalidMessageContents", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter")
 GROUP = "group:"  # what the tag begins with that names a job's group
 _NO_LETTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ODD = re.compile(r"[^!-~]")
 
 
-NO_TEXT = ServerRefused("SQS takes text only, at least a letter and no control characters, and this payload is none")
+NO_TEXT = NeverTaken("SQS takes text only, at least a letter and no control characters, and this payload is none")
+NOT_YET = ServerBusy("it was not sent yet")
 Why = QdError | None
 
 
@@ -79,16 +81,23 @@ class Messages:
     # -- sending
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, int]]) -> list[Why]:
-        """Payloads, each with its delay in seconds, in the order given. For each why it was not sent, None: it was."""
-        found: list[Why] = [None if is_text(payload) else NO_TEXT for payload, _ in jobs]
-        for places in batches([(place, jobs[place][0]) for place, why in enumerate(found) if why is None]):
-            for again in range(TRIES):
-                time.sleep(0.1 * again)
-                self._batch(queue, jobs, places, found)
-                places = [place for place in places if isinstance(found[place], ServerBusy)]
-                if not places:
-                    break
+        """Payloads, each with its delay in seconds, in the order given. For each why it was not sent, None: it was. After a
+        request that was refused as a whole, or broke, no more are made."""
+        found: list[Why] = [NOT_YET if is_text(payload) else NO_TEXT for payload, _ in jobs]
+        try:
+            for places in batches([(place, jobs[place][0]) for place, why in enumerate(found) if why is NOT_YET]):
+                self._send(queue, jobs, places, found)
+        except QdError as error:
+            return [error if why is NOT_YET else why for why in found]
         return found
+
+    def _send(self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[Why]) -> None:
+        for again in range(TRIES):
+            time.sleep(0.1 * again)
+            self._batch(queue, jobs, places, found)
+            places = [place for place in places if isinstance(found[place], ServerBusy)]
+            if not places:
+                return
 
     def _batch(self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[Why]) -> None:
         """One request. What SQS itself has failed to take (ServerBusy) was not sent, and may be sent again."""
@@ -96,10 +105,10 @@ class Messages:
         try:
             answer = self._call("send_message_batch", queue, Entries=entries)
         except ServerRefused as error:
-            if not is_too_large(str(error)):
+            if not is_unfit(str(error)):
                 raise
             if len(places) == 1:
-                found[places[0]] = TooLarge(f"{len(jobs[places[0]][0])} bytes are more than SQS takes: {error}")
+                found[places[0]] = unfit(jobs[places[0]][0], str(error))
                 return
             for half in (places[: len(places) // 2], places[len(places) // 2 :]):
                 self._batch(queue, jobs, half, found)
@@ -219,11 +228,9 @@ def grouped(queue: str, payload: bytes) -> dict[str, str]:
         known = None
     tags = tags_of(payload) if b'"tags":' in payload else ()
     group = next((tag[len(GROUP) :] for tag in tags if tag.startswith(GROUP)), "") or queue
-    once = (
-        f"{known.uuid}.{known.createdAt}.{known.attempts}.{known.crashes}"
-        if known and known.uuid
-        else secrets.token_hex(16)
-    )
+    once = secrets.token_hex(16)
+    if known is not None and known.uuid and known.createdAt is not None:  # else one that is retried would be the same
+        once = f"{known.uuid}.{known.createdAt}.{known.attempts}.{known.crashes}"
     return {"MessageGroupId": printable(group), "MessageDeduplicationId": printable(once)}
 
 
@@ -253,7 +260,20 @@ def why_of(failed: dict[str, Any]) -> QdError:
     said = f"{failed.get('Code', 'unknown')}: {failed.get('Message', '')}".rstrip(": ")
     if is_too_large(said):
         return TooLarge(said)
-    return ServerRefused(said) if failed.get("SenderFault", True) else ServerBusy(f"SQS cannot take it now: {said}")
+    if not failed.get("SenderFault", True) or any(word in said for word in BUSY):
+        return ServerBusy(f"SQS cannot take it now: {said}")
+    return NeverTaken(said) if is_unfit(said) else ServerRefused(said)
+
+
+def unfit(payload: bytes, said: str) -> NeverTaken:
+    if is_too_large(said):
+        return TooLarge(f"{len(payload)} bytes are more than SQS takes: {said}")
+    return NeverTaken(f"SQS does not take what stands in it: {said}")
+
+
+def is_unfit(said: str) -> bool:
+    """For what one of the messages is, and not for who asks, or when."""
+    return is_too_large(said) or any(word in said for word in UNFIT)
 
 
 def is_too_large(said: str) -> bool:

@@ -20,7 +20,7 @@ from qd.connectors.keyspace.effects import spoken
 from qd.connectors.scripts import script
 from qd.connectors.sqs.address import is_fifo
 from qd.connectors.sqs.backend import SqsBackend
-from qd.errors import ConnectionLost, Malformed, QdError, ServerRefused
+from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
 from qd.log import cut
 from qd.payload import read
 
@@ -45,8 +45,12 @@ class SqsQueue(BorrowedKeeping):
         """Raises what SQS says of those that it did not take, one by one; all others were sent."""
         said = self.backend.send(queue, jobs) if jobs else []
         refused = [(payload, error) for (payload, _), error in zip(jobs, said, strict=True) if error is not None]
-        if refused:
-            raise type(refused[0][1])(told(queue, refused, len(jobs)))
+        if not refused:
+            return
+        why = refused[0][1]
+        if not isinstance(why, NeverTaken) and [error for _, error in refused] == [why] * len(jobs):
+            raise why  # whatever the jobs are
+        raise type(why)(told(queue, refused, len(jobs)))
 
     # -- a message of a FIFO queue with the text that is kept for it
 
