@@ -16,35 +16,29 @@ it back; one that is given an ended one deletes it. So a worker may be killed be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING
 
-from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
-from qd.connectors.borrowed.backend import Backend, Parcel
+from qd.connectors.base import Reserved, Turn
+from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.counted import counted, uncounted
-from qd.connectors.borrowed.outbox import Outbox, digest
-from qd.connectors.borrowed.pushed import PushedBatches, PushedTicks
+from qd.connectors.borrowed.outbox import digest
+from qd.connectors.borrowed.sending import BorrowedSending
 from qd.connectors.effects import Count, Effect, Push
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.effects import spoken
-from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, Malformed, ServerRefused
-from qd.payload import read
-
-if TYPE_CHECKING:
-    from qd.config import ConnectionSettings
+from qd.errors import ConnectionLost, ServerRefused
 
 TURNED = (
     *(keys.ready, keys.delayed, keys.reserved, keys.owners, keys.taken, keys.holding, keys.ended, keys.paused),
     *(keys.failed, keys.failed_at, keys.elsewhere, keys.resent, keys.sending),
 )  # of each queue, as parcel_turn.lua has them
 PARCEL = (keys.taken, keys.holding, keys.ended)
-ANSWERS = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
+OWN = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
 TRIES = 100  # parcels a turn is given at most that are none for this worker
 AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
 OBJECT_JOB = b"CallQueuedHandler@call"
@@ -53,87 +47,26 @@ LOOKS, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through
 SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
 
 
-class Borrowed(KeyspaceQueue):
-    """Without a keeper's part: borrowed/keeping.py. space: borrowed; prefix: what every name in it begins with."""
+class Borrowed(BorrowedSending):
+    """Without a keeper's part: borrowed/keeping.py."""
 
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        backend: Backend,
-        space: Keyspace,
-        prefix: str,
-        *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
-        keep: Bounds = DEFAULT,
-        max_payload: int = 0,
-    ) -> None:
-        at = replace(settings, prefix=prefix)
-        super().__init__(at, space, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
-        self.backend = backend
-        self.outbox = Outbox(space, prefix, backend)
-        self.batches = PushedBatches(self.outbox)
-        self.ticks = PushedTicks(self.outbox)
-        locks = prefix + keys.unique("")
-        self._fixed = [str(each).encode() for each in (self.owner, at.retry_after, *keep, self.longest, locks)]
-        self._parcel: Parcel | None = None  # reserved over there, and not yet leased here
-        self._hand: Parcel | None = None  # in which the job came that this worker has in hand
-        self._sends = False  # something stood in an outbox at the last look
-        self._turned = dict[tuple[str, ...], tuple[str, ...]]()  # names of keys, by queues
-        self._paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
-        if token:
-            for each in ANSWERS:
-                script(each)
+    answers = (*BorrowedSending.answers, *OWN)
+    _parcel: Parcel | None = None  # reserved over there, and not yet leased here
+    _hand: Parcel | None = None  # in which the job came that this worker has in hand
+    _sends = False  # something stood in an outbox at the last look
+    _paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
 
-    @property
-    def limits(self) -> Limits:
-        return self.backend.limits
+    @cached_property
+    def _turned(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """The names of keys of a turn, by its queues."""
+        return {}
 
-    def patience(self, connect: float, answer: float) -> None:
-        super().patience(connect, answer)
-        self.backend.patience(connect, answer)
-
-    # -- sending
-
-    def push(self, queue: str, payload: bytes) -> None:
-        self.post([Outgoing(queue, payload)])
-
-    def later(self, queue: str, payload: bytes, delay: float) -> None:
-        self.post([Outgoing(queue, payload, delay)])
-
-    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """What needs no keyspace goes straight to the server; what that does not take is raised, the first of it. All else
-        goes to the outbox, and is sent from there, at the latest by a keeper."""
-        queues, found = dict.fromkeys([job.queue for job in jobs]), list[str | None]([None] * len(jobs))
-        for queue in queues:
-            self.backend.check(queue)
-        waits = [place for place, job in enumerate(jobs) if self._waits(job)]
-        for queue in queues:
-            self._send(queue, [(job.payload, job.delay) for job in jobs if job.queue == queue and not self._waits(job)])
-        if waits:
-            those = [jobs[place] for place in waits]
-            self.outbox.note([job.queue for job in those])
-            for place, holder in zip(waits, super().post(those), strict=True):
-                found[place] = holder
-            self.outbox.try_to_forward(dict.fromkeys([job.queue for job in those if not job.delay]))
-        return found
-
-    def _waits(self, job: Outgoing) -> bool:
-        return bool(job.lock or job.key) or job.delay > self.backend.longest
-
-    def _send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> None:
-        for error in self.backend.send(queue, jobs) if jobs else ():
-            if error is not None:
-                raise error
-
-    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
-        moved = super().move_keyed(queue, name, delay)
-        if moved and not delay:
-            self.outbox.try_to_forward([queue])
-        return moved
-
-    # -- working
+    @cached_property
+    def _fixed(self) -> list[bytes]:
+        """The arguments of a turn that stay the same."""
+        (locks,) = self._keys(keys.unique(""))
+        fixed = (self.owner, self.settings.retry_after, *self.keep, self.longest, locks)
+        return [str(each).encode() for each in fixed]
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         acked, malformed, again = None, 0, 0
@@ -297,41 +230,6 @@ class Borrowed(KeyspaceQueue):
         self._over(held.queue, its)
         self._send_on(effects)
         return its != 0
-
-    # -- looking
-
-    def sizes(self, queue: str) -> Sizes:
-        """Those over there, and those in the outbox. One that is ended, and reserved over there still, runs nowhere."""
-        here, there = super().sizes(queue), self.backend.standing(queue)
-        sending, ended = self.space.call_many(
-            [("LLEN", *self._keys(keys.sending(queue))), ("ZCARD", *self._keys(keys.ended(queue)))]
-        )
-        ended = ended if self.backend.counts_ended else 0
-        ages = [age for age in (here.oldest_age, there.oldest) if age is not None]
-        return Sizes(
-            there.ready + here.ready + sending,
-            there.delayed + here.delayed,
-            max(there.reserved - ended, here.reserved),
-            here.failed,
-            max(ages) if ages else None,
-        )
-
-    def clear(self, queue: str) -> int:
-        return super().clear(queue) + self.backend.clear(queue, self._forget)
-
-    def _forget(self, payload: bytes) -> None:
-        """The lock of a job that is cleared."""
-        if b'"qd":{' not in payload:
-            return
-        with suppress(Malformed):
-            known = read(payload)
-            if known.qd is not None and known.qd.unique is not None and known.uuid:
-                self.free(known.qd.unique, known.uuid)
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        with self.space.within(seconds), self.backend.within(seconds):
-            yield
 
     def beats(self, about: Callable[[float], None]) -> None:
         super().beats(about)

@@ -38,7 +38,6 @@ MOVE = 100  # due jobs a turn moves at most
 TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
 DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
 DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
-ANSWERS = ("turn", "ack", "release", "bury", "checkpoint", "free")
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
@@ -55,6 +54,8 @@ DEFAULT = Bounds(10_000, 30 * 86400.0)
 
 class KeyspaceQueue:
     """url and names from `settings`; token and slot say who reserves (a worker), and stay empty for a producer."""
+
+    answers: tuple[str, ...] = ("turn", "ack", "release", "bury", "checkpoint", "free")
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class KeyspaceQueue:
         self.jobs: Jobs = KeptJobs(space, settings.prefix)
         self.ticks: Ticks = KeptTicks(space, settings.prefix)
         if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
-            for each in ANSWERS:
+            for each in self.answers:
                 script(each)
 
     @property
