@@ -239,10 +239,10 @@ def test_a_keeper_says_that_a_queue_waits_when_it_was_found_so_twice(connect: Op
 
 
 def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: Open) -> None:
-    queue = connect(options="&longest_delay=5")
-    queue.later("mail", job(1), 5)
-    queue.later("mail", job(2), 6)
-    queue.later(FIFO, job(3), 1)
+    queue = connect(options="&longest_delay=500")
+    queue.later("mail", job(1), 500)
+    queue.later("mail", job(2), 600)
+    queue.later(FIFO, job(3), 3)
     assert (queue.backend.messages.counts("mail").delayed, queue.sizes("mail").delayed) == (1, 2)
     assert (queue.backend.messages.counts(FIFO).delayed, queue.sizes(FIFO).delayed) == (0, 1)
     assert nothing(queue)

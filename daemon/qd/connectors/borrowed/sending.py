@@ -1,5 +1,5 @@
-"""What every program does with a queue whose server keeps jobs and nothing else: send, look, clear. What a worker does besides
-is queue.py, and what a keeper does keeping.py."""
+"""What every program does with a queue whose server keeps jobs and nothing else: send, look, clear. What a worker does
+besides is queue.py, and what a keeper does keeping.py."""
 
 from __future__ import annotations
 
