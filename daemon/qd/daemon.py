@@ -23,7 +23,6 @@ from qd.log import Log, Unblocked
 from qd.masks import mask_url
 from qd.master.loop import MOST, Master
 from qd.master.plan import Plan
-from qd.options import WorkOptions
 from qd.process import systemd
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
@@ -75,7 +74,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
     config.check_work(settings)
-    scheduled = runs_schedule(work)
+    scheduled = work.runs_schedule
 
     def ours(hands: Hands) -> Hands:
         return replace(hands, log=hands.log.tuned(work.log_format, work.log_level))
@@ -135,12 +134,6 @@ def own_of(settings: Settings) -> Mapping[str, Factory]:
     return app.connections.own
 
 
-def runs_schedule(work: WorkOptions) -> bool:
-    """Whether a scheduler runs here when there are entries. (Not where the program ends by itself, nor at a breakpoint.)"""
-    ends_by_itself = work.once or work.stop_when_empty or work.stop_when_empty_for > 0
-    return work.only_schedule or not (work.no_schedule or ends_by_itself or not work.workers)
-
-
 def bodies(scheduled: bool) -> Serve:
     """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of it
     is of one release: behind a `current` link another one may stand by then."""
@@ -167,7 +160,7 @@ def announce(log: Log, settings: Settings, jobs: int, entries: int, limits: Limi
         queues=None if only else ",".join(work.queues),
         workers=work.workers,
         jobs=jobs,
-        schedule=(entries or None) if runs_schedule(work) else None,
+        schedule=(entries or None) if work.runs_schedule else None,
     )
     for what, meaning in limits.items():
         log.info("connection.cannot", connection=connection.name, what=what, meaning=meaning)

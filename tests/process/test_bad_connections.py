@@ -17,6 +17,7 @@ from tests.support.server import Server
 from tests.support.servers.sentinel import Sentinel
 
 AWAY = "redis://127.0.0.1:1/0"
+OWN = '[connections.own]\ndriver = "mine"\n'
 LOG = re.compile(r"^\S+ \S+ (ERROR|WARNING) .*$", re.MULTILINE)
 
 
@@ -77,6 +78,26 @@ def test_a_connection_that_is_not_there_is_refused_with_those_that_are(shop: Pro
     assert "(environment QD_CONNECTION) (known: control, x)" in said_by(shop, QD_CONNECTION="y")
     done = shop.quick("status", "-c", "y")
     assert (done.exit_code, "known: control, x" in done.stderr) == (78, True)
+
+
+def test_a_schedule_is_not_begun_where_its_jobs_cannot_be_sent(project: MakeProject) -> None:
+    shop = project(jobs="@app.job('a')\ndef a() -> None: ...\napp.schedule(a.bind(), cron='* * * * *')\n")
+    for driver in ("sync", "null"):
+        connect(shop, f'driver = "{driver}"')
+        done = shop.qd("schedule", "work")
+        (line,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
+        assert (done.returncode, "Traceback" in done.stderr) == (78, False)
+        assert f"entry 'a' of the schedule: connection 'x' ({driver}) only sends jobs" in line
+    assert "entry 'a' of the schedule: connection 'x' (null)" in shop.qd("schedule", "run").stderr
+
+
+def test_what_keeps_nothing_is_no_control_connection(shop: Project) -> None:
+    connect(shop, 'driver = "null"')
+    text = (shop.root / "qd.toml").read_text()
+    for control in ("x", "own"):
+        (shop.root / "qd.toml").write_text(text.replace('control = "control"', f'control = "{control}"') + OWN)
+        assert f"connection '{control}' (" in said_by(shop, "-c", "control")
+        assert shop.quick("status").exit_code == 78
 
 
 def test_the_variable_names_the_default_connection(shop: Project) -> None:

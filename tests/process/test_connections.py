@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -72,17 +73,40 @@ def test_what_is_well_goes_to_the_first(shop: Project, redis: Client) -> None:
     redis.call("FLUSHALL")
 
 
+def test_commands_look_at_the_parts_of_a_failover_and_steer_them(shop: Project, second: Server, redis: Client) -> None:
+    with second.client() as other:
+        assert shop.quick("pause", "default").exit_code == 0
+        assert [client.call("EXISTS", "queues:default:paused") for client in (redis, other)] == [1, 1]
+        assert shop.quick("resume", "default").stdout == "first:default: resumed\nsecond:default: resumed\n"
+        assert [client.call("EXISTS", "queues:default:paused") for client in (redis, other)] == [0, 0]
+        other.call("RPUSH", "queues:default", "{}")
+        queues = json.loads(shop.quick("status", "--json").stdout)["queues"]
+        assert [(line["connection"], line["ready"]) for line in queues] == [("first", 0), ("second", 1)]
+    redis.call("RPUSH", "queues:default", "no json")
+    shop.work("-w", "1", "--stop-when-empty", "-c", "first").ends_clean()
+    failed = shop.quick("failed", "list", "--json")
+    assert len(json.loads(failed.stdout)) == 1
+    assert "this is about first, its first; for another one give -c second" in failed.stderr
+    redis.call("FLUSHALL")
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_driver_of_the_apps_own_is_worked_on(project: MakeProject, redis: Client, workers: str) -> None:
-    shop = project(jobs=OWN + JOBS)
+    shop = project(jobs=OWN + JOBS + "app.schedule(quick.using(connection='own').bind(2), every=1)\n")
     shop.config(f'[connections.own]\ndriver = "shelf"\nurl = "{shop.url}"\n')
     witness = Witness(shop)
     shop.python("from jobs import quick\nquick.using(connection='own').dispatch(1)")
     assert redis.call("LLEN", "queues:default") == 1
     work = shop.work("-w", workers, "-c", "own")
-    witness.wait("quick")
+    witness.wait("quick 1")
+    if workers == "1":
+        witness.wait("quick 2")  # by the scheduler, which runs beside workers only
     eventually(lambda: not redis.call("ZCARD", "queues:default:reserved"), what="the ack")
     work.stop()
+    assert shop.qd("pause", "default", "-c", "own").returncode == 0
+    assert redis.call("EXISTS", "queues:default:paused") == 1
+    (line,) = json.loads(shop.qd("status", "-c", "own", "--json").stdout)["queues"]
+    assert (line["connection"], bool(line["paused"])) == ("own", True)
     done = shop.qd("config", "check")
     assert "driver 'shelf' of connection 'own' is none of qd's" in done.stderr
     assert done.returncode == 0

@@ -126,6 +126,12 @@ def test_a_job_that_fails_by_hand_says_why(shop: Shop) -> None:
     assert shop.did == [1]
 
 
+def test_an_error_comes_out_with_nothing_of_qds_before_it(shop: Shop) -> None:
+    with pytest.raises(ValueError, match="does not work") as raised:
+        shop.work.using(tries=1).dispatch(1, fails=9)
+    assert raised.value.__context__ is None
+
+
 def test_a_checkpoint_is_there_in_the_next_attempt(shop: Shop) -> None:
     @shop.app.job("saves", tries=2)
     def saves() -> None:
@@ -257,7 +263,7 @@ def test_null_takes_everything_and_forgets_it(tmp_path: Path) -> None:
         batch.look()
     with pytest.raises((NoResult, TimeoutError)):
         handle.result(0.01)
-    with pytest.raises(ConfigError, match="keeps jobs and nothing else"):
+    with pytest.raises(ConfigError, match="keeps nothing: name"):
         shop.app.lock("a", ttl=5).acquire()
 
 

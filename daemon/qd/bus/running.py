@@ -296,9 +296,7 @@ def beside_a_loop(act: Callable[[], None]) -> None:
     """act(); in a thread where this one runs an event loop, since a job may be async and needs one of its own."""
     import asyncio  # loaded where jobs run where they are sent
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:
         return act()
     raised: list[BaseException] = []
 

@@ -86,5 +86,5 @@ def place_of(app: Qd | None, job: str) -> str:
     """The connection: the one that is asked for, else the job's own, else the default one."""
     declared = app.registry.get(job) if app else None
     if declared is None or declared.options.connection is None or common.given().connection:
-        return common.connection_name(common.settings())
+        return common.place(common.settings())
     return declared.options.connection

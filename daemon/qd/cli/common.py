@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd import units
+from qd.cli import output
 from qd.errors import ConnectionLost
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
     from qd.config import Settings
     from qd.connectors.base import Queue
+    from qd.connectors.manager import Factory
     from qd.store.keyspace import KeyspaceStore
 
 
@@ -104,6 +106,21 @@ def connection_name(found: Settings) -> str:
     return found.connection(given().connection).name
 
 
+def places(found: Settings) -> list[str]:
+    """The connection that was asked for, else the default one; of failover those that it sends to. Raises ConfigError: it is
+    not known."""
+    return found.parts(given().connection)
+
+
+def place(found: Settings) -> str:
+    """The first of them, for a command that is about one: who asks for failover is told."""
+    first, *others = places(found)
+    if others:
+        whole = f"connection '{connection_name(found)}' (failover)"
+        output.note(f"qd: of {whole} this is about {first}, its first; for another one give -c {' or '.join(others)}")
+    return first
+
+
 def running(found: Settings, name: str) -> None:
     """For commands that only look: raises ConnectionLost for an embedded server that does not run."""
     if not given().only_looks or not (found.connection(name).url or "").startswith("embedded:"):
@@ -121,9 +138,11 @@ def not_running(root: Path) -> str:
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
     use."""
-    from qd.connectors.manager import open_memory
+    from qd.connectors.manager import DRIVERS, open_memory
     from qd.store.keyspace import KeyspaceStore
 
+    if found.connection(name).driver not in DRIVERS:  # the app's own says where it is
+        return KeyspaceStore(*queue(found, name).kept)
     running(found, name)
     space, prefix = open_memory(found, name, title="qd: command", patience=given().patience)
     click.get_current_context().call_on_close(space.close)
@@ -145,9 +164,23 @@ def queue(found: Settings, name: str) -> Queue:
     from qd.connectors.manager import open_queue
 
     running(found, name)
-    opened = open_queue(found, name, title="qd: command", patience=given().patience)
+    opened = open_queue(found, name, title="qd: command", patience=given().patience, own=own_drivers(found, name))
     click.get_current_context().call_on_close(opened.close)
     return opened
+
+
+def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
+    """The app's drivers, where this connection or a part of it is of one: only then the app is imported. Raises
+    ConfigError."""
+    from qd.connectors.manager import DRIVERS
+
+    at = found.connection(name)
+    if at.driver in DRIVERS:
+        return next((own for part in at.connections if (own := own_drivers(found, part))), {})
+    from qd.cli.apps import app_if_named
+
+    app = app_if_named(found)
+    return app.connections.own if app else {}
 
 
 def queues_named(found: Settings, connection: str) -> list[str]:

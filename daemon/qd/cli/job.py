@@ -94,9 +94,10 @@ def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
 
 
 def places(found: Settings) -> list[str]:
-    first = common.connection_name(found)
     others = () if common.given().connection else found.connections
-    return list(dict.fromkeys([first, *(name for name in others if found.connections[name].url is not None)]))
+    return list(
+        dict.fromkeys([*common.places(found), *(name for name in others if found.connections[name].url is not None)])
+    )
 
 
 def masters_of(found: Settings) -> list[hosts.Master]:

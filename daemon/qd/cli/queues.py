@@ -94,7 +94,10 @@ def dispatch(
     asked = {"queue": queue, "delay": delay, "connection": common.given().connection}
     sending = {key: value for key, value in asked.items() if value is not None}
     send = by_name if for_php(name) else by_app
-    became = send(name, said, sending, count)
+    try:
+        became = send(name, said, sending, count)
+    except Exception as error:  # of a job that runs where it is dispatched
+        return failed_here(error)
     if common.given().json:
         output.document({"name": name, **asdict(became)})
     else:
@@ -196,16 +199,21 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     try:
         result = call.run()
     except Exception as error:
-        if not isinstance(error, QdError):  # those have a line and a code of their own
-            error.with_traceback(from_the_job_on(error.__traceback__))
-            traceback.print_exception(error)
-            return 1
-        raise
+        return failed_here(error)
     if common.given().json:
         output.document({"name": name, "result": plain(result)})
     elif result is not None:
         output.say(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
     return 0
+
+
+def failed_here(error: Exception) -> int:
+    """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
+    if isinstance(error, QdError):
+        raise error
+    error.with_traceback(from_the_job_on(error.__traceback__))
+    traceback.print_exception(error)
+    return 1
 
 
 def from_the_job_on(at: TracebackType | None) -> TracebackType | None:
@@ -278,7 +286,7 @@ def clear(queue: str) -> None:
     What is running goes on, and what has failed stays.
     """
     found = common.settings()
-    place = common.connection_name(found)
+    place = common.place(found)
     count = common.queue(found, place).clear(queue)
     if common.given().json:
         return output.document({"queue": queue, "connection": place, "deleted": count})

@@ -48,10 +48,9 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost."""
     store = common.store(found, found.control)
     masters, now = hosts.masters(store), store.now()
-    asked = common.given().connection
-    if asked:
-        common.connection_name(found)
-        masters = [master for master in masters if master.connection == asked]
+    if common.given().connection:
+        asked = common.places(found)
+        masters = [master for master in masters if master.connection in asked]
     first, *others = places(found, masters)
     queues = lines(found, first, masters, now, search=search, also=also)
     queues += [line for name in others for line in lines(found, name, masters, now, search=search)]
@@ -60,10 +59,11 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
 
 
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
-    """The connections to look at: the one asked for, else the default one and those that masters here work on."""
+    """The connections to look at: the one asked for, else the default one and those that masters here work on. Nothing
+    stands on one of failover: those that it sends to are looked at."""
     if common.given().connection:
-        return [common.connection_name(found)]
-    names = [found.default, *[m.connection for m in masters if m.connection in found.connections]]
+        return common.places(found)
+    names = [*common.places(found), *[m.connection for m in masters if m.connection in found.connections]]
     return list(dict.fromkeys(names))
 
 

@@ -142,19 +142,20 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
     found = common.settings()
-    place = common.connection_name(found)
-    names = asked(found, place, queues)
-    store = common.store(found, place)
-    notes = {name: stamps.pause(store, name, by=common.who(), reason=reason, seconds=seconds) for name in names}
-    if tells_laravel(found):
-        pause_laravel(found, place, queues, seconds)
+    places = common.places(found)
+    notes = list[dict[str, Any]]()
+    for place in places:
+        store = common.store(found, place)
+        for name in asked(found, place, queues):
+            note = stamps.pause(store, name, by=common.who(), reason=reason, seconds=seconds)
+            notes.append({"queue": name, "connection": place, **asdict(note)})
+        if tells_laravel(found):
+            pause_laravel(found, place, queues, seconds)
     if common.given().json:
-        return output.document(
-            {"paused": [{"queue": name, "connection": place, **asdict(notes[name])} for name in names]}
-        )
+        return output.document({"paused": notes})
     until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
-    for name in names:
-        output.say(f"{output.clean(name)}: paused {until}")
+    for each in notes:
+        output.say(f"{shown(each, places)}: paused {until}")
 
 
 @click.command()
@@ -166,7 +167,19 @@ def resume(queues: tuple[str, ...]) -> None:
     Without QUEUE: from all that are paused.
     """
     found = common.settings()
-    place = common.connection_name(found)
+    places = common.places(found)
+    listed = [each for place in places for each in resumed(found, place, queues)]
+    if common.given().json:
+        return output.document({"resumed": listed})
+    for each in listed:
+        if each["was_paused"] or each["queue"] in queues:
+            output.say(f"{shown(each, places)}: {'resumed' if each['was_paused'] else 'was not paused'}")
+    if not queues and not any(each["was_paused"] for each in listed):
+        output.say("nothing was paused")
+
+
+def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The queues of one connection, each with whether it was paused."""
     store = common.store(found, place)
     names = asked(found, place, queues) if queues or tells_laravel(found) else []
     names = names if queues else list(dict.fromkeys([*hosts.queues_held(store), *names]))
@@ -174,14 +187,12 @@ def resume(queues: tuple[str, ...]) -> None:
     were = resume_laravel(found, place, queues, names) if tells_laravel(found) else dict.fromkeys(names, False)
     for name in names:
         were[name] |= stamps.resume(store, name) is not None
-    if common.given().json:
-        listed = [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
-        return output.document({"resumed": listed})
-    for name, was in were.items():
-        if was or name in queues:
-            output.say(f"{output.clean(name)}: {'resumed' if was else 'was not paused'}")
-    if not queues and not any(were.values()):
-        output.say("nothing was paused")
+    return [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
+
+
+def shown(note: dict[str, Any], places: list[str]) -> str:
+    """A queue by its name, and of which connection where there are several."""
+    return output.clean(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
 
 
 def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:

@@ -22,10 +22,11 @@ from qd.config.settings import (
     SigningSettings,
     check_connection,
     hide_secrets,
+    sent_to,
 )
 from qd.errors import ConfigError
 from qd.options import WORK, Option, WorkOptions
-from qd.options.kinds import DRIVERS, SCHEMES, scheme_of
+from qd.options.kinds import BARE, DRIVERS, SCHEMES, scheme_of
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
 SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
@@ -85,7 +86,7 @@ class _Loading:
         default = self._connection_name("default", names, self._only(names))
         connections = {name: self._connection(name, name == default) for name in names}
         self._check_parts(connections)
-        control = self._connection_name("control", names, first_part(default, connections))
+        control = self._connection_name("control", names, sent_to(default, connections)[0])
         return Settings(
             root=self._root(),
             file=self.file.path if self.file else None,
@@ -95,7 +96,7 @@ class _Loading:
             default=default,
             control=control,
             connections=connections,
-            work=self._work(connections, default),
+            work=self._work(connections, default, control),
             laravel=self._laravel(),
             failed=self._failed(),
             signing=self._signing(),
@@ -259,11 +260,13 @@ class _Loading:
     def _only_schedule(self) -> bool:
         return bool(self.flags.get("only_schedule"))
 
-    def _work(self, connections: Mapping[str, ConnectionSettings], default: str) -> WorkOptions:
+    def _work(self, connections: Mapping[str, ConnectionSettings], default: str, control: str) -> WorkOptions:
         self._check_pool()
         held = self._all("worker", {name: option for name, option in WORK.items() if name not in _RESOLVED})
         held["connection"] = self._value("worker.connection", WORK["connection"], built_in=default)
         check_connection(held["connection"], connections, f" ({self.origins['worker.connection']})")
+        if self._only_schedule and connections[held["connection"]].driver in BARE:
+            held["connection"] = control  # nothing is kept there: the scheduler's keeper looks after what it shares
         own_queue = connections[held["connection"]].queue
         held["queues"] = self._value("worker.queues", WORK["queues"], built_in=(own_queue,))
         held["workers"] = _workers(self._value("worker.workers", WORK["workers"], built_in="auto"))
@@ -286,13 +289,6 @@ class _Loading:
         if not isinstance(value, str):
             return value
         return LINGER if _supervised(self.environ) else 0.0
-
-
-def first_part(name: str, connections: Mapping[str, ConnectionSettings]) -> str:
-    """Of failover the first connection that is none."""
-    while connections[name].driver == "failover":
-        name = connections[name].connections[0]
-    return name
 
 
 def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:

@@ -134,6 +134,10 @@ class Settings:
             raise ConfigError(self._no_url(found.name))
         return found
 
+    def parts(self, name: str | None = None) -> list[str]:
+        """The connections that jobs sent to this one go to, the first one first. Raises ConfigError: it is not known."""
+        return sent_to(self.connection(name).name, self.connections)
+
     def _no_url(self, name: str) -> str:
         place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
         return (
@@ -154,6 +158,14 @@ def check_connection(name: str, known: Collection[str], where: str = "") -> None
     if name not in known:
         near = units.did_you_mean(name, known)
         raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
+
+
+def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[str]:
+    """The connections of failover in their order, those of one among them too; any other itself."""
+    found = connections[name]
+    if found.driver != "failover":
+        return [name]
+    return list(dict.fromkeys(each for part in found.connections for each in sent_to(part, connections)))
 
 
 def check_work(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from qd.connectors.base import NONE, Limits, Queue
 from qd.errors import ConfigError
-from qd.options.kinds import scheme_of
+from qd.options.kinds import BARE, scheme_of
 from qd.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -126,6 +126,18 @@ def cannot_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_O
         queue.close()
 
 
+def check_ticks(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> None:
+    """Raises ConfigError where the connection called `name` takes no job of the schedule. Nothing is connected, and no
+    server started."""
+    if (settings.connection(name).url or "").startswith("embedded:"):
+        return
+    queue = open_queue(settings, name, own=own)
+    try:
+        _ = queue.ticks
+    finally:
+        queue.close()
+
+
 def open_keeping(
     settings: Settings, name: str, *, token: str, title: str, own: Mapping[str, Factory] = NONE_OWN
 ) -> Keeping:
@@ -135,8 +147,9 @@ def open_keeping(
 
 def open_memory(settings: Settings, name: str, *, title: str = "", patience: float = 5.0) -> tuple[Keyspace, str]:
     """Where the connection called `name` keeps what it keeps beside its jobs, and what every name there begins with: a
-    keyspace of its own, or a part of the control connection's. Raises ConfigError where there is none."""
-    found = settings.connection(name)
+    keyspace of its own, or a part of the control connection's; of failover its first one does. Raises ConfigError where
+    there is none."""
+    found = settings.connection(settings.parts(name)[0])
     if found.driver in MEMORIES:
         opened = loaded(MEMORIES[found.driver])
         with extras_named():
@@ -166,17 +179,16 @@ def needs_memory(settings: Settings, name: str) -> None:
 
 
 def check_memory(settings: Settings) -> None:
-    """Raises ConfigError: nothing can stand beside the jobs of the worked connection, or nowhere what masters share."""
-    worked, control = settings.connection(settings.work.connection), settings.connection(settings.control)
-    if control.driver in DRIVERS and control.driver not in MEMORIES:
+    """Raises ConfigError: what masters share, and what stands beside the jobs of many connections, has no place."""
+    control = settings.connection(settings.control)
+    if control.driver not in MEMORIES:
         raise ConfigError(no_memory(control.name, control.driver))
-    if worked.driver in DRIVERS and worked.driver not in MEMORIES and control.driver not in MEMORIES:
-        raise ConfigError(no_memory(worked.name, worked.driver))
 
 
 def no_memory(name: str, driver: str) -> str:
+    keeps = "nothing" if driver in BARE else "jobs and nothing else"
     return (
-        f"connection '{name}' ({driver}) keeps jobs and nothing else: name a connection with driver "
+        f"connection '{name}' ({driver}) keeps {keeps}: name a connection with driver "
         f"{' or '.join(MEMORIES)} as control of [qd], for pauses, locks and failed jobs"
     )
 

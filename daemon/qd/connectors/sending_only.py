@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from qd.connectors.base import NONE, Found, Jobs, Kept, Limits, Outgoing, Reserved, Sizes, Spot
+from qd.connectors.base import NONE, Found, Jobs, Kept, Limits, Outgoing, Reserved, Sizes, Spot, Ticks
 from qd.connectors.batches import Batches, BatchState, Entry, NewBatch
 from qd.connectors.effects import Effect
 from qd.errors import ConfigError
@@ -88,6 +88,13 @@ class SendingOnly:
         if self.whole is None:
             raise ConfigError(no_memory(self.settings.name, self.settings.driver))
         return open_memory(self.whole, self.settings.name)
+
+    @property
+    def ticks(self) -> Ticks:
+        raise ConfigError(
+            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: it takes none of the schedule, "
+            "give that one another connection"
+        )
 
     def free(self, name: str, owner: str) -> bool:
         return False

@@ -73,6 +73,12 @@ class WorkOptions:
     only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers; nobody else can ask for it
     unroutable_ttl: float = option(600.0, "span", "fail a job that no worker here knows after this long")
 
+    @property
+    def runs_schedule(self) -> bool:
+        """Whether a scheduler runs where there are entries. (Not where the program ends by itself, nor at a breakpoint.)"""
+        ends_by_itself = self.once or self.stop_when_empty or self.stop_when_empty_for > 0
+        return self.only_schedule or not (self.no_schedule or ends_by_itself or not self.workers)
+
 
 WORK: Mapping[str, Option] = {
     held.name: row(held.name, held.default, held.metadata) for held in fields(WorkOptions) if held.metadata

@@ -9,4 +9,5 @@ from qd.schedule.entry import QdTask as QdTask
 from qd.schedule.entry import ShellTask as ShellTask
 from qd.schedule.entry import Task as Task
 from qd.schedule.entry import meant_for as meant_for
+from qd.schedule.homes import check_homes as check_homes
 from qd.schedule.scheduled import Scheduled as Scheduled

@@ -70,6 +70,7 @@ class Scheduler:
     ) -> None:
         self.paused = self.drained = False
         self._settings, self._log, self._host = settings, log, host
+        self._own = app.connections.own
         self._until = None if until is None else round(until * 1000)
         self._since = None if since is None else round(since * 1000)
         self._entries = tuple(entries)
@@ -95,7 +96,7 @@ class Scheduler:
     def _reach(self, name: str) -> Reach:
         if name not in self._reaches:
             title = f"qd:{self._settings.connection(name).queue}:scheduler"
-            queue = open_queue(self._settings, name, title=title)
+            queue = open_queue(self._settings, name, title=title, own=self._own)
             _ = queue.ticks  # raises ConfigError where jobs are only sent
             late = self._settings.schedule.late
             self._reaches[name] = Reach(queue, self._log, late, None if self._reaches else self._standing)

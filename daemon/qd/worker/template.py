@@ -31,6 +31,7 @@ from qd.process.exits import Exit
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
 from qd.process.talk import Inbox
+from qd.schedule import check_homes
 from qd.units import did_you_mean
 from qd.worker import boot, first
 from qd.worker.settle import full, short
@@ -78,6 +79,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         config.check_work(app.settings)
         check_memory(app.settings)
         check_start(app.settings)
+        if app.settings.work.runs_schedule:
+            check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
         for hint in first_look(app.settings, app.settings.work.connection, app.settings.work.queues):
             log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
         return app

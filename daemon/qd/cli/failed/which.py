@@ -113,7 +113,7 @@ def place(asked: tuple[str, ...]) -> Place:
     from qd.store.failed import FailedStore
 
     found = common.settings()
-    name = common.connection_name(found)
+    name = common.place(found)
     store = common.store(found, name)
     kept = with_table(found, name, FailedStore(store)) if found.failed.database else FailedStore(store)
     queues = list(asked) or kept.queues([*common.queues_named(found, name), found.connection(name).queue])

@@ -26,7 +26,7 @@ from qd.cli.schedule.heard import Heard
 from qd.errors import QdError
 from qd.process.exits import Exit
 from qd.process.signals import Mailbox
-from qd.schedule import meant_for
+from qd.schedule import check_homes, meant_for
 from qd.store import schedule
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ def run(reason: bool) -> int:
     """
     own = app()
     found, entries = own.settings, own.schedule.entries()
+    here = meant_for(found.env, entries)
+    check_homes(here, found, own.connections.own)
     store = common.store(found, found.control)
     now = store.now()
     start = minute_of(now)
     became = Became(found, entries, start, speaks=not common.given().json, reasons=reason)
-    here = meant_for(found.env, entries)
     if here:
         from qd.scheduler.loop import Scheduler  # the command line starts without it
 
