@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from qd.connectors.keeping import Keeping
 from qd.errors import ServerRefused
+from qd.keeper.parts import each_of
 from qd.log import Log
 
 EVERY = 60.0  # seconds between two looks; less where records are kept for less
@@ -23,14 +24,16 @@ class Aged:
         self._due = 0.0
 
     def forget(self) -> None:
-        """Raises ConnectionLost. That this user may not, or a key is none of ours, must not stop the keeper: it is said."""
+        """Raises ConnectionLost, when all others are done. That this user may not, or a key is none of ours, must not stop
+        the keeper: it is said."""
         at = time.monotonic()
-        if not self.keep or at < self._due:
-            return
-        self._due = at + min(EVERY, self.keep)
-        for name in self.queues:
-            try:
-                if self.queue.forget_aged(name, self.keep, STEP) == STEP:
-                    self._due = at
-            except ServerRefused as error:
-                self.log.warning("failed.not_forgotten", queue=name, error=str(error))
+        if self.keep and at >= self._due:
+            self._due = at + min(EVERY, self.keep)
+            each_of(self.queues, lambda name: self._of(name, at))
+
+    def _of(self, name: str, at: float) -> None:
+        try:
+            if self.queue.forget_aged(name, self.keep, STEP) == STEP:
+                self._due = at
+        except ServerRefused as error:
+            self.log.warning("failed.not_forgotten", queue=name, error=str(error))

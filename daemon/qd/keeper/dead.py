@@ -10,14 +10,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from qd.connectors.base import reserved_of
 from qd.connectors.effects import Effect
 from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
-from qd.errors import Malformed
+from qd.errors import ConnectionLost, Malformed
 from qd.keeper import leftover
+from qd.keeper.parts import each_of
 from qd.log import Log, cut
 from qd.payload import read
 from qd.process import vitals
@@ -50,28 +52,31 @@ class Dead:
         return any(slot[W.STATE] == State.DEAD for slot in self.hands.board)
 
     def dead_workers(self) -> None:
-        """Move what dead workers held, and free their slots."""
-        self._look_again()
-        for slot in self.hands.board:
-            if slot[W.STATE] == State.DEAD and self._is_told(slot):
-                self._end_leftover(slot)
-                for queue in self.queues:
-                    self._alive()
-                    self._move(queue, slot)
-                generation = self._told.pop(slot.number)[
-                    "generation"
-                ]  # the slot may have been scribbled over meanwhile
-                self._late[slot.number] = (generation, time.monotonic() + LATE)
-                slot[W.STATE] = State.SETTLED
+        """Move what dead workers held, and free their slots. Raises ConnectionLost when all others are done."""
+        dead = [slot for slot in self.hands.board if slot[W.STATE] == State.DEAD and self._is_told(slot)]
+        late = [partial(self._look_again, number, *seen) for number, seen in self._late.items()]
+        each_of([*late, *[partial(self._settle, slot) for slot in dead]], lambda act: act())
 
-    def _look_again(self) -> None:
+    def _settle(self, slot: Slot) -> None:
+        self._end_leftover(slot)
+        self._for_queues(self.queues, lambda queue: self._move(queue, slot))
+        generation = self._told.pop(slot.number)["generation"]  # the slot may have been scribbled over meanwhile
+        self._late[slot.number] = (generation, time.monotonic() + LATE)
+        slot[W.STATE] = State.SETTLED
+
+    def _look_again(self, number: int, generation: int, until: float) -> None:
         """A server that is busy, or just back, may read after our look what a dead worker had sent: a reservation."""
-        for number, (generation, until) in list(self._late.items()):
-            over = time.monotonic() > until
-            for queue in self.queues:
-                self._move_late(queue, number, generation)
-            if over:
-                del self._late[number]
+        over = time.monotonic() > until
+        self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
+        if over:
+            del self._late[number]
+
+    def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
+        def acts(queue: str) -> None:
+            self._alive()
+            act(queue)
+
+        each_of(queues, acts)
 
     def _move_late(self, queue: str, number: int, generation: int) -> None:
         owner = f"{self.hands.token}/{number}"
@@ -165,11 +170,16 @@ class Dead:
                 self._alive()
                 master = self._dead[-1]
                 states = {str(w.slot): vitals.alive(w.pid, w.start) for w in master.workers if w.pid}
-                if any(states.values()):
-                    waiting.append(master)  # the kernel is still ending one of its workers: look again at the next beat
-                elif self._give_back_all(master, states):
-                    forget(master.token)
                 self._dead.pop()
+                waiting.append(master)  # to be looked at again at the next beat
+                if any(states.values()):
+                    continue  # the kernel is still ending one of its workers
+                try:
+                    if self._give_back_all(master, states):
+                        forget(master.token)
+                except ConnectionLost:
+                    continue
+                waiting.pop()
         finally:
             self._dead += waiting
 
@@ -178,20 +188,25 @@ class Dead:
         self.hands.board.set_header(H.KEEPER_ALIVE, now())
 
     def _give_back_all(self, master: Master, states: Mapping[str, bool | None]) -> bool:
-        """False: something it held stays with its lease, because nobody can see whether its worker lives."""
-        all_back = True
-        for queue in {*self.queues, *(master.queues if master.connection == self.queue.settings.name else ())}:
+        """False: something it held stays with its lease, because nobody can see whether its worker lives. Raises
+        ConnectionLost when all others are back."""
+        unseen = list[str]()
+
+        def gives_back(queue: str) -> None:
             for owner in self.queue.owners(queue):
                 token, _, slot = owner.partition("/")
                 if token != master.token:
                     continue
                 if states.get(slot, False) is None:
-                    all_back = False
+                    unseen.append(owner)
                     continue
                 member = self.queue.owned(queue, owner)
                 if member is not None and self.queue.give_back(queue, owner, member, member, 0):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
-        return all_back
+
+        theirs = master.queues if master.connection == self.queue.settings.name else ()
+        self._for_queues({*self.queues, *theirs}, gives_back)
+        return not unseen
 
 
 def words_of(slot: Slot) -> str:

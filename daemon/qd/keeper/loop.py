@@ -16,6 +16,7 @@ import select
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from setproctitle import setproctitle
 
@@ -128,14 +129,22 @@ class Keeper:
         self._notice_a_gap()
         try:
             self.rights.look(fresh=not self._connected_at)
-            self.dead.dead_workers()
             deadline = self._beat()
             self._back()
-            self.dead.dead_masters(self._masters, self._forget)
-            self.aged.forget()
+            self._besides()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + (AGAIN if self.rights.explain(error) else self._lost(error))
+
+    def _besides(self) -> None:
+        """What a server cannot be asked for that is known to be away is done at a later beat; every other break is one."""
+        masters = partial(self.dead.dead_masters, self._masters, self._forget)
+        for act in (self.dead.dead_workers, masters, self.aged.forget):
+            try:
+                act()
+            except ConnectionLost:
+                if not self.parts.are_away:
+                    raise
 
     def _notice_a_gap(self) -> None:
         """This process stood still, or its host did: others may have, too, and their renewals go before any reclaim."""

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+from qd.errors import ConnectionLost
 from qd.log import Log
+
+T = TypeVar("T")
+
+
+def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
+    """Where the server of one is away, those of the others may not be: raises what it said when all others are done."""
+    why: ConnectionLost | None = None
+    for thing in things:
+        try:
+            act(thing)
+        except ConnectionLost as error:
+            why = error
+    if why is not None:
+        raise why
 
 
 class Parts:
     def __init__(self, log: Log) -> None:
         self.log = log
         self._since: dict[str, float] = {}
+
+    @property
+    def are_away(self) -> bool:
+        """Some of them, by the last beat."""
+        return bool(self._since)
 
     def tell(self, away: Sequence[tuple[str, str]]) -> None:
         """away: those that did not answer the last beat, with what is wrong."""

@@ -24,7 +24,7 @@ from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import TURNED, turn_head, turn_of, turn_tail
 from qd.connectors.scripts import script
-from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused
+from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload import read
 from qd.ties import HOLD
 from qd.unit import answered
@@ -172,16 +172,25 @@ class ClusterQueue(KeyspaceQueue):
         return answer._replace(away=tuple(self.wire.beating.away.items()))
 
     def missing_rights(self, queue: str) -> set[str]:
-        """On any of the servers: each has users of its own."""
-        found = set[str]()
+        """On any of the servers that answer: each has users of its own. Raises ConnectionLost where none does."""
+        found, away = list[set[str]](), list[ConnectionLost]()
         scratch = rights.scratch_key(self.settings.prefix, queue)
         for node in self.wire.nodes.primaries():
-            found |= rights.missing(node.ready(), self.settings.prefix, queue)
-            found |= rights.refused(node.ready(), [("ASKING",), ("CLUSTER", "SLOTS"), ("HSCAN", scratch, 0)])
-        return found
+            try:
+                lacks = rights.missing(node.ready(), self.settings.prefix, queue)
+                more = rights.refused(node.ready(), [("ASKING",), ("CLUSTER", "SLOTS"), ("HSCAN", scratch, 0)])
+                found.append(lacks | more)
+            except WrongPassword:
+                raise
+            except ConnectionLost as error:
+                away.append(error)
+        if away and not found:
+            raise away[0]
+        return set().union(*found)
 
     def user(self) -> str:
-        return rights.name_of(self.wire.nodes.primaries()[0].ready())
+        nodes = self.wire.nodes.primaries()
+        return rights.name_of(min(nodes, key=lambda node: not node.wire.connected).ready())
 
     def close(self) -> None:
         self._ears.close()
