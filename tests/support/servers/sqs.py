@@ -9,10 +9,12 @@ import signal
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 
 from tests.support.peers import missing
 from tests.support.servers.running import Running
 
+PROGRAM = Path(__file__).with_name("moto_alone.py")
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
@@ -42,7 +44,7 @@ class Sqs(Running):
         return CREDENTIALS
 
     def command(self) -> list[str]:
-        return [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-P", "-W", "ignore", str(PROGRAM), "-H", "127.0.0.1", "-p", str(self.port)]
 
     def answers(self) -> bool:
         with urllib.request.urlopen(f"{self.endpoint}/moto-api/data.json", timeout=10) as reply:
