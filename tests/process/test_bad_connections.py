@@ -163,6 +163,8 @@ def test_a_wrong_password_is_refused_at_the_start(shop: Project, redis: Client, 
     assert "connection.refused" in said
     assert "WRONGPASS" in said
     assert "secret99" not in said
+    connect(shop, f'url = "{AWAY}"', control=f"redis://nobody:secret99@127.0.0.1:{server.port}/0")
+    assert "WRONGPASS" in said_by(shop, "-w", "1")  # though the connection that is worked on is away
 
 
 def test_a_right_that_is_missing_is_named_at_the_start(shop: Project, redis: Client, server: Server) -> None:

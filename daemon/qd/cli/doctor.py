@@ -28,7 +28,7 @@ from qd.cli.checks import (
     waiting,
 )
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.connectors.manager import MEMORIES, cannot_of, first_look
+from qd.connectors.manager import MEMORIES, cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, QdError
 from qd.options.kinds import BARE
@@ -174,9 +174,11 @@ def what_waits(name: str, settings: Settings) -> str:
 
 
 def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
-    """What the server says of these queues that does not make any: SQS."""
+    """What the server says of these queues that does not make any: SQS. (Of a database begin_of has said it.)"""
+    if settings.connections[name].driver in MEMORIES:
+        return
     try:
-        for hint in first_look(settings, name, queues):
+        for hint in what_is_odd(settings, name, queues):
             yield warn(f"{name}.queues", hint, "docs/sqs.md says what a dead-letter queue means here")
     except ConfigError as error:
         yield fail(f"{name}.queues", error, "`qd work` leaves with 78 until then", Exit.CONFIG)

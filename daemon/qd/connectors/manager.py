@@ -58,9 +58,11 @@ URLS: Mapping[str, str] = {
     "sqs": "qd.connectors.sqs.address:Address",
 }
 """driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
-LOOKS: Mapping[str, str] = {"sqs": "qd.connectors.sqs.start:look"}
-"""Of those that know more about their queues before any work -> module:function, see first_look."""
-BEFORE_START = "qd.connectors.database.opening:before_start"
+LOOKS: Mapping[str, str] = {
+    "database": "qd.connectors.database.opening:look",
+    "sqs": "qd.connectors.sqs.start:look",
+}
+"""Of those that know more about their queues before any work -> module:function, see what_is_odd."""
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
 EXTRAS: Mapping[str, str] = {
     "sqlalchemy": "database",
@@ -223,12 +225,14 @@ def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings
     return replace(found, url=embedded.resolve(found.url or "", settings.root))
 
 
-def first_look(settings: Settings, name: str, queues: Sequence[str]) -> list[str]:
-    """What is odd about queues that are to be worked on, as far as their server says it at once. Raises ConfigError for what
-    nobody but a person can mend: a queue that is not there, credentials that are refused."""
+def what_is_odd(settings: Settings, name: str, queues: Sequence[str]) -> list[str]:
+    """About queues that are to be worked on, as far as their server says it at once. Raises ConfigError for what nobody but
+    a person can mend: a queue or a table that is not there, credentials that are refused. A server that is away is no such
+    thing."""
     found = settings.connection(name)
     look = LOOKS.get(found.driver)
-    return loaded(look)(found, queues, settings.work.tries) if look else []
+    with extras_named():  # a database's driver is loaded by its first call
+        return loaded(look)(found, queues, settings.work.tries) if look else []
 
 
 def check_url(found: ConnectionSettings) -> None:
@@ -239,19 +243,6 @@ def check_url(found: ConnectionSettings) -> None:
         loaded(URLS[found.driver])(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
-
-
-def check_start(settings: Settings) -> None:
-    """Raises ConfigError when a server that keeps jobs and nothing else cannot be worked on: its url, a queue of a name that
-    it does not take. Nothing is connected. Where a database is used, its tables are looked for; one that is away is not."""
-    name = settings.work.connection
-    if settings.connection(name).driver in DRIVERS.keys() - MEMORIES.keys():
-        open_queue(settings, name, token="start").close()
-    for each in dict.fromkeys((name, settings.control)):
-        if (found := settings.connection(each)).driver == "database":
-            look = loaded(BEFORE_START)
-            with extras_named():
-                look(found)
 
 
 class Own:

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import cannot_of, check_memory, check_start, check_url, driver_of, first_look
+from qd.connectors.manager import cannot_of, check_memory, check_url, driver_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
@@ -65,7 +65,8 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
-    """The app, ready for work. An Exit when it does not import or cannot be configured; the log says why."""
+    """The app, ready for work; no server was asked. An Exit when it does not import or cannot be configured; the log says
+    why."""
     carry_job(boot.job_fields)
     try:
         app = load_app(settings)
@@ -78,11 +79,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
             driver_of(app.settings.connection(name), app.connections.own)
         config.check_work(app.settings)
         check_memory(app.settings)
-        check_start(app.settings)
         if app.settings.work.runs_schedule:
             check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
-        for hint in first_look(app.settings, app.settings.work.connection, app.settings.work.queues):
-            log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
         return app
     except ConfigError as error:
         log.error("app.refused", reason=str(error))
@@ -95,9 +93,10 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
 
 
 def may_start(app: Qd, log: Log) -> bool:
-    """False: nobody can work on the connection before somebody has mended it; the log says why."""
+    """False: nobody can work on the connection before somebody has mended it; the log says why, and what is odd."""
     try:
-        first.look(app)
+        for hint in first.look(app):
+            log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
     except ConfigError as error:
         log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qd.connectors.database.jobrows import JobRows
@@ -33,18 +34,19 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Dat
     )
 
 
-def before_start(at: ConnectionSettings) -> None:
-    """Load what workers will need, before they are forked, and look whether the tables are there. Raises ConfigError in
-    one line; a server that is away, or too busy, is waited for by those who work."""
+def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+    """Whether the tables are there: nothing is odd, or it raises ConfigError. A server that is away, or too busy, is waited
+    for by those who work. It loads what workers will need, before they are forked."""
     link = Link(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
     try:
         check(link, at.table)
     except WrongPassword as error:
         raise ConfigError(str(error)) from None
     except (ConnectionLost, ServerRefused):
-        return
+        pass
     finally:
         link.close()
+    return []
 
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseSpace:

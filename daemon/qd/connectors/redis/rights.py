@@ -81,8 +81,3 @@ def writing_tries(prefix: str, queue: str) -> Tries:
         end, *member = takes[command]
         tries += [(command, name, "m"), ("EXPIRE", name, 5), (end, name, *member)]
     return tries
-
-
-def work_tries(prefix: str, queue: str) -> Tries:
-    """All that workers, keepers and producers call."""
-    return [*quiet_tries(prefix, queue), *writing_tries(prefix, queue)]
