@@ -307,7 +307,7 @@ class Qd:
         """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
         object that does what qd.connectors.base.Queue says.
 
-        For `qd work` it is factory(settings, who), who a qd.connectors.manager.Reserver, and the object also does what
+        For `qd work` it is factory(settings, who), who a qd.connectors.reserver.Reserver, and the object also does what
         qd.connectors.keeping.Keeping says. Raises DeclarationError: the word is taken.
         """
         self.connections.own[driver] = extension(driver, factory, self.connections.own)

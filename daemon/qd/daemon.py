@@ -30,7 +30,7 @@ from qd.process.scoreboard import Role
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.connectors.base import Limits
-    from qd.connectors.manager import Factory
+    from qd.connectors.reserver import Factory
     from qd.worker.template import Serve
 
 SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least

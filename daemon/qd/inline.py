@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
 from qd.connectors.base import Limits
-from qd.connectors.manager import Factory, cannot_of, open_queue
+from qd.connectors.manager import cannot_of, open_queue
+from qd.connectors.reserver import Factory
 from qd.keeper import loop as keeper
 from qd.log import Log
 from qd.master.emptiness import Emptiness

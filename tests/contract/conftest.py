@@ -11,6 +11,7 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.reserver import Reserver
 from tests.contract.kinds import KINDS, Kind, Served, Shop, Tried
 from tests.contract.serving import (  # noqa: F401  fixtures
     durable_redis,
@@ -71,8 +72,8 @@ def connect(settings: ConnectionSettings) -> Iterator[Connect]:
     """connect(slot=1, token=..., keep=...): a connection that reserves for this slot; closed at the end."""
     opened: list[RedisQueue] = []
 
-    def make(slot: int = 1, **more: Any) -> RedisQueue:
-        opened.append(RedisQueue(settings, **{"token": "Tok3nTok3n", "slot": slot, **more}))
+    def make(slot: int = 1, *, token: str = "Tok3nTok3n", turns: int = 0, **bounds: Any) -> RedisQueue:
+        opened.append(RedisQueue(settings, Reserver(token, slot, turns), **bounds))
         return opened[-1]
 
     yield make

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved, Turn
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, ServerRefused
 from qd.payload import read
 from qd.unit import answered, saving
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
     def at(cls, socket: Path) -> type[Machine]:
         """The machine on the server at this unix socket."""
         settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix=PREFIX, retry_after=30.0)
-        made = [{slot: RedisQueue(settings, token=token, slot=slot) for slot in SLOTS} for token in TOKENS]
+        made = [{slot: RedisQueue(settings, Reserver(token, slot)) for slot in SLOTS} for token in TOKENS]
         return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "of_masters": made})
 
     @classmethod

@@ -12,6 +12,7 @@ from qd.config import ConnectionSettings
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
+from qd.connectors.reserver import Reserver
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
 from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
@@ -40,7 +41,7 @@ def connect() -> Iterator[Open]:
 
     def make(url: str) -> RedisQueue:
         settings = ConnectionSettings(name="redis", url=url, retry_after=30.0)
-        opened.append(RedisQueue(settings, token="Tok3nTok3n", slot=1, name="qd:test:worker"))
+        opened.append(RedisQueue(settings, Reserver("Tok3nTok3n", 1, title="qd:test:worker")))
         return opened[-1]
 
     yield make
@@ -299,7 +300,7 @@ def test_tls_carries_a_whole_life(tls, certificates, connect):
 
 def test_a_wait_over_tls_is_not_ended_by_what_is_not_a_reply(tls, certificates, connect):
     settings = ConnectionSettings(name="redis", url=tls_url(tls[0], certificates, tls[1]), retry_after=30.0)
-    queue = RedisQueue(settings, token="Tok3nTok3n", slot=1)  # no name, no greeting: session tickets come in the wait
+    queue = RedisQueue(settings, Reserver("Tok3nTok3n", 1))  # no name, no greeting: session tickets come in the wait
     queue.wire.timeout = 0.3
     read, write = os.pipe()
     queue.wire.send(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n")

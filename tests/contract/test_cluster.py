@@ -22,6 +22,7 @@ from qd.connectors.cluster.queue import ClusterQueue
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.connectors.keeping import Asked
 from qd.connectors.redis.wire import Wire
+from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost
 from qd.unit import answered
 from tests.contract.test_queue import job
@@ -59,7 +60,7 @@ def connect(cluster: Cluster) -> Iterator[Connect]:
 
     def make(slot: int = 1, token: str = "Tok3nTok3n", prefix: str = "") -> ClusterQueue:
         settings = ConnectionSettings(name="redis", url=cluster.url, prefix=prefix, retry_after=LEASE)
-        opened.append(ClusterQueue(settings, token=token, slot=slot))
+        opened.append(ClusterQueue(settings, Reserver(token, slot)))
         opened[-1].patience(2.0, 5.0)
         return opened[-1]
 

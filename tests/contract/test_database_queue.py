@@ -20,6 +20,7 @@ from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import open_space
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keeping import Asked
+from qd.connectors.reserver import Reserver
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original, saving
@@ -61,9 +62,9 @@ def connect(url: str) -> Iterator[Connect]:
     """connect(slot=1, token=...): a connection that reserves for this slot; closed at the end."""
     opened: list[DatabaseQueue] = []
 
-    def make(slot: int = 1, lease: float = 30.0, **more: Any) -> DatabaseQueue:
+    def make(slot: int = 1, lease: float = 30.0, *, token: str = TOKEN) -> DatabaseQueue:
         at = ConnectionSettings(name="db", driver="database", url=url, retry_after=lease)
-        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), **{"token": TOKEN, "slot": slot, **more}))
+        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), Reserver(token, slot)))
         return opened[-1]
 
     yield make

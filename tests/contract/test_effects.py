@@ -11,6 +11,7 @@ from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.connectors.effects import Effect, Free, Push
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, ServerRefused
 from qd.log import Log
 from qd.worker.answering import Answering
@@ -136,7 +137,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def broken(proxy: Proxy) -> Iterator[RedisQueue]:
     """A worker's connection behind the proxy; the server knows the scripts."""
-    made = RedisQueue(ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), token="Tok3nTok3n", slot=2)
+    made = RedisQueue(ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), Reserver("Tok3nTok3n", 2))
     for way in ("ack", "release", "bury"):
         made.push("c", job(0))
         answer(way, made, take(made, "c"))

@@ -17,6 +17,7 @@ import pytest
 from qd.config import ConnectionSettings
 from qd.connectors.base import Outgoing, Reserved
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.reserver import Reserver
 from qd.payload import read
 from qd.ties import key_of
 from tests.contract.test_queue import job
@@ -216,7 +217,7 @@ def connect(server: Server) -> Iterator[Callable[[int], RedisQueue]]:
 
     def make(slot: int) -> RedisQueue:
         settings = ConnectionSettings(name="redis", url=server.url, retry_after=30.0)
-        opened.append(RedisQueue(settings, token="Tok3nTok3n", slot=slot))
+        opened.append(RedisQueue(settings, Reserver("Tok3nTok3n", slot)))
         return opened[-1]
 
     yield make
@@ -247,7 +248,7 @@ def test_what_a_killed_worker_had_in_hand_stands_in_reserved(connect, server: Se
 
     def work() -> None:
         settings = ConnectionSettings(name="redis", url=server.url, retry_after=30.0)
-        assert RedisQueue(settings, token="Tok3nTok3n", slot=2).turn(None, ["a"]).reserved is not None
+        assert RedisQueue(settings, Reserver("Tok3nTok3n", 2)).turn(None, ["a"]).reserved is not None
         die()
 
     killed(work)

@@ -11,6 +11,7 @@ import pytest
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
 from qd.connectors.redis.queue import RedisQueue
+from qd.connectors.reserver import Reserver
 from qd.connectors.scripts import script
 from qd.errors import ServerBusy, ServerRefused
 from qd.store.keyspace import KeyspaceStore
@@ -46,7 +47,7 @@ def seen(own: Server) -> Iterator[Seen]:
 
 @pytest.fixture
 def queue(own: Server) -> Iterator[RedisQueue]:
-    made = RedisQueue(ConnectionSettings(name="redis", url=own.tcp_url, retry_after=30.0), token="Tok3nTok3n", slot=1)
+    made = RedisQueue(ConnectionSettings(name="redis", url=own.tcp_url, retry_after=30.0), Reserver("Tok3nTok3n", 1))
     yield made
     made.close()
 
@@ -66,7 +67,7 @@ def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
 def turns(queue: RedisQueue, *slots: int) -> None:
     """Of other workers, who have nothing in hand."""
     for slot in slots:
-        other = RedisQueue(queue.settings, token="Tok3nTok3n", slot=slot)
+        other = RedisQueue(queue.settings, Reserver("Tok3nTok3n", slot))
         other.wire = queue.wire
         other.turn(None, ["a"])
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from qd.bus.at_once import Shared
     from qd.bus.common import Common
     from qd.config import ConnectionSettings, Settings
-    from qd.connectors.manager import Factory, Reserver
+    from qd.connectors.reserver import Factory, Reserver
     from qd.jobs import Registry
     from qd.listeners import Listeners
 

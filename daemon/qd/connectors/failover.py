@@ -22,7 +22,7 @@ from qd.errors import ConnectionLost
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
     from qd.connectors.keyspace.base import Keyspace
-    from qd.connectors.manager import Reserver
+    from qd.connectors.reserver import Reserver
 
 T = TypeVar("T")
 Told = Callable[[str, Exception], object]

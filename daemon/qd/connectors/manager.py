@@ -10,10 +10,11 @@ from contextvars import ContextVar
 from dataclasses import replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from qd.connectors.base import NONE, Limits, Queue
+from qd.connectors.reserver import Factory, Reserver
 from qd.errors import ConfigError
 from qd.options.kinds import BARE, scheme_of
 from qd.units import did_you_mean
@@ -24,20 +25,6 @@ if TYPE_CHECKING:
     from qd.connectors.keyspace.base import Keyspace
 
 
-class Reserver(NamedTuple):
-    """Who opens a connection. token, slot, turns: who reserves, and how many turns those made who had the slot before; empty
-    for a producer. title: what the server's list of clients shows. patience: seconds to connect, and for each reply.
-    own: the app's drivers, by their words."""
-
-    token: str = ""
-    slot: int = 0
-    turns: int = 0
-    title: str = ""
-    patience: float = 5.0
-    own: Mapping[str, Factory] = MappingProxyType({})
-
-
-Factory = Callable[["Settings", "ConnectionSettings", Reserver], Queue]
 DRIVERS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:open_queue",
     "beanstalkd": "qd.connectors.beanstalkd.opening:open_queue",

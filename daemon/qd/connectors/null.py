@@ -10,7 +10,7 @@ from qd.connectors.sending_only import SendingOnly
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
-    from qd.connectors.manager import Reserver
+    from qd.connectors.reserver import Reserver
 
 LIMITS: Limits = MappingProxyType({"order": "jobs are forgotten: none ever runs", "memory": "nothing is kept"})
 

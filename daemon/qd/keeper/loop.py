@@ -25,7 +25,8 @@ from qd.connectors.keeping import Answer, Asked, Keeping
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.manager import MEMORIES, NONE_OWN, Factory, open_keeping, open_memory
+from qd.connectors.manager import MEMORIES, NONE_OWN, open_keeping, open_memory
+from qd.connectors.reserver import Factory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
 from qd.keeper.dead import Dead

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from qd.connectors.beanstalkd.backend import Beanstalkd
 from qd.connectors.borrowed.keeping import BorrowedKeeping
 from qd.connectors.borrowed.opening import open_borrowed
-from qd.connectors.manager import Reserver
+from qd.connectors.reserver import Reserver
 from qd.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from qd.connectors.borrowed.backend import Backend
 from qd.connectors.borrowed.keeping import BorrowedKeeping
 from qd.connectors.borrowed.memory import Memory
 from qd.connectors.keyspace.base import Keyspace
-from qd.connectors.keyspace.queue import Bounds
-from qd.connectors.manager import Reserver, borrowed_prefix, needs_memory, open_memory
+from qd.connectors.keyspace.queue import bounds_of
+from qd.connectors.manager import borrowed_prefix, needs_memory, open_memory
+from qd.connectors.reserver import Reserver
 from qd.errors import ConfigError, ServerRefused
 
 if TYPE_CHECKING:
@@ -35,16 +36,13 @@ def open_borrowed(
                 backend.check(name)
             except ServerRefused as error:
                 raise ConfigError(f"connection '{at.name}': {error}") from None
-    kept = settings.failed
     queue = kind(
         at,
         backend,
         Memory(space),
         borrowed_prefix(settings, at.name),
-        token=who.token,
-        slot=who.slot,
-        turns=who.turns,
-        keep=Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes),
+        who,
+        keep=bounds_of(settings.failed),
         max_payload=settings.max_payload,
     )
     queue.patience(who.patience, who.patience)

@@ -15,6 +15,7 @@ from qd.connectors.borrowed.pushed import PushedBatches, PushedTicks
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.connectors.reserver import PRODUCER, Reserver
 from qd.errors import Malformed
 from qd.payload import read
 
@@ -31,15 +32,12 @@ class BorrowedSending(KeyspaceQueue):
         backend: Backend,
         space: Keyspace,
         prefix: str,
+        who: Reserver = PRODUCER,
         *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        at = replace(settings, prefix=prefix)
-        super().__init__(at, space, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        super().__init__(replace(settings, prefix=prefix), space, who, keep=keep, max_payload=max_payload)
         self.backend = backend
         self.outbox = Outbox(space, prefix, backend)
         self.batches = PushedBatches(self.outbox)

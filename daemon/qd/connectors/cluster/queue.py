@@ -23,6 +23,7 @@ from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import TURNED, turn_head, turn_of, turn_tail
+from qd.connectors.reserver import PRODUCER, Reserver
 from qd.connectors.scripts import script
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload import read
@@ -52,16 +53,13 @@ class ClusterQueue(KeyspaceQueue):
     def __init__(
         self,
         settings: ConnectionSettings,
+        who: Reserver = PRODUCER,
         *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
-        name: str = "",
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.wire = ClusterWire(settings.url or "", settings.prefix, name=name)
-        super().__init__(settings, self.wire, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        self.wire = ClusterWire(settings.url or "", settings.prefix, name=who.title)
+        super().__init__(settings, self.wire, who, keep=keep, max_payload=max_payload)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
         self._ears = Ears(self.wire)
         self._owed: Reserved | None = None  # an ack that nobody knows the fate of

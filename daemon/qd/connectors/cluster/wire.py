@@ -11,8 +11,7 @@ key is asked of the server that has the ticks: its clock is the one that all hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qd.connectors.cluster import scanning, steps
@@ -22,6 +21,7 @@ from qd.connectors.cluster.names import Names, slot_of
 from qd.connectors.cluster.nodes import Node, Nodes
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.patience import Patience
 from qd.connectors.redis.speech import evalsha, is_unknown, packed
 from qd.connectors.redis.wire import Wire
 from qd.connectors.scripts import Script
@@ -31,7 +31,7 @@ KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "
 SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
 
 
-class ClusterWire:
+class ClusterWire(Patience):
     """prefix: what all names begin with. Belongs to one thread of one process."""
 
     def __init__(
@@ -71,7 +71,7 @@ class ClusterWire:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._patience(self._connect_timeout, seconds)
+        self.patience(self._connect_timeout, seconds)
 
     @property
     def connect_timeout(self) -> float:
@@ -79,7 +79,7 @@ class ClusterWire:
 
     @connect_timeout.setter
     def connect_timeout(self, seconds: float) -> None:
-        self._patience(seconds, self._timeout)
+        self.patience(seconds, self._timeout)
 
     @property
     def about(self) -> Callable[[float], None] | None:
@@ -91,19 +91,10 @@ class ClusterWire:
         for node in self.nodes:
             node.wire.about = told
 
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        before = self._connect_timeout, self._timeout
-        try:
-            self._patience(seconds, seconds)
-            yield
-        finally:
-            self._patience(*before)
-
-    def _patience(self, connect_timeout: float, timeout: float) -> None:
-        self._connect_timeout, self._timeout = connect_timeout, timeout
+    def patience(self, connect: float, answer: float) -> None:
+        self._connect_timeout, self._timeout = connect, answer
         for node in self.nodes:
-            node.wire.patience(connect_timeout, timeout)
+            node.wire.patience(connect, answer)
 
     def close(self) -> None:
         for node in self.nodes:

@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
+from qd.connectors.patience import Patience
 from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
 from qd.process.descriptors import ready_of
 
@@ -26,7 +27,7 @@ IDLE = 1.0  # seconds after which a connection is looked at before it is used: t
 _left_behind: list[object] = []  # connections of a parent process: to end them is its right
 
 
-class Link:
+class Link(Patience):
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
 
     timeout: seconds for each answer, connect_timeout: for a connection; both are always finite.
@@ -228,19 +229,8 @@ class Link:
         if self.about is not None:
             self.about(0.0)
 
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Calls inside wait `seconds` at most for a connection, and as long for an answer."""
-        before = self.connect_timeout, self.timeout
-        try:
-            self.patience(seconds, seconds)
-            yield
-        finally:
-            self.patience(*before)
-
     def patience(self, connect: float, answer: float) -> None:
-        """Seconds for a connection and for each answer, from now on."""
-        self.connect_timeout, self.timeout = connect, answer
+        super().patience(connect, answer)
         if self._connection is not None and self._pid == os.getpid():
             self.server.patience(self._connection.connection.dbapi_connection, answer)
 

@@ -11,27 +11,19 @@ from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import check
 from qd.connectors.database.queue import DatabaseQueue
-from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.keyspace.queue import bounds_of
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
-    from qd.connectors.manager import Reserver
+    from qd.connectors.reserver import Reserver
 
 START = 5.0  # seconds to connect and for each answer, before the first worker
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> DatabaseQueue:
-    kept = settings.failed
-    return DatabaseQueue(
-        at,
-        open_space(at, who.title, who.patience),
-        token=who.token,
-        slot=who.slot,
-        turns=who.turns,
-        keep=Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes),
-        max_payload=settings.max_payload,
-    )
+    space = open_space(at, who.title, who.patience)
+    return DatabaseQueue(at, space, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
 
 
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:

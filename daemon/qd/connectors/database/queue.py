@@ -41,6 +41,7 @@ from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.effects import spoken
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.connectors.reserver import PRODUCER, Reserver
 from qd.connectors.scripts import script
 from qd.process.shield import shield
 
@@ -62,14 +63,12 @@ class DatabaseQueue(KeyspaceQueue):
         self,
         settings: ConnectionSettings,
         space: DatabaseSpace,
+        who: Reserver = PRODUCER,
         *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        super().__init__(settings, space, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.room, self.link = space, space.link
         self.sql = JobSql(self.link.server, settings.table)
         self.taking = Taking(self)

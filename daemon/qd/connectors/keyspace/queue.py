@@ -27,11 +27,12 @@ from qd.connectors.keyspace.effects import spoken
 from qd.connectors.keyspace.jobs import KeptJobs
 from qd.connectors.keyspace.sending import sent
 from qd.connectors.keyspace.ticks import KeptTicks
+from qd.connectors.reserver import PRODUCER, Reserver
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from qd.config import ConnectionSettings
+    from qd.config import ConnectionSettings, FailedSettings
 
 CLEAR = 1000  # payloads a step of clear() reads at most, of ready and of delayed
 MOVE = 100  # due jobs a turn moves at most
@@ -52,8 +53,12 @@ class Bounds(NamedTuple):
 DEFAULT = Bounds(10_000, 30 * 86400.0)
 
 
+def bounds_of(kept: FailedSettings) -> Bounds:
+    return Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes)
+
+
 class KeyspaceQueue:
-    """url and names from `settings`; token and slot say who reserves (a worker), and stay empty for a producer."""
+    """url and names from `settings`. keep: see Bounds; max_payload: bytes, 0 for no bound."""
 
     answers: tuple[str, ...] = ("turn", "ack", "release", "bury", "checkpoint", "free")
 
@@ -61,23 +66,22 @@ class KeyspaceQueue:
         self,
         settings: ConnectionSettings,
         space: Keyspace,
+        who: Reserver = PRODUCER,
         *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
         self.settings, self.space = settings, space
         self.batches = KeptBatches(space, settings.prefix)
-        self.owner = f"{token}/{slot}"
-        self.base = f"{token}.{slot}."
+        self.owner = f"{who.token}/{who.slot}"
+        self.base = f"{who.token}.{who.slot}."
         self.keep = keep
         self.longest = TAKEN * max_payload
-        self.turns = turns  # made so far, also by those who had this slot before: no two reservations have one mark
+        self.turns = who.turns  # made so far, also by those who had this slot before: no two reservations have one mark
         self.jobs: Jobs = KeptJobs(space, settings.prefix)
         self.ticks: Ticks = KeptTicks(space, settings.prefix)
-        if token:  # whoever reserves must be able to answer, also when a job has left no descriptor to read a file with
+        if who.token:
+            # Whoever reserves must be able to answer, also when a job has left no descriptor to read a file with.
             for each in self.answers:
                 script(each)
 

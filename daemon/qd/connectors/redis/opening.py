@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qd.connectors.keyspace.queue import Bounds
+from qd.connectors.keyspace.queue import bounds_of
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.wire import Wire
@@ -13,20 +13,11 @@ if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
     from qd.connectors.cluster.queue import ClusterQueue
     from qd.connectors.cluster.wire import ClusterWire
-    from qd.connectors.manager import Reserver
+    from qd.connectors.reserver import Reserver
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> RedisQueue | ClusterQueue:
-    kept, kind = settings.failed, kind_of(at.url)
-    queue = kind(
-        at,
-        token=who.token,
-        slot=who.slot,
-        turns=who.turns,
-        name=who.title,
-        keep=Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes),
-        max_payload=settings.max_payload,
-    )
+    queue = kind_of(at.url)(at, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
     queue.patience(who.patience, who.patience)
     return queue
 

@@ -19,6 +19,7 @@ from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.speech import packed, packed_items
 from qd.connectors.redis.wire import Wire
+from qd.connectors.reserver import PRODUCER, Reserver
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 from qd.process.descriptors import ready_of
@@ -33,16 +34,13 @@ class RedisQueue(KeyspaceQueue):
     def __init__(
         self,
         settings: ConnectionSettings,
+        who: Reserver = PRODUCER,
         *,
-        token: str = "",
-        slot: int = 0,
-        turns: int = 0,
-        name: str = "",
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.wire = Wire(settings.url or "", name=name)
-        super().__init__(settings, self.wire, token=token, slot=slot, turns=turns, keep=keep, max_payload=max_payload)
+        self.wire = Wire(settings.url or "", name=who.title)
+        super().__init__(settings, self.wire, who, keep=keep, max_payload=max_payload)
         self._heads: dict[tuple[str, ...], bytes] = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:

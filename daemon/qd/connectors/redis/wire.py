@@ -10,13 +10,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
 
 from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.patience import Patience
 from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.speech import (
     classified,
@@ -40,7 +40,7 @@ RATE = 1 << 16  # bytes a second that a large reply may come at, at least
 LEAVING = 0.1  # seconds a server may take to hang up, too
 
 
-class Wire:
+class Wire(Patience):
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
 
     timeout: seconds until a reply begins, and then until it is whole, a large one a second for each RATE bytes more;
@@ -310,22 +310,12 @@ class Wire:
         kind = NoAnswer if isinstance(why, TimeoutError) else ConnectionLost
         raise kind(f"the connection to Redis at {self.target.place} broke: {reason(why)}") from None
 
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Calls inside wait `seconds` at most for a connection, and as long for a reply."""
-        before = self.connect_timeout, self.timeout
-        try:
-            self.patience(seconds, seconds)
-            yield
-        finally:
-            self.patience(*before)
-
-    def patience(self, connect_timeout: float, timeout: float) -> None:
-        self.connect_timeout, self.timeout = connect_timeout, timeout
+    def patience(self, connect: float, answer: float) -> None:
+        super().patience(connect, answer)
         if self._sock is None:
             return
         if identity(self._sock.fileno()) == self._file:
-            self._sock.settimeout(timeout)
+            self._sock.settimeout(answer)
         else:
             self.close()
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 from qd.connectors.base import Limits
 from qd.connectors.borrowed.backend import Parcel, Standing
+from qd.connectors.patience import Patience
 from qd.connectors.sqs.address import Address, is_name
 from qd.connectors.sqs.line import Woken
 from qd.connectors.sqs.messages import Messages, whole
@@ -44,7 +45,7 @@ LIMITS: Limits = MappingProxyType(
 )
 
 
-class SqsBackend:
+class SqsBackend(Patience):
     """lease: seconds that a message is nobody else's."""
 
     limits = LIMITS
@@ -54,7 +55,7 @@ class SqsBackend:
         self.address, self.lease = address, lease
         self.service = Service(address)
         self.messages = Messages(self.service, prefix)
-        self.timeout = self.service.line.timeout
+        self.connect_timeout, self.timeout = self.service.line.connect_timeout, self.service.line.timeout
         self.longest = float(address.longest_delay)
         self._loose: Parcel | None = None  # taken, and not yet anybody's job
         self._undeleted: list[tuple[str, str, str]] = []
@@ -76,18 +77,8 @@ class SqsBackend:
         self.service.line.about = tell
 
     def patience(self, connect: float, answer: float) -> None:
-        self.service.line.connect_timeout, self.service.line.timeout = connect, answer
-        self.timeout = answer
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        line = self.service.line
-        before = line.connect_timeout, line.timeout
-        self.patience(seconds, seconds)
-        try:
-            yield
-        finally:
-            self.patience(*before)
+        super().patience(connect, answer)
+        self.service.line.patience(connect, answer)
 
     # -- sending
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from qd.connectors.patience import Patience
 from qd.errors import ConnectionLost, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 
@@ -48,7 +49,7 @@ class Answered(io.RawIOBase):
         super().close()
 
 
-class Line:
+class Line(Patience):
     """timeout: seconds until an answer begins, beyond what the server was asked to wait, and then until it is whole."""
 
     def __init__(self, *, connect_timeout: float = 5.0, timeout: float = 5.0) -> None:

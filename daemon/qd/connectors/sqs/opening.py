@@ -12,7 +12,7 @@ from qd.connectors.sqs.queue import SqsQueue
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
-    from qd.connectors.manager import Reserver
+    from qd.connectors.reserver import Reserver
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> BorrowedKeeping:

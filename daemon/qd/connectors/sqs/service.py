@@ -9,7 +9,6 @@ import io
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import boto3
@@ -110,15 +109,6 @@ class Service:
         if status >= 500 or status == 429 or any(word in code for word in BUSY):
             return ServerBusy(f"SQS at {place} cannot serve now: {said or status}")
         return ServerRefused(said)
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        before = self.line.connect_timeout, self.line.timeout
-        self.line.connect_timeout = self.line.timeout = seconds
-        try:
-            yield
-        finally:
-            self.line.connect_timeout, self.line.timeout = before
 
     def close(self) -> None:
         self.line.close()
