@@ -15,6 +15,7 @@ from dataclasses import field as made
 from qd.bus.parcel import Parcel
 from qd.connectors.base import Claim, Outgoing
 from qd.schedule import Entry
+from qd.scheduler.jobs import EntryJob
 from qd.scheduler.moments import Due
 from qd.store.schedule import read_field
 
@@ -54,9 +55,11 @@ class Want:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where an entry stands. last: its last tick as far as this scheduler knows, ms; raw: the field as it was read."""
+    """Where an entry stands. job: what it sends with its claim; None: it is run here after that, and never twice (lanes.py).
+    last: its last tick as far as this scheduler knows, ms; raw: the field as it was read."""
 
     entry: Entry
+    job: EntryJob | None
     queue: str
     field: str
     order: int
@@ -81,7 +84,7 @@ class Place:
         at = found.at
         if found.mark != self.key[1]:  # a deploy changed its timing: what is old was not due by this one
             at = max(at, now - late)
-        if self.entry.kind != "job" and self.last <= now + AHEAD:
+        if self.job is None and self.last <= now + AHEAD:
             at = max(at, self.last)  # what a server has lost is sent again with its job, but not run again
         self.last = at
         return ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from qd.app import Qd
 from qd.bus.chain import Chain
 from qd.bus.parcel import Parcel
@@ -14,28 +12,25 @@ from qd.schedule import Entry, JobTask
 from qd.scheduler.guard import Broke, Guard, said
 
 
-class Jobs:
+class EntryJob:
     """after_commit means nothing here, where no transaction is open. A job whose class has a send() of its own is sent by
     that, after its tick was taken."""
 
-    def __init__(self, app: Qd, entries: Mapping[str, Entry], guard: Guard) -> None:
+    def __init__(self, app: Qd, entry: Entry, task: JobTask, guard: Guard) -> None:
         self._send, self._guard = app._send, guard
-        self._tasks = {name: task_of(entry) for name, entry in entries.items()}
+        self._task = kept_single(entry, task)
 
-    def home(self, entry: Entry) -> tuple[str, str]:
+    def home(self) -> tuple[str, str]:
         """The connection and the queue it is sent to. Raises ConfigError."""
-        call = self._tasks[entry.name].call
-        plan = call._members[0].plan if isinstance(call, Chain) else call._to_send()[1]
-        route = self._send.route(plan)
+        route = self._send.route(self._task.plan)
         return route.connection, route.queue
 
-    def parcel(self, entry: Entry) -> Parcel:
+    def parcel(self) -> Parcel:
         """Raises Broke: it cannot be made, or the user's code that makes it raised."""
-        make = self._tasks[entry.name].parcel
         if self._send.hooks:
-            return self._guard.run(make)
+            return self._guard.run(self._task.parcel)
         try:
-            return make()
+            return self._task.parcel()
         except Exception as error:
             raise Broke(said(error)) from error
 
@@ -48,10 +43,13 @@ class Jobs:
         self._guard.run(lambda: self._send.post((parcel,)))
 
 
-def task_of(entry: Entry) -> JobTask:
+def job_of(app: Qd, entry: Entry, guard: Guard) -> EntryJob | None:
+    """None: it sends none, and is run by whoever takes its tick."""
+    return EntryJob(app, entry, entry.task, guard) if isinstance(entry.task, JobTask) else None
+
+
+def kept_single(entry: Entry, task: JobTask) -> JobTask:
     """Of an entry without_overlapping a unique job, made so once: what is known of its plan is kept from tick to tick."""
-    task = entry.task
-    assert isinstance(task, JobTask)
     if not entry.alone or isinstance(task.call, Chain):
         return task
     return JobTask(task.call.using(unique=str(literal(f"schedule:{entry.name}")), unique_until="done"))

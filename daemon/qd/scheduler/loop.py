@@ -27,7 +27,7 @@ from qd.schedule import Entry
 from qd.scheduler.asking import Asking, asks
 from qd.scheduler.claims import Place, Want
 from qd.scheduler.guard import Guard
-from qd.scheduler.jobs import Jobs
+from qd.scheduler.jobs import EntryJob, job_of
 from qd.scheduler.lanes import Lanes
 from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach, Standing
@@ -79,9 +79,8 @@ class Scheduler:
         self._control = self._reach(settings.control)
         guard = guard or Guard()
         guard.before, self._about = self._user_code, still
-        self._jobs = Jobs(app, {entry.name: entry for entry in entries if entry.kind == "job"}, guard)
         self._teller = Teller(app.listeners, log, host, guard)
-        self._taker = Taker(self._jobs, self._standing, self._teller, guard)
+        self._taker = Taker(self._standing, self._teller, guard)
         if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
             self._taker.theirs = "Laravel's maintenance mode"
         self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
@@ -89,7 +88,7 @@ class Scheduler:
         self._lanes = Lanes(self.runs, self._taker, owner)
         self._swept, self._kept_at = False, 0.0
         for order, entry in enumerate(self._entries):
-            self._place(order, entry)
+            self._place(order, entry, job_of(app, entry, guard))
         for reach in self._reaches.values():
             reach.shares = len(self._reaches) > 1
 
@@ -102,11 +101,11 @@ class Scheduler:
             self._reaches[name] = Reach(queue, self._log, late, None if self._reaches else self._standing)
         return self._reaches[name]
 
-    def _place(self, order: int, entry: Entry) -> None:
-        connection, queue = self._jobs.home(entry) if entry.kind == "job" else (self._settings.control, "")
+    def _place(self, order: int, entry: Entry, job: EntryJob | None) -> None:
+        connection, queue = (self._settings.control, "") if job is None else job.home()
         name = keys.of_host(self._host, entry.name) if entry.every_host else entry.name
-        timing = entry.timing
-        self._reach(connection).places.append(Place(entry, queue, name, order, (type(timing).__name__, timing.mark)))
+        key = (type(entry.timing).__name__, entry.timing.mark)
+        self._reach(connection).places.append(Place(entry, job, queue, name, order, key))
 
     # -- what its owner calls
 
@@ -225,7 +224,7 @@ class Scheduler:
         due = self._decided(reach, place, reach.now)
         if due is None or not self._has_asked(reach, place, due):
             return
-        if place.entry.kind == "job" or not due.runs or due.said:
+        if place.job is not None or not due.runs or due.said:
             wants.append(Want(place, due))
         elif place.entry.background:
             self._lanes.add(reach, [(place, due)])

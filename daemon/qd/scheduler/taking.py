@@ -12,7 +12,7 @@ from qd.schedule import Entry
 from qd.scheduler.asking import refusal
 from qd.scheduler.claims import Place, Tokens, Want
 from qd.scheduler.guard import Broke, Guard
-from qd.scheduler.jobs import Jobs
+from qd.scheduler.jobs import EntryJob
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.telling import Teller
 from qd.store.schedule import Field, pause_of, written_field
@@ -39,12 +39,11 @@ class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
     alive: called with the seconds that the next step may take, and with the entry if it is one's turn now, "" nobody's."""
 
-    def __init__(self, jobs: Jobs, standing: Standing, teller: Teller, guard: Guard) -> None:
+    def __init__(self, standing: Standing, teller: Teller, guard: Guard) -> None:
         self.teller, self.standing, self.down = teller, standing, False
         self.theirs = "maintenance mode"
         self.alive: Callable[..., None] = still
-        self._jobs, self._guard = jobs, guard
-        self._tokens = Tokens()
+        self._guard, self._tokens = guard, Tokens()
         self._refused: set[str] = set()
 
     def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Taken]:
@@ -76,11 +75,11 @@ class Taker:
         if not due.runs or not place.raw:
             return
         want.skip = self.why_not(place.entry, due.at / 1000) or due.said or ""
-        if want.skip or place.entry.kind != "job":
+        if want.skip or place.job is None:
             return
         try:
-            want.parcel = self._jobs.parcel(place.entry)
-            want.job = self._jobs.outgoing(want.parcel)
+            want.parcel = place.job.parcel()
+            want.job = place.job.outgoing(want.parcel)
         except Broke as broke:
             want.error = f"its job could not be made: {broke}"
 
@@ -122,7 +121,7 @@ class Taker:
         for after, want in list(place.unsure.items()):
             if want.due.at <= place.last:
                 del place.unsure[after]
-                if place.entry.kind != "job" and want.due.runs and want.due.at < place.last:
+                if place.job is None and want.due.runs and want.due.at < place.last:
                     reason = "the connection broke while it was taken, and another host went on: nobody may have run it"
                     self.teller.skipped(want, reason, now)
 
@@ -141,8 +140,8 @@ class Taker:
 
     def _told(self, want: Want, holder: str, now: float, took: float) -> bool:
         """Whether it is a run that is to be started."""
-        entry = want.place.entry
-        self.alive(HOLDS, entry.name)
+        place = want.place
+        self.alive(HOLDS, place.entry.name)
         if want.due.missed:
             self.teller.missed(want, now)
         if not want.due.runs:
@@ -151,18 +150,18 @@ class Taker:
             self.teller.skipped(want, want.skip, now)
         elif want.error:
             self.teller.failed(want, want.error, now)
-        elif entry.kind != "job":
+        elif place.job is None:
             return True
         elif holder:
             self.teller.held(want, holder, now)
         else:
-            self._send(want, now, took)
+            self._send(place.job, want, now, took)
         return False
 
-    def _send(self, want: Want, now: float, took: float) -> None:
+    def _send(self, job: EntryJob, want: Want, now: float, took: float) -> None:
         if want.job is None and want.parcel is not None:  # its class has a send() of its own
             try:
-                self._jobs.by_hand(want.parcel)
+                job.by_hand(want.parcel)
             except Broke as broke:
                 return self.teller.failed(want, f"its send() {broke}", now)
         self.teller.sent(want, now, took)

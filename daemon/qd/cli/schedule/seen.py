@@ -12,7 +12,7 @@ from qd.cli import common
 from qd.cli.schedule.which import Sent, lock_keys, off, sent, where
 from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost
-from qd.schedule import Entry
+from qd.schedule import Entry, JobTask
 from qd.store import schedule, stamps
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def unended(entry: Entry, seen: Seen) -> float | None:
     """The last tick (unix seconds) at which a function or command was begun of whose end nothing is known: it runs, or died
     with its scheduler. Jobs are a worker's business, and of an entry on every host only the newest end is kept."""
     at = seen.ticks.get(entry.name)
-    if at is None or entry.kind == "job" or entry.every_host or seen.away:
+    if at is None or isinstance(entry.task, JobTask) or entry.every_host or seen.away:
         return None
     known = [one.tick for one in (seen.last.get(entry.name), seen.skipped.get(entry.name)) if one is not None]
     due = entry.timing.next_after(at - MS)  # what was first seen at some moment begins there, and that is no tick

@@ -72,14 +72,14 @@ def what(entry: Entry) -> str:
 def sent(app: Qd, entry: Entry) -> Sent | None:
     """None: it sends no job. Raises ConfigError: its connection is not configured."""
     from qd.scheduler.guard import Broke, Guard  # the command line starts without them
-    from qd.scheduler.jobs import Jobs
+    from qd.scheduler.jobs import job_of
 
-    if not isinstance(entry.task, JobTask):
+    job = job_of(app, entry, Guard())
+    if job is None:
         return None
-    jobs = Jobs(app, {entry.name: entry}, Guard())
-    connection, queue = jobs.home(entry)
+    connection, queue = job.home()
     try:
-        ties = jobs.parcel(entry).ties if entry.alone else None
+        ties = job.parcel().ties if entry.alone else None
     except Broke:
         ties = None  # the scheduler says so at its tick
     return Sent(connection, queue, (ties and ties.unique) or "")
