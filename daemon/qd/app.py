@@ -305,7 +305,7 @@ class Qd:
 
     def extend(self, driver: str, factory: Callable[..., object]) -> None:
         """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
-        object that does what qd.connectors.base.Queue says.
+        object that does what qd.connectors.base.Connector says.
 
         For `qd work` it is factory(settings, who), who a qd.connectors.reserver.Reserver, and the object also does what
         qd.connectors.keeping.Keeping says. Raises DeclarationError: the word is taken.

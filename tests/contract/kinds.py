@@ -14,7 +14,7 @@ from typing import Any
 from click.testing import Result
 
 from qd.config import load
-from qd.connectors.base import Limit, Queue, Reserved, Sizes
+from qd.connectors.base import Connector, Limit, Reserved, Sizes
 from qd.connectors.manager import open_queue
 from qd.payload import make, read
 from tests.support.clock import eventually
@@ -168,7 +168,7 @@ class Tried:
     kind: Kind
     served: Served
     shop: Shop
-    opened: list[Queue] = field(default_factory=list)
+    opened: list[Connector] = field(default_factory=list)
 
     def can(self, what: Limit) -> bool:
         return what not in self.kind.limits
@@ -177,7 +177,7 @@ class Tried:
         """As much of it as the largest payload has room for, each letter escaped."""
         return text[: self.kind.largest // 7] if self.kind.largest else text
 
-    def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Queue:
+    def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Connector:
         """A connection that reserves as this slot of this master; closed at the end."""
         settings = load(self.shop.root / "qd.toml", environ=self.shop.env())
         self.opened.append(open_queue(settings, None, token=token, slot=slot, patience=20.0))
@@ -223,13 +223,13 @@ def job_of(name: str, n: int, **more: object) -> bytes:
     return make(name, json.dumps({"n": n, **more}).encode(), created_at=int(time.time()))
 
 
-def take(queue: Queue, *queues: str) -> Reserved:
+def take(queue: Connector, *queues: str) -> Reserved:
     """The next job, waited for: a backend may need a moment."""
     found = eventually(lambda: queue.turn(None, queues or ("default",)).reserved, what="a job")
     return found
 
 
-def drained(queue: Queue, count: int, *queues: str) -> Iterator[Reserved]:
+def drained(queue: Connector, count: int, *queues: str) -> Iterator[Reserved]:
     """So many jobs, each acked with the turn that takes the next; nothing is left behind them."""
     done: Reserved | None = None
     for _ in range(count):
@@ -239,7 +239,7 @@ def drained(queue: Queue, count: int, *queues: str) -> Iterator[Reserved]:
     assert queue.turn(None, queues or ("default",)).reserved is None
 
 
-def following(queue: Queue, done: Reserved | None, queues: Sequence[str]) -> Reserved:
+def following(queue: Connector, done: Reserved | None, queues: Sequence[str]) -> Reserved:
     turn = queue.turn(done, queues)
     assert turn.acked is (None if done is None else True)
     return turn.reserved if turn.reserved is not None else take(queue, *queues)

@@ -1,4 +1,4 @@
-"""One suite for every connector, first half: the calls of base.Queue, in this process, against the real server."""
+"""One suite for every connector, first half: the calls of base.Connector, in this process, against the real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from qd.connectors.base import Queue, Reserved
+from qd.connectors.base import Connector, Reserved
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original
@@ -26,7 +26,7 @@ def answer(held: Reserved) -> bytes:
     return answered(held.member, held.mark)
 
 
-def put(tried: Tried, queue: Queue, *numbers: int, name: str = "default") -> None:
+def put(tried: Tried, queue: Connector, *numbers: int, name: str = "default") -> None:
     queue.push_many([(name, job_of("quick", n), None) for n in numbers])
 
 

@@ -1,4 +1,4 @@
-"""The contract of base.Queue: sending, taking, answering, looking. Every connector, in every place it can be reached at."""
+"""The contract of base.Connector: sending, taking, answering, looking. Each, in every place it can be reached at."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qd import Qd, QueueFailedOver, config
-from qd.connectors.base import Outgoing, Queue
+from qd.connectors.base import Connector, Outgoing
 from qd.connectors.failover import FailoverQueue
 from qd.connectors.sending_only import SendingOnly
 from qd.errors import ConfigError, ConnectionLost, DeclarationError, ServerBusy, ServerRefused
@@ -194,5 +194,5 @@ def test_a_factory_is_one(shop: Shop) -> None:
 
 def test_parts_are_opened_once(shop: Shop) -> None:
     assert isinstance(shop.all, FailoverQueue)
-    again: Queue = shop.app.connections.get("all")
+    again: Connector = shop.app.connections.get("all")
     assert again is shop.all

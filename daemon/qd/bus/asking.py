@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from qd.arguments import Pattern
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.errors import ConnectionLost, DeclarationError, ServerRefused
 from qd.jobs.stages import title_of
 from qd.process.shield import shield
@@ -73,7 +73,7 @@ def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:
     return queue_asked(job, lambda queue: ask(store_of(queue)))
 
 
-def queue_asked(job: RunningJob, ask: Callable[[Queue], T]) -> T:
+def queue_asked(job: RunningJob, ask: Callable[[Connector], T]) -> T:
     """What the job's connection says. While it is away the job is put back: that is no fault of the job, and costs no
     attempt. In run() nobody is asked."""
     try:
@@ -91,16 +91,16 @@ def told(job: RunningJob, tell: Callable[[Store], object]) -> None:
         log.warning("what middleware keeps of this job stays until its time is over: %s", error)
 
 
-def within(job: RunningJob, seconds: float, ask: Callable[[Queue], T]) -> T:
+def within(job: RunningJob, seconds: float, ask: Callable[[Connector], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.common is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
-    queue = cast(Queue, job.here) if job.here else job.common.connections.get(job.connection or None)
+    queue = cast(Connector, job.here) if job.here else job.common.connections.get(job.connection or None)
     with shield, queue.within(seconds):  # an alarm must not tear a call apart
         return ask(queue)
 
 
-def store_of(queue: Queue) -> Store:
+def store_of(queue: Connector) -> Store:
     from qd.store.keyspace import beside  # whose app has no such middleware loads no driver for it
 
     own: Store | None = getattr(queue, "store", None)  # of one that is made up, for run() and for tests

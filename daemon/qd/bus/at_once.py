@@ -24,7 +24,7 @@ from qd.bus.here import Lenient
 from qd.bus.memory import MemoryBatches
 from qd.bus.results import value_of_error, value_of_result
 from qd.bus.running import RunningJob, beside_a_loop, body_here, in_hand, refuse_in_a_loop, tell_of_failure
-from qd.connectors.base import Kept, Limits, Outgoing, Queue
+from qd.connectors.base import Connector, Kept, Limits, Outgoing
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.connectors.ends import ends
@@ -96,8 +96,8 @@ class Shared:
             self.batches.kept.pop(id, None)
 
 
-def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Queue:
-    return cast(Queue, AtOnce(shared, settings, at))  # what it lacks, it refuses by name
+def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Connector:
+    return cast(Connector, AtOnce(shared, settings, at))  # what it lacks, it refuses by name
 
 
 class Results(NoJobs):

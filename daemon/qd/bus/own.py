@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.errors import ConfigError, DeclarationError
 from qd.events import QueueFailedOver
 
@@ -24,7 +24,7 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
     """Each is loaded when a connection of it is used."""
     made, lock = list["Shared"](), threading.Lock()
 
-    def sync(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+    def sync(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
         from qd.bus.at_once import Shared, open_queue
 
         with lock:
@@ -32,7 +32,7 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
                 made.append(Shared(registry, listeners, common))
         return open_queue(made[0], settings, at)
 
-    def failover(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+    def failover(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
         from qd.connectors.failover import open_queue
 
         return open_queue(settings, at, who, lambda name, error: listeners.emit(QueueFailedOver(name, error)))
@@ -51,7 +51,7 @@ def extension(driver: str, make: Callable[..., object], known: Mapping[str, obje
             f"app.extend('{driver}', ...): {make!r} cannot be called with the settings of a connection"
         )
 
-    def open_it(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
+    def open_it(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
         told = takes_two(make)
         if who.token and not told:
             way = "its factory is to take who asks, too: factory(settings, who)"
@@ -80,11 +80,14 @@ def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> 
     if isinstance(made, SendingOnly):
         lacks = ["the calls of a worker, it only sends"] if works else []
     else:
-        wanted = [*parts_of(Queue), *(parts_of(Keeping) if works else ())]
+        wanted = [*parts_of(Connector), *(parts_of(Keeping) if works else ())]
         there = dir(made)
         lacks = [name for name in wanted if name not in there]
     if lacks:
-        what, base = type(made).__qualname__, "qd.connectors.keeping.Keeping" if works else "qd.connectors.base.Queue"
+        what, base = (
+            type(made).__qualname__,
+            "qd.connectors.keeping.Keeping" if works else "qd.connectors.base.Connector",
+        )
         raise ConfigError(
             f"driver '{driver}' of connection '{at.name}' made {what}, which is no connector: it lacks {', '.join(lacks)} "
             f"(see {base})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.events import JobRetryRequested
 from qd.listeners import Listeners
 from qd.process.shield import shield
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 100  # records that are moved by one call
 
 
-def retry_failed(id: str, queue: Queue, settings: Settings, connection: str, listeners: Listeners) -> int:
+def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
     """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more."""
     with shield:
         failures = queue.batches.failures(id)
@@ -50,7 +50,7 @@ def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record
             listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.id, record.payload))
 
 
-def failed_store(queue: Queue, settings: Settings, connection: str) -> FailedStore:
+def failed_store(queue: Connector, settings: Settings, connection: str) -> FailedStore:
     store = beside(queue)
     if not settings.failed.database:
         return FailedStore(store)

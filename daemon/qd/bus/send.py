@@ -26,7 +26,7 @@ from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob, run_here
 from qd.bus.skeleton import SEED
-from qd.connectors.base import Outgoing, Queue
+from qd.connectors.base import Connector, Outgoing
 from qd.connectors.manager import Connections
 from qd.errors import ArgumentError
 from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
@@ -189,7 +189,7 @@ class Send:
         """The name of a configured connection, None: of the default one. Raises ConfigError."""
         return self._settings().connection(name).name
 
-    def queue(self, connection: str | None) -> Queue:
+    def queue(self, connection: str | None) -> Connector:
         return self._connections.get(self.connection(connection))
 
     def ask(self, at: Plan | Place) -> Asked:

@@ -23,8 +23,8 @@ from qd.process.exits import Exit
 
 if TYPE_CHECKING:
     from qd.config import Settings
-    from qd.connectors.base import Queue
-    from qd.connectors.manager import Factory
+    from qd.connectors.base import Connector
+    from qd.connectors.reserver import Factory
     from qd.store.keyspace import KeyspaceStore
 
 
@@ -159,7 +159,7 @@ def store_at(url: str, prefix: str) -> KeyspaceStore:
     return KeyspaceStore(wire, prefix)
 
 
-def queue(found: Settings, name: str) -> Queue:
+def queue(found: Settings, name: str) -> Connector:
     """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.connectors.manager import open_queue
 

@@ -1,5 +1,5 @@
-"""What a queue must be able to do, whoever keeps it. Drivers implement `Queue`; worker and bus know only this, while a
-keeper is of its server's kind."""
+"""What whoever keeps queues must be able to do. Each driver makes a `Connector`; worker and bus know only this, a keeper a
+bit more (keeping.py). (`qd.Queue`, for who sends, is one queue by its name: bus/named.py.)"""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Kept(NamedTuple):
 
 
 class Jobs(Protocol):
-    """Single jobs by their ids (`id` of the payload, or `uuid`). Raises as Queue."""
+    """Single jobs by their ids (`id` of the payload, or `uuid`). Raises as Connector."""
 
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
@@ -157,7 +157,7 @@ class Jobs(Protocol):
 
 
 class Ticks(Protocol):
-    """What the schedule has done, a field an entry. Raises as Queue."""
+    """What the schedule has done, a field an entry. Raises as Connector."""
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         """In one round trip, no field twice. Each by itself: its field is set and its job sent, or nothing of it is done."""
@@ -176,7 +176,7 @@ class Ticks(Protocol):
     def forget(self, fields: Sequence[str]) -> None: ...
 
 
-class Queue(Protocol):
+class Connector(Protocol):
     """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
     of it but what `held` tells."""
 

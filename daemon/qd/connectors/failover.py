@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from qd.connectors.base import Limits, Outgoing, Queue, Sizes, Ticks
+from qd.connectors.base import Connector, Limits, Outgoing, Sizes, Ticks
 from qd.connectors.sending_only import SendingOnly
 from qd.errors import ConnectionLost
 
@@ -38,18 +38,18 @@ log = logging.getLogger("qd.failover")
 
 def open_queue(
     settings: Settings, at: ConnectionSettings, who: Reserver, told: Told = lambda name, error: None
-) -> Queue:
+) -> Connector:
     """told: hears of a connection that failed where the one before it worked."""
     from qd.connectors.manager import open_queue as open_part  # it opens this, too
 
-    def part(name: str) -> Queue:
+    def part(name: str) -> Connector:
         return open_part(settings, name, title=who.title, patience=who.patience, own=who.own)
 
-    return cast(Queue, FailoverQueue(settings, at, [part(name) for name in at.connections], told))
+    return cast(Connector, FailoverQueue(settings, at, [part(name) for name in at.connections], told))
 
 
 class FailoverQueue(SendingOnly):
-    def __init__(self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Queue], told: Told) -> None:
+    def __init__(self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Connector], told: Told) -> None:
         super().__init__(settings, LIMITS, whole)
         self.parts, self._told = parts, told
         self.jobs, self.batches = parts[0].jobs, parts[0].batches
@@ -70,7 +70,7 @@ class FailoverQueue(SendingOnly):
             return self.parts[0].post(jobs)
         return self._first(lambda part: part.post(jobs))
 
-    def _first(self, send: Callable[[Queue], T]) -> T:
+    def _first(self, send: Callable[[Connector], T]) -> T:
         """Raises ConnectionLost: none of them takes it."""
         said = dict[int, ConnectionLost]()
         for place in self._order():

@@ -1,6 +1,6 @@
 """What a keeper asks of its connection: leases renewed and reclaimed, what is due moved, the jobs of the dead given back.
 
-One object is both: `base.Queue` for producers and workers, this for the keeper of their master.
+One object is both: `base.Connector` for producers and workers, this for the keeper of their master.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, ServerRefused
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     broke: ConnectionLost | ServerRefused | None = None
 
 
-class Keeping(Queue, Protocol):
+class Keeping(Connector, Protocol):
     """Every call may raise ConnectionLost, ServerBusy or ServerRefused."""
 
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:

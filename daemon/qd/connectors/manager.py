@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from qd.connectors.base import NONE, Limits, Queue
+from qd.connectors.base import NONE, Connector, Limits
 from qd.connectors.reserver import Factory, Reserver
 from qd.errors import ConfigError
 from qd.options.kinds import BARE, scheme_of
@@ -74,7 +74,7 @@ def open_queue(
     title: str = "",
     patience: float = 5.0,
     own: Mapping[str, Factory] = NONE_OWN,
-) -> Queue:
+) -> Connector:
     """A connection of its own to the connection called `name` (None: the default); it connects on first use. See Reserver.
 
     An `embedded:` url starts the project's server. Raises ConfigError.
@@ -238,7 +238,7 @@ class Own:
     def __init__(self, settings: Settings) -> None:
         self.pid = os.getpid()
         self.settings = settings
-        self.queues: dict[str | None, Queue] = {}
+        self.queues: dict[str | None, Connector] = {}
 
     def close(self) -> None:
         while self.queues:  # close_all() may meet the end of the thread here
@@ -252,17 +252,17 @@ class Connections:
     """`make` opens one. A child after a fork, and another thread, get connections of their own."""
 
     def __init__(
-        self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Queue] | None = None
+        self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Connector] | None = None
     ) -> None:
         self._settings = settings
         self.own: dict[str, Factory] = {}  # drivers of the app's, by their words
         self.make = make or (lambda settings, name: open_queue(settings, name, own=self.own))
         self._local = threading.local()
-        self._lent: ContextVar[Mapping[str, Queue] | None] = ContextVar("qd_lent", default=None)
+        self._lent: ContextVar[Mapping[str, Connector] | None] = ContextVar("qd_lent", default=None)
         self._all: WeakSet[Own] = WeakSet()
         self._lock = threading.Lock()
 
-    def get(self, name: str | None) -> Queue:
+    def get(self, name: str | None) -> Connector:
         """The connection called `name`, None: the default one. Raises ConfigError."""
         settings = self._settings()
         if (lent := self._lent.get()) and (found := lent.get(settings.connection(name).name)) is not None:
@@ -276,7 +276,7 @@ class Connections:
         return queue
 
     @contextmanager
-    def lent(self, name: str, queue: Queue) -> Iterator[None]:
+    def lent(self, name: str, queue: Connector) -> Iterator[None]:
         """Inside, in this thread or task, `queue` stands for the connection called `name`."""
         before = self._lent.get()
         token = self._lent.set({**(before or {}), name: queue})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from qd.connectors.base import Limits, Outgoing, Queue
+from qd.connectors.base import Connector, Limits, Outgoing
 from qd.connectors.sending_only import SendingOnly
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 LIMITS: Limits = MappingProxyType({"order": "jobs are forgotten: none ever runs", "memory": "nothing is kept"})
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Queue:
-    return cast(Queue, NullQueue(settings, at))  # what it lacks, it refuses by name
+def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
+    return cast(Connector, NullQueue(settings, at))  # what it lacks, it refuses by name
 
 
 class NullQueue(SendingOnly):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
-    from qd.connectors.base import Queue
+    from qd.connectors.base import Connector
 
 
 class Reserver(NamedTuple):
@@ -25,4 +25,4 @@ class Reserver(NamedTuple):
 
 
 PRODUCER = Reserver()
-Factory = Callable[["Settings", "ConnectionSettings", Reserver], "Queue"]
+Factory = Callable[["Settings", "ConnectionSettings", Reserver], "Connector"]

@@ -55,8 +55,8 @@ class NoBatches:
 
 
 class SendingOnly:
-    """The calls of base.Queue that send: whoever derives from it says in `take` what becomes of a job. Those that work on
-    jobs raise ConfigError. whole: all settings, for one whose locks stand in the keyspace of the control connection."""
+    """The calls of base.Connector that send: whoever derives from it says in `take` what becomes of a job. Those that work
+    on jobs raise ConfigError. whole: all settings, for one whose locks stand in the keyspace of the control connection."""
 
     store: object = None  # see bus/asking.store_of
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from qd.connectors.base import Claimed, Queue
+from qd.connectors.base import Claimed, Connector
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
@@ -41,7 +41,7 @@ class Standing:
 
 
 class Reach:
-    def __init__(self, queue: Queue, log: Log, late: float, standing: Standing | None) -> None:
+    def __init__(self, queue: Connector, log: Log, late: float, standing: Standing | None) -> None:
         self.queue, self.standing = queue, standing
         queue.patience(PATIENCE, PATIENCE)
         self.store = beside(queue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.connectors.keyspace.base import Arg, Keyspace
 from qd.connectors.scripts import script as text_of
 
@@ -70,7 +70,7 @@ class KeyspaceStore:
         return sorted(found)
 
 
-def beside(queue: Queue) -> KeyspaceStore:
+def beside(queue: Connector) -> KeyspaceStore:
     """The store beside a queue, over its connection. Raises ConfigError where it has none."""
     space, prefix = queue.kept
     return KeyspaceStore(space, prefix)

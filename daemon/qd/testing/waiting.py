@@ -16,7 +16,7 @@ from qd.payload import read
 
 
 class Waiting:
-    """The parts of a connection that ask for single jobs (base.Jobs, and Queue's keyed ones). Any thread."""
+    """The parts of a connection that ask for single jobs (base.Jobs, and a Connector's keyed ones). Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from qd.connectors.base import Queue, Reserved, Turn
+from qd.connectors.base import Connector, Reserved, Turn
 from qd.errors import NOTHING_DONE, ServerRefused
 from qd.log import Log
 from qd.worker.saving import AWAY, Held, stands
@@ -28,7 +28,7 @@ class Answering:
     signals meanwhile.
     """
 
-    def __init__(self, queue: Queue, queues: tuple[str, ...], log: Log, rest: Callable[[float], None]) -> None:
+    def __init__(self, queue: Connector, queues: tuple[str, ...], log: Log, rest: Callable[[float], None]) -> None:
         self.queue, self.queues, self.log, self.rest = queue, queues, log, rest
         self.done: Reserved | None = None
         self.unsure = False  # what the last turn did; then the server is asked before the next one

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
 from qd.log import Log
 from qd.retried import as_pushed
@@ -22,7 +22,7 @@ AGAIN = 10.0  # seconds until a database that was away is asked again
 class Copier:
     """url: of the database; connection: what Laravel calls the place of the queues."""
 
-    def __init__(self, url: str, connection: str, queue: Queue, log: Log) -> None:
+    def __init__(self, url: str, connection: str, queue: Connector, log: Log) -> None:
         self.url, self.connection, self.queue, self.log = url, connection, queue, log
         self._table: FailedJobs | None = None
         self._away_until = 0.0

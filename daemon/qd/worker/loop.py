@@ -18,7 +18,7 @@ from qd import events
 from qd.app import Qd
 from qd.bus import running
 from qd.config import Settings
-from qd.connectors.base import Queue, Reserved, Turn
+from qd.connectors.base import Connector, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
 from qd.payload import Payload
 from qd.process.exits import StopReason
@@ -48,7 +48,7 @@ class Worker:
         self,
         app: Qd,
         settings: Settings,
-        queue: Queue,
+        queue: Connector,
         hands: Hands,
         seat: Seat,
         between: Callable[[], None] | None = None,

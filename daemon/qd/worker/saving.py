@@ -12,7 +12,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from qd.connectors.base import Queue, Reserved
+from qd.connectors.base import Connector, Reserved
 from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, NotInJob, ServerRefused
 from qd.log import Log
 from qd.process.shield import in_main_thread, shield
@@ -33,14 +33,14 @@ class Held(NamedTuple):
     unsure: bool = False
 
 
-def stands(queue: Queue, job: Reserved) -> Reserved | None:
+def stands(queue: Connector, job: Reserved) -> Reserved | None:
     """The job as it stands by the server's word. None: it is not this worker's any more."""
     mine = queue.held((job.queue,))
     return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
 
 class Saver:
-    def __init__(self, queue: Queue, alarm: Alarm, log: Log) -> None:
+    def __init__(self, queue: Connector, alarm: Alarm, log: Log) -> None:
         self.queue, self.alarm, self.log = queue, alarm, log
         self._lock = threading.RLock()
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from qd.connectors.base import Queue, Reserved
+from qd.connectors.base import Connector, Reserved
 from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
@@ -28,7 +28,7 @@ class Settler:
     """What an answer writes, and what is said of it once it is given. keeps: whether failed jobs are kept; copier: writes
     the copies of their records."""
 
-    def __init__(self, queue: Queue, log: Log, *, keeps: bool = True, copier: Copier | None = None) -> None:
+    def __init__(self, queue: Connector, log: Log, *, keeps: bool = True, copier: Copier | None = None) -> None:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
         self._buried: tuple[dict[str, object], bytes] | None = None
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
 
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
@@ -93,7 +93,7 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
         )
 
 
-def inside(queue: DatabaseQueue, connection: sql.Connection) -> Queue:
+def inside(queue: DatabaseQueue, connection: sql.Connection) -> Connector:
     """The same queue, in that transaction."""
     link, at = Joined(queue.link, connection), queue.settings
     return DatabaseQueue(at, DatabaseSpace(link, JobRows(JobSql(link.server, at.table), at.table), prefix=at.prefix))

@@ -24,7 +24,7 @@ Keys = Callable[..., list[str]]
 
 def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
     """Send them, in the order given within a queue and kind. For each the id of the job that holds its lock, None: it was
-    sent. Raises as Queue.post."""
+    sent. Raises as Connector.post."""
     found: list[str | None] = [None] * len(jobs)
     calls = calls_of(named, jobs)
     for call, reply in zip(calls, together(space, calls), strict=True):

@@ -1,4 +1,4 @@
-"""Ticks of the schedule in Redis: tick.lua takes them, in one write for all queues. See base.Queue.
+"""Ticks of the schedule in Redis: tick.lua takes them, in one write for all queues. See base.Connector.
 
 qd:ticks   field -> what the last scheduler wrote there
 """

@@ -1,4 +1,4 @@
-"""Laravel's Redis queue: the contract of `base.Queue` in scripts.
+"""Laravel's Redis queue: the contract of `base.Connector` in scripts.
 
     turn    turn.lua                 ack the job before, lease the next: reserved + owners, one call a job
     wait    BLPOP on the tokens      ended at once by a signal
