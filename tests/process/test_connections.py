@@ -23,7 +23,7 @@ app = Qd()
 class Shelf(RedisQueue):
     "Redis, under another word."
 
-app.extend("shelf", lambda at, who: Shelf(at, token=who.token, slot=who.slot, turns=who.turns, name=who.title))
+app.extend("shelf", lambda at, who: Shelf(at, who))
 app.extend("sends", lambda at: Shelf(at))
 """
 SENDS = """

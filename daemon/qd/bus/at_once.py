@@ -9,47 +9,28 @@ by the app, for all of its threads.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-import msgspec
-
-from qd import events
 from qd.bus.here import Lenient
-from qd.bus.memory import MemoryBatches
-from qd.bus.results import value_of_error, value_of_result
-from qd.bus.running import RunningJob, beside_a_loop, body_here, in_hand, refuse_in_a_loop, tell_of_failure
+from qd.bus.job_here import beside_a_loop
+from qd.bus.run_at_once import Run
+from qd.bus.shared import Shared
 from qd.connectors.base import Connector, Kept, Limits, Outgoing
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.connectors.ends import ends
 from qd.connectors.sending_only import NoJobs, SendingOnly
-from qd.errors import (
-    AttemptsExceeded,
-    ConfigError,
-    JobFailure,
-    ModelGone,
-    Settled,
-    UnknownJob,
-    UnknownParameters,
-    WrongType,
-)
-from qd.limits import Fail, Release, after_error, before, limits_of
+from qd.errors import ConfigError
 from qd.payload import Payload, read
 from qd.process.shield import shield
 
 if TYPE_CHECKING:
-    from qd.bus.common import Common
     from qd.config import ConnectionSettings, Settings
-    from qd.jobs import Declared, Registry
-    from qd.listeners import Listeners
 
-MOST = 1000  # runs of a job that releases itself without end; batches and results that are kept
 LIMITS: Limits = MappingProxyType(
     {
         "delay": "a delay is ignored: each job runs when it is sent",
@@ -60,40 +41,6 @@ LIMITS: Limits = MappingProxyType(
     }
 )
 Job = tuple[str, bytes]  # queue, payload
-
-
-class Shared:
-    """What the connections of all threads of an app have in common."""
-
-    def __init__(self, registry: Registry, listeners: Listeners, common: Common) -> None:
-        self.registry, self.listeners, self.common = registry, listeners, common
-        self.batches = MemoryBatches()
-        self.results = dict[str, Kept]()
-        self._owners = dict[str, str]()
-        self._lock = threading.Lock()
-
-    def held(self, name: str, owner: str) -> str | None:
-        """Take the lock `name`. Returns who has it already."""
-        with self._lock:
-            found = self._owners.setdefault(name, owner)
-            return None if found == owner else found
-
-    def free(self, name: str, owner: str) -> bool:
-        with self._lock:
-            found = self._owners.get(name) == owner
-            if found:
-                del self._owners[name]
-            return found
-
-    def keep(self, kept: Keep) -> None:
-        self.results[kept.id] = Kept(kept.status, kept.value, None, time.time())
-        while len(self.results) > MOST:
-            self.results.pop(next(iter(self.results)))
-
-    def forget_batches(self) -> None:
-        over = [id for id, kept in self.batches.kept.items() if kept.finished_at is not None][: -MOST or None]
-        for id in over:
-            self.batches.kept.pop(id, None)
 
 
 def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Connector:
@@ -149,7 +96,7 @@ class AtOnce(SendingOnly):
         while ahead:
             queue, text = ahead.popleft()
             payload = read(text)
-            effects, error = Run(self, self._shared, queue, text, payload).end()
+            effects, error = Run(self._shared, self._work, (self.settings.name, queue), text, payload).end()
             for effect in effects:
                 ahead += self._done(effect)
             if error is not None and not self._allowed(payload):
@@ -200,128 +147,3 @@ class Batches:
     def add(self, id: str, jobs: Sequence[Entry]) -> None:
         self._shared.batches.add(id, jobs)
         self._queue.run([(job.queue, job.payload) for job in jobs])
-
-
-class Run:
-    """One job, until it has ended."""
-
-    def __init__(self, queue: AtOnce, shared: Shared, name: str, text: bytes, payload: Payload) -> None:
-        self._queue, self._shared, self._name, self._text, self._payload = queue, shared, name, text, payload
-        self._saved: bytes | None = None
-
-    def end(self) -> tuple[list[Effect], Exception | None]:
-        """What follows from it, and its error where it has failed for good."""
-        payload = self._payload
-        declared = self._shared.registry.get(payload.job)
-        if declared is None:
-            return ends(payload, "failed"), UnknownJob(
-                f"no job '{payload.job}' is declared in this app, which is to run it"
-            )
-        try:
-            result, skipped = self._tries(declared)
-        except Exception as error:
-            return ends(payload, "failed", value=value_of_error(error, str(error))), error
-        value = value_of_result(result, 0) if payload.qd is not None and payload.qd.result else b"null"
-        return ends(payload, "skipped" if skipped else "done", value=value), None
-
-    def _tries(self, declared: Declared) -> tuple[object, bool]:
-        """What it returned, and whether it was skipped. Raises its last error, once it has failed for good."""
-        limits = limits_of(self._payload, declared.options, self._queue._work)
-        attempts, exceptions = 1, 0
-        for _ in range(MOST):
-            payload = msgspec.structs.replace(self._payload, attempts=attempts, exceptions=exceptions)
-            job = self._job(declared, payload)
-            if (reason := before(limits, payload, time.time())) is not None:
-                return self._fail(declared, job, AttemptsExceeded(reason))
-            try:
-                result = self._attempt(declared, job)
-            except (UnknownParameters, WrongType) as error:
-                return self._fail(declared, job, error)
-            except Exception as error:
-                if isinstance(error, ModelGone) and self._may_be_gone(declared):
-                    return None, False
-                exceptions += 1
-                verdict = job.outcome or after_error(limits, payload, time.time(), exceptions=exceptions)
-                if isinstance(verdict, Fail):
-                    return self._fail(declared, job, error)
-                self._tell(
-                    job,
-                    error,
-                    events.JobExceptionOccurred(job, error),
-                    events.JobReleasedAfterException(job, verdict.delay),
-                )
-            else:
-                if not isinstance(job.outcome, Release):
-                    return result, job.skipped
-                verdict = job.outcome
-                self._tell(job, None, events.JobReleased(job, verdict.delay, verdict.reason))
-            attempts += verdict.counts
-        return self._fail(declared, job, AttemptsExceeded(f"{declared.name} was released {MOST} times, and never ran"))
-
-    def _may_be_gone(self, declared: Declared) -> bool:
-        said = self._payload.deleteWhenMissingModels
-        return bool(declared.options.delete_when_missing if said is None else said)
-
-    def _attempt(self, declared: Declared, job: RunningJob) -> object:
-        """What it returned; where it released itself, its outcome says so. Raises what it raised, and JobFailure for
-        fail()."""
-        listeners = self._shared.listeners
-        stages, result = self._shared.common.pipeline.around(declared), None
-        if declared.is_async:
-            refuse_in_a_loop()
-        call = self._freeing(declared.prepare(bytes(job.data)))
-        try:
-            with in_hand(job):
-                result = body_here(call, declared, job, listeners, stages)
-        except (Exception, Settled):
-            if job.outcome is None:
-                raise
-        if isinstance(job.outcome, Fail):
-            raise job.outcome.error or JobFailure(job.outcome.reason)
-        if job.outcome is None:
-            listeners.emit(events.JobProcessed(job))
-            listeners.emit(events.JobAttempted(job, None))
-        return result
-
-    def _freeing(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A lock that lasts until the job starts is freed there."""
-        ties = self._payload.qd
-        if ties is None or ties.unique is None or ties.until != "start":
-            return call
-        name, owner = ties.unique, self._payload.uuid or ""
-
-        def started() -> object:
-            self._shared.free(name, owner)
-            return call()
-
-        return started
-
-    def _tell(self, job: RunningJob, error: Exception | None, *told: events.Event) -> None:
-        """This attempt has ended, and another follows."""
-        for event in (*told, events.JobAttempted(job, error)):
-            self._shared.listeners.emit(event)
-
-    def _fail(self, declared: Declared, job: RunningJob, error: Exception) -> tuple[object, bool]:
-        tell_of_failure(declared, bytes(job.data), error, job, self._shared.listeners)
-        raise error
-
-    def _job(self, declared: Declared, payload: Payload) -> RunningJob:
-        known = payload.id or payload.uuid or ""
-        return RunningJob(
-            known,
-            payload.job,
-            self._name,
-            payload.attempts,
-            self._saved,
-            self._keep,
-            connection=self._queue.settings.name,
-            payload=self._text,
-            uuid=payload.uuid or known,
-            ties=payload.qd,
-            declared=declared,
-            data=payload.data,
-            common=self._shared.common,
-        )
-
-    def _keep(self, state: bytes) -> None:
-        self._saved = state

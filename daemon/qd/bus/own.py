@@ -12,8 +12,8 @@ from qd.errors import ConfigError, DeclarationError
 from qd.events import QueueFailedOver
 
 if TYPE_CHECKING:
-    from qd.bus.at_once import Shared
     from qd.bus.common import Common
+    from qd.bus.shared import Shared
     from qd.config import ConnectionSettings, Settings
     from qd.connectors.reserver import Factory, Reserver
     from qd.jobs import Registry
@@ -25,7 +25,8 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
     made, lock = list["Shared"](), threading.Lock()
 
     def sync(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
-        from qd.bus.at_once import Shared, open_queue
+        from qd.bus.at_once import open_queue
+        from qd.bus.shared import Shared
 
         with lock:
             if not made:

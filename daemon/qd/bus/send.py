@@ -18,13 +18,14 @@ from qd.bounds import check
 from qd.bus.common import Common
 from qd.bus.here import Here
 from qd.bus.hooks import PayloadHooks
+from qd.bus.job_here import run_here
 from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.results import Asked
 from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
-from qd.bus.running import RunningJob, run_here
+from qd.bus.running import RunningJob
 from qd.bus.skeleton import SEED
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.manager import Connections

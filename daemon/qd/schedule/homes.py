@@ -11,7 +11,7 @@ from qd.schedule.entry import Entry, JobTask
 
 if TYPE_CHECKING:
     from qd.config import Settings
-    from qd.connectors.manager import Factory
+    from qd.connectors.reserver import Factory
 
 
 def check_homes(entries: Iterable[Entry], settings: Settings, own: Mapping[str, Factory]) -> None:

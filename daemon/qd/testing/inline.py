@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from qd.bus.job_here import beside_a_loop, run_here, tell_of_failure
 from qd.bus.parcel import Parcel
 from qd.bus.results import value_of_error, value_of_result
-from qd.bus.running import RunningJob, beside_a_loop, run_here, tell_of_failure
+from qd.bus.running import RunningJob
 from qd.bus.send import Push
 from qd.connectors.batches import NewBatch
 from qd.errors import AttemptsExceeded, JobFailure

@@ -12,7 +12,7 @@ from pathlib import Path
 from qd.cli.checks.finding import Finding, fail
 from qd.cli.checks.project import Project
 from qd.config import Settings
-from qd.config.load import SCHEDULE
+from qd.config.layers import SCHEDULE
 from qd.options import WorkOptions
 from qd.units import span
 
