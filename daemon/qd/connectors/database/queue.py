@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sql
 
 from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
+from qd.connectors.database.answers import Answers
 from qd.connectors.database.held import (
-    Holding,
-    base_of,
     bytes_of,
-    dropped,
     member_of,
     owners_mark,
     reserved,
     row_of,
     spent,
-    sum_of,
     text_of,
 )
 from qd.connectors.database.jobsql import JobSql
@@ -71,7 +68,7 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.room, self.link = space, space.link
         self.sql = JobSql(self.link.server, settings.table)
-        self.taking = Taking(self)
+        self.taking, self.answers = Taking(self), Answers(self)
         self._swept = time.monotonic()
         self.jobs = SingleJobs(self)
         self.listening = Listening(self.link, settings.table)
@@ -175,13 +172,13 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait(set(queues), seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.atomic(lambda: self.ended(done, lambda: self._effects(effects)))
+        return self.atomic(lambda: self.answers.ended(done, lambda: self.do(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         def keep() -> None:
             self.keep_failed(held.queue, held.mark, record, raw, effects)
 
-        return self.atomic(lambda: self.ended(held, keep))
+        return self.atomic(lambda: self.answers.ended(held, keep))
 
     def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
         """Into the failed store, inside the transaction that takes the job away."""
@@ -189,7 +186,7 @@ class DatabaseQueue(KeyspaceQueue):
         names = self._keys(keys.failed(queue), keys.failed_at(queue), *more)
         script("buried").call(self.space, names, id, record, raw, *self.keep, *said)
 
-    def _effects(self, effects: Sequence[Effect]) -> None:
+    def do(self, effects: Sequence[Effect]) -> None:
         if effects:
             more, said = spoken(effects, self.settings.prefix)
             script("ended").call(self.space, self._keys(*more), *said)
@@ -207,91 +204,10 @@ class DatabaseQueue(KeyspaceQueue):
     ) -> bool:
         """Of a job that `owner` has, or had until it died."""
         mark = owners_mark(owner, member)
-        return self.atomic(lambda: self._given_back(queue, owner, mark, member, text, delay, head, effects))
-
-    def _given_back(
-        self,
-        queue: str,
-        owner: str,
-        mark: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        head: bool,
-        effects: Sequence[Effect],
-    ) -> bool:
-        found = self._holding(queue, owner, mark, member)
-        if found is None:
-            return False
-        (cancel,) = self._keys(keys.CANCEL)
-        if self.space.call("HGET", cancel, mark) is not None:
-            text, delay, head = dropped(text, mark), 0.0, False
-            self.space.call("HDEL", cancel, mark)
-        there = self.put_back(queue, found, text, delay, head=head)
-        self.forget(found, mark)
-        if there:
-            self._effects(effects)
-        return there
-
-    def put_back(self, queue: str, found: Holding, text: bytes, delay: float, *, head: bool = False) -> bool:
-        """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
-        row = self.row(queue, text, self.now_us(), delay)
-        if delay <= 0 and not head:
-            if self.one(self.sql.delete, found):
-                self.link.execute(self.sql.insert, row).close()
-                self.tell({queue})
-                return True
-            return False
-        more = {"payload": row["payload"], "spent": row["attempts"]}
-        there = self.one(
-            self.sql.put_head if head else self.sql.put_back, found, **more, **({} if head else {"due": row["due"]})
-        )
-        if there and delay < 1:
-            self.tell({queue})
-        return there
-
-    def ended(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
-        """The rows of a reservation are gone, inside a transaction. False: it was over before."""
-        mark = base_of(held.mark)
-        if self.sql.kind == "mysql":
-            given = {"owner": self.owner, "mark": mark, "queue": held.queue, "sum": sum_of(held.member)}
-            there = self.link.execute(self.sql.end_both, given).rowcount == 2
-        elif (found := self._holding(held.queue, self.owner, mark, held.member)) is not None:
-            there = self.one(self.sql.delete, found)
-            self.forget(found, mark)
-        else:
-            return False
-        if there:
-            and_then()
-        return there
-
-    def _holding(self, queue: str, owner: str, mark: str, member: bytes) -> Holding | None:
-        """The row of a reservation, locked, if the job in hand stands as `member`."""
-        found = self.link.execute(self.sql.fence, {"owner": owner, "mark": mark, "queue": queue}).first()
-        if found is None or (found.text_sum is not None and found.text_sum != sum_of(member)):
-            return None
-        return Holding._make(found)
-
-    def one(self, statement: sql.TextClause, found: Holding, **values: Any) -> bool:
-        """Whether it met the job's row, which nobody else has taken over."""
-        fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
-        result = self.link.execute(statement, {**fixed, **values})
-        return result.rowcount == 1
-
-    def forget(self, found: Holding, mark: str) -> None:
-        self.link.execute(self.sql.forget, {"id": found.id, "mark": mark}).close()
+        return self.atomic(lambda: self.answers.given_back(queue, owner, mark, member, text, delay, head, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        mark = base_of(held.mark)
-
-        def save() -> bool:
-            found = self._holding(held.queue, self.owner, mark, held.member)
-            if found is None or not self.one(self.sql.rewrite, found, payload=text_of(member)):
-                return False
-            self.link.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
-            return True
-
-        return self.atomic(save)
+        return self.atomic(lambda: self.answers.saved(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         for queue in queues:

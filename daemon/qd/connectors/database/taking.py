@@ -110,12 +110,12 @@ class Taking:
         if not text:
             self._away(row, mark)
         elif text != row.payload:
-            queue.one(queue.sql.rewrite, holding(row), payload=text.decode())
+            queue.answers.one(queue.sql.rewrite, holding(row), payload=text.decode())
         return text
 
     def _away(self, row: Row, mark: str) -> None:
-        self.queue.one(self.queue.sql.delete, holding(row))
-        self.queue.forget(holding(row), mark)
+        self.queue.answers.one(self.queue.sql.delete, holding(row))
+        self.queue.answers.forget(holding(row), mark)
 
     # -- one look
 
@@ -154,7 +154,7 @@ class Taking:
                 return looked
 
         def step() -> Looked:
-            acked = done is not None and queue.ended(done)
+            acked = done is not None and queue.answers.ended(done)
             return self._look(queues, shut, mark, reserve=True)._replace(acked=acked)
 
         return queue.atomic(step)
