@@ -74,34 +74,11 @@ def plan_of(settings: Settings, load: Load) -> Plan:
     if not work.workers and not work.only_schedule:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
     config.check_work(settings)
-    scheduled = work.runs_schedule
-
-    def ours(hands: Hands) -> Hands:
-        return replace(hands, log=hands.log.tuned(work.log_format, work.log_level))
-
-    def complete(app: Qd) -> Settings:
-        return load(app.said)
-
-    def template(hands: Hands, line: Any) -> int:
-        from qd.worker import template
-
-        return template.run(ours(hands), line, settings, complete, bodies(scheduled))
-
-    def fresh(hands: Hands, seat: Seat) -> int:
-        from qd.worker import template
-
-        return template.run_fresh(ours(hands), seat, settings, complete, bodies(scheduled))
-
-    def keeper(hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
-        from qd.keeper import loop
-
-        found = config.from_json(resolved.encode())
-        return loop.run(ours(hands), line, found, also, own_of(found))
-
+    bodies = Bodies(settings, load)
     return Plan(
         pool=work.pool,
         workers=work.workers,
-        scheduler=scheduled,
+        scheduler=work.runs_schedule,
         preload=not work.no_preload and sys.platform == "linux",
         respawn=not work.no_respawn,
         stop_timeout=work.stop_timeout,
@@ -114,10 +91,51 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         reload=work.reload,
         log_format=work.log_format,
         log_level=work.log_level,
-        template=template,
-        fresh=fresh,
-        keeper=keeper,
+        template=bodies.template,
+        fresh=bodies.fresh,
+        keeper=bodies.keeper,
     )
+
+
+class Bodies:
+    """What the children of a master do, each called in a new process. Their code is imported there."""
+
+    def __init__(self, settings: Settings, load: Load) -> None:
+        self.settings, self._load = settings, load
+
+    def template(self, hands: Hands, line: Any) -> int:
+        from qd.worker import template
+
+        return template.run(self._ours(hands), line, self.settings, self._complete, self._seats())
+
+    def fresh(self, hands: Hands, seat: Seat) -> int:
+        from qd.worker import template
+
+        return template.run_fresh(self._ours(hands), seat, self.settings, self._complete, self._seats())
+
+    def keeper(self, hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
+        from qd.keeper import loop
+
+        found = config.from_json(resolved.encode())
+        return loop.run(self._ours(hands), line, found, also, own_of(found))
+
+    def _ours(self, hands: Hands) -> Hands:
+        return replace(hands, log=hands.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
+
+    def _complete(self, app: Qd) -> Settings:
+        return self._load(app.said)
+
+    def _seats(self) -> Serve:
+        """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of
+        it is of one release: behind a `current` link another one may stand by then."""
+        from qd.worker import boot
+
+        if not self.settings.work.runs_schedule:
+            return boot.serve
+        from qd.scheduler import serve as scheduler
+
+        serves = {Role.WORKER: boot.serve, Role.SCHEDULER: scheduler.serve}
+        return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
 
 
 def own_of(settings: Settings) -> Mapping[str, Factory]:
@@ -132,19 +150,6 @@ def own_of(settings: Settings) -> Mapping[str, Factory]:
     app.settings = settings
     app.load()
     return app.connections.own
-
-
-def bodies(scheduled: bool) -> Serve:
-    """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of it
-    is of one release: behind a `current` link another one may stand by then."""
-    from qd.worker import boot
-
-    if not scheduled:
-        return boot.serve
-    from qd.scheduler import serve as scheduler
-
-    serves = {Role.WORKER: boot.serve, Role.SCHEDULER: scheduler.serve}
-    return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
 
 
 def announce(log: Log, settings: Settings, jobs: int, entries: int, limits: Limits) -> None:

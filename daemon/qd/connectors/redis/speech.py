@@ -71,11 +71,6 @@ def is_last(reply: object) -> bool:
     return isinstance(reply, Exception) and any(word in str(reply) for word in LAST)
 
 
-def may_be_refused(command: Arg, error: Exception) -> bool:
-    """A name is a comfort, an ACL may refuse it, and ROLE too; and what TIME is refused for, the first call is told."""
-    return command in ("CLIENT", "ROLE") or (command == "TIME" and not isinstance(error, ServerBusy))
-
-
 def classified(text: str) -> Exception:
     word = text.split(" ", 1)[0].rstrip(":")
     if text.startswith(PASSWORD):

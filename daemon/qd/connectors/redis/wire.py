@@ -17,13 +17,13 @@ import hiredis
 
 from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.patience import Patience
+from qd.connectors.redis.greeting import check_welcome, greeting, stranger
 from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.speech import (
     classified,
     evalsha,
     is_last,
     is_unknown,
-    may_be_refused,
     packed,
     with_refusals,
     with_text,
@@ -77,15 +77,9 @@ class Wire(Patience):
             raise Unreachable(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
-        greeting = self._greeting()
+        said = greeting(self.target, self.name)
         try:
-            for command, reply in zip(greeting, self.call_many(greeting), strict=True):
-                if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
-                    raise reply
-                if command[0] == "ROLE" and isinstance(reply, list) and reply[0] != b"master":
-                    raise Unreachable(f"Redis at {self.target.place} is a {reply[0].decode()}: no primary is there yet")
-            if not isinstance(reply, Exception) and not (isinstance(reply, list) and len(reply) == 2):
-                raise Unreachable(self.stranger)
+            check_welcome(self.target, said, self.call_many(said))
         except BaseException as error:
             self.close()
             self.target.doubted()
@@ -93,26 +87,13 @@ class Wire(Patience):
                 raise Unreachable(str(error)) from None
             raise
 
-    def _greeting(self) -> list[tuple[Arg, ...]]:
-        target, commands = self.target, list[tuple[Arg, ...]]()
-        if target.password is not None:
-            commands.append(("AUTH", target.user, target.password) if target.user else ("AUTH", target.password))
-        if target.db:
-            commands.append(("SELECT", target.db))
-        if self.name:
-            commands.append(("CLIENT", "SETNAME", self.name))
-        if target.must_be_primary:
-            commands.append(("ROLE",))
-        commands.append(("TIME",))  # who answers this well is a Redis
-        return commands
-
     @property
     def place(self) -> str:
         return self.target.place
 
     @property
     def stranger(self) -> str:
-        return f"the server at {self.target.place} answers what no Redis answers: does the url name another program's port?"
+        return stranger(self.target)
 
     def call(self, *args: Arg) -> Any:
         """One command, one reply."""
