@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from qd import Qd, events
-from qd.connectors.manager import Own
+from qd.connectors.connections import Own
 from qd.errors import ConnectionLost, LockError, LockLost
 from qd.locks.hold import Hold
 from qd.locks.renewal import renewals

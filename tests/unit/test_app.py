@@ -15,7 +15,8 @@ import pytest
 import qd
 from qd import Call, DeclarationError, Event, JobFailed, JobProcessing, Looping, Qd, WorkerStopping
 from qd.config import ConnectionSettings
-from qd.connectors.manager import Connections, open_queue
+from qd.connectors.connections import Connections
+from qd.connectors.manager import open_queue
 from qd.errors import ConfigError, UnknownJob, UnknownParameters, WrongType
 from qd.listeners import Listeners
 from tests.support.fakes import FakeQd, FakeQueue, settings

@@ -11,7 +11,7 @@ from qd.errors import DeclarationError
 from qd.units import span_in_code
 
 if TYPE_CHECKING:
-    from qd.connectors.manager import Connections
+    from qd.connectors.connections import Connections
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob
 from qd.bus.skeleton import SEED
 from qd.connectors.base import Connector, Outgoing
-from qd.connectors.manager import Connections
+from qd.connectors.connections import Connections
 from qd.errors import ArgumentError
 from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
 from qd.jobs import Place, Plan

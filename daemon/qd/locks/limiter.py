@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from qd.bus.common import Limit
-from qd.connectors.manager import Connections
+from qd.connectors.connections import Connections
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs import Span
 from qd.locks.aside import aside

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.manager import Connections
+from qd.connectors.connections import Connections
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import LockLost as LostEvent
 from qd.jobs import Span

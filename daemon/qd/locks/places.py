@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
 from qd.bus.asking import store_of
-from qd.connectors.manager import Connections
+from qd.connectors.connections import Connections
 from qd.errors import ArgumentError, ConnectionLost, ServerBusy, Unreachable
 from qd.process.shield import shield
 from qd.store.base import Store

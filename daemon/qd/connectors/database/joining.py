@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sql
 
 from qd.connectors.base import Connector
+from qd.connectors.connections import Connections
 from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.database.servers import unix_us
-from qd.connectors.manager import Connections
 from qd.errors import ConfigError
 
 WHERE = {  # one row that says which database of which server this is, whatever it is called
