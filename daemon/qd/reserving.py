@@ -88,24 +88,11 @@ def reserved_text(
         return fresh
     if not _FIRST.match(payload) or not _LAST.search(payload, max(0, len(payload) - 65)):
         return None
-    pushed, text, got = payload, payload, _Gathered()
-    unit = _in_tail(payload)
-    if _scattered(payload, unit):
-        found = _gathered(payload)
-        if found is None:
-            return None
-        text, unit, got = found
-    unit = unit or _Unit()
-    comma = b""
-    if got.stays or unit.start < 0:  # before the closing brace
-        closing = _LAST.search(text, max(0, len(text) - 65))
-        assert closing is not None
-        unit.start = unit.end = closing.start()
-        comma = b"" if _EMPTY.match(text) else b","
-    count, crashed = _attempts_of(unit, unit.rsv or got.rsv)
-    counts = {key: unit.counts.get(key, got.counts.get(key, 0)) for key in COUNTS}
-    if crashed:
-        counts[b"crashes"] = _more(counts[b"crashes"])
+    found = _with_a_place(payload)
+    if found is None:
+        return None
+    text, unit, got, comma = found
+    count, counts = _counted(unit, got)
     for key, value in zip(COUNTS, (crashes, exceptions, held), strict=True):
         counts[key] = counts[key] if value is None else value
     count = count if attempts is None else attempts
@@ -117,7 +104,34 @@ def reserved_text(
     start = unit.start if got.start < 0 else min(got.start, unit.start)
     behind = len(text) - unit.end if got.behind < 0 else min(got.behind, len(text) - unit.end)
     text = text[: unit.start] + said + text[unit.end :]
-    return Spliced(text, mark, start, len(text) - behind - start, pushed[start : len(pushed) - behind], count)
+    return Spliced(text, mark, start, len(text) - behind - start, payload[start : len(payload) - behind], count)
+
+
+def _with_a_place(payload: bytes) -> tuple[bytes, _Unit, _Gathered, bytes] | None:
+    """The payload without scattered keys of ours, its unit, what those keys said, and the comma that a new unit needs. Where
+    there is none its place is before the closing brace. None: attempts that are no count."""
+    text, unit, got = payload, _in_tail(payload), _Gathered()
+    if _scattered(payload, unit):
+        found = _gathered(payload)
+        if found is None:
+            return None
+        text, unit, got = found
+    unit = unit or _Unit()
+    if not got.stays and unit.start >= 0:
+        return text, unit, got, b""
+    closing = _LAST.search(text, max(0, len(text) - 65))
+    assert closing is not None
+    unit.start = unit.end = closing.start()
+    return text, unit, got, b"" if _EMPTY.match(text) else b","
+
+
+def _counted(unit: _Unit, got: _Gathered) -> tuple[int, dict[bytes, int]]:
+    """Which attempt this one is, and the other counts, as what stands there tells them."""
+    count, crashed = _attempts_of(unit, unit.rsv or got.rsv)
+    counts = {key: unit.counts.get(key, got.counts.get(key, 0)) for key in COUNTS}
+    if crashed:
+        counts[b"crashes"] = _more(counts[b"crashes"])
+    return count, counts
 
 
 def _fresh(payload: bytes, base: str) -> Spliced | None:
