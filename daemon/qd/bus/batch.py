@@ -208,11 +208,11 @@ class Batch(Handle[None]):
         from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
 
         send, connection = self._send, self._connection
-        return retry_failed(self.id, send.queue(connection), send._settings(), connection, send._listeners)
+        return retry_failed(self.id, send.connector(connection), send._settings(), connection, send._listeners)
 
     @property
     def _kept(self) -> Batches:
-        return self._send.queue(self._connection).batches
+        return self._send.connector(self._connection).batches
 
     def _post(self, parcels: Sequence[Parcel], push: Any) -> None:
         """Now, or after the commit where one of them waits for it."""

@@ -25,20 +25,20 @@ class Keyed:
         """True: it waited, and will never run. False: it has begun, has run, or was never there."""
         route = self._send.route(self._plan)
         with shield:
-            return self._send.queue(route.connection).cancel_keyed(route.queue, self._name)
+            return self._send.connector(route.connection).cancel_keyed(route.queue, self._name)
 
     def reschedule(self, delay: Span | datetime) -> bool:
         """True: it waited, and is due after `delay` from now. False: as of cancel()."""
         route = self._send.route(self._plan)
         seconds = due_in(delay, self._plan.declared.name)
         with shield:
-            return self._send.queue(route.connection).move_keyed(route.queue, self._name, seconds)
+            return self._send.connector(route.connection).move_keyed(route.queue, self._name, seconds)
 
     def due(self) -> datetime | None:
         """When it is due, or was: a moment that has passed, while no worker has taken it yet. None: it does not wait."""
         route = self._send.route(self._plan)
         with shield:
-            found = self._send.queue(route.connection).keyed_due(route.queue, self._name)
+            found = self._send.connector(route.connection).keyed_due(route.queue, self._name)
         return None if found is None else datetime.fromtimestamp(found, UTC)
 
     def __repr__(self) -> str:

@@ -36,13 +36,13 @@ class Queue:
     def size(self) -> int:
         """How many jobs are ready, delayed or running."""
         with shield:
-            sizes = self._send.queue(self._connection).sizes(self.name)
+            sizes = self._send.connector(self._connection).sizes(self.name)
         return sizes.ready + sizes.delayed + sizes.reserved
 
     def clear(self) -> int:
         """Delete what is ready or delayed, never what runs. Returns how many."""
         with shield:
-            return self._send.queue(self._connection).clear(self.name)
+            return self._send.connector(self._connection).clear(self.name)
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"

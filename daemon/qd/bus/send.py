@@ -190,15 +190,17 @@ class Send:
         """The name of a configured connection, None: of the default one. Raises ConfigError."""
         return self._settings().connection(name).name
 
-    def queue(self, connection: str | None) -> Connector:
+    def connector(self, connection: str | None) -> Connector:
         return self._connections.get(self.connection(connection))
 
     def ask(self, at: Plan | Place) -> Asked:
         """Who knows what became of jobs of this plan, or of jobs sent there."""
         if isinstance(at, Place):
-            return Asked(lambda: self.queue(at.connection).jobs, at.queue)
+            return Asked(lambda: self.connector(at.connection).jobs, at.queue)
         route = self.route(at)
-        return Asked(lambda: self.queue(route.connection).jobs, route.queue, bool(at.options.result_ttl), at.declared)
+        return Asked(
+            lambda: self.connector(route.connection).jobs, route.queue, bool(at.options.result_ttl), at.declared
+        )
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""

@@ -32,6 +32,13 @@ from qd.unit import answered, split_mark
 
 LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
 BUDGET = 0.5  # seconds a beat gives to masters that died
+REASONS = {
+    Verdict.CRASH: "crash",
+    Verdict.HAND_BACK: "handed back",
+    Verdict.TIMEOUT: "timeout",
+    Verdict.MEMORY: "memory",
+    Verdict.CANCELLED: "cancelled",
+}
 
 
 class Dead:
@@ -110,43 +117,15 @@ class Dead:
         if member is None:
             return
         mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
-        verdict = slot[W.VERDICT] if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
-        text, delay = member, 0.0
-        hooks = slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE)
-        in_hooks = bool(mark) and hooks and slot[W.TURN] == split_mark(mark).turn
-        if in_hooks:
-            unbegun = max(0, int(split_mark(mark).n) - 1) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
-            text = answered(member, mark, attempts=unbegun, ended="h")
-        elif verdict == Verdict.HAND_BACK:
-            text = answered(member, mark, attempts=max(0, int(split_mark(mark).n) - 1))
-        elif verdict == Verdict.TIMEOUT:
-            text, delay = self._timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000
-        elif verdict == Verdict.CANCELLED:
-            text = answered(member, mark, ended="c")
+        verdict = Verdict(slot[W.VERDICT]) if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
+        text, delay, head = answer_of(slot, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
-        head = verdict == Verdict.HAND_BACK and not in_hooks
         moved = self.queue.give_back(queue, owner, member, text, delay, head=head, effects=longer_lock(member, delay))
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
-        why = {
-            Verdict.HAND_BACK: "handed back",
-            Verdict.TIMEOUT: "timeout",
-            Verdict.MEMORY: "memory",
-            Verdict.CANCELLED: "cancelled",
-        }
         event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(
-            event, queue=queue, **named(member), reason=why.get(Verdict(verdict), "crash"), delay=delay or None
-        )
-
-    def _timed_out(self, member: bytes, mark: str, fails: bool) -> bytes:
-        """A timeout is an exception of the job's; one that was to fail it says so to the next reserve."""
-        try:
-            exceptions = read(member).exceptions + 1
-        except Malformed:
-            exceptions = None
-        return answered(member, mark, exceptions=exceptions, ended="x" if fails else "t")
+        self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=delay or None)
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
@@ -207,6 +186,37 @@ class Dead:
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         self._for_queues({*self.queues, *theirs}, gives_back)
         return not unseen
+
+
+def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> tuple[bytes, float, bool]:
+    """What the dead worker would have answered: the text, its delay, and whether it goes to the head of the queue.
+
+    As it stands: a crash, which the next reserve counts. Hooks of a job that was failing already are not called again.
+    """
+    if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
+        unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
+        return answered(member, mark, attempts=unbegun, ended="h"), 0.0, False
+    if verdict == Verdict.HAND_BACK:
+        return answered(member, mark, attempts=before_this(mark)), 0.0, True
+    if verdict == Verdict.TIMEOUT:
+        return timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000, False
+    if verdict == Verdict.CANCELLED:
+        return answered(member, mark, ended="c"), 0.0, False
+    return member, 0.0, False
+
+
+def before_this(mark: str) -> int:
+    """The attempts before the one that was reserved under `mark`."""
+    return max(0, int(split_mark(mark).n) - 1)
+
+
+def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
+    """A timeout is an exception of the job's; one that was to fail it says so to the next reserve."""
+    try:
+        exceptions = read(member).exceptions + 1
+    except Malformed:
+        exceptions = None
+    return answered(member, mark, exceptions=exceptions, ended="x" if fails else "t")
 
 
 def words_of(slot: Slot) -> str:

@@ -1,10 +1,10 @@
-"""The keeper: one script call about once a second, at each whole second of Redis's clock and at the next due moment.
+"""The keeper: one call about once a second, at each whole second of the server's clock and at the next due moment.
 
     beat: renew leases, reclaim expired ones, move what is due, add missing tokens, read stamps, report
     a worker died: its jobs are moved at once (dead.py)
-    Redis away: said once; on its return renewals first, reclaiming only after a third of the lease
+    server away: said once; on its return renewals first, reclaiming only after a third of the lease
 
-It moves jobs and judges nothing. All it knows is in Redis and on the scoreboard, so that a new keeper goes on where the
+It moves jobs and judges nothing. All it knows is on the server and on the scoreboard, so that a new keeper goes on where the
 last one fell. It leaves when the master closes its line.
 """
 
@@ -34,6 +34,7 @@ from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
 from qd.keeper.parts import Parts
 from qd.keeper.report import Report
+from qd.keeper.restarts import Restarts
 from qd.keeper.rights import AGAIN, Rights
 from qd.log import Log, Unblocked
 from qd.process.hands import Hands
@@ -41,12 +42,11 @@ from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
 from qd.process.talk import Inbox
 from qd.store import hosts
 from qd.store.hosts import Master
-from qd.store.stamps import Restart, read_restart
+from qd.store.stamps import read_restart
 
 SOON = 0.01
 REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
-OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's restart key is ours too
 LEAVING = 2.0  # seconds it tries to settle the last dead workers
 
 
@@ -103,11 +103,9 @@ class Keeper:
         self._away_since: float | None = None
         self._server = queue.settings.driver  # its word in the log
         self._delay = 0.0
-        self._restart_told: Restart | None = None
-        self._laravel_asks = False
-        self._forked_redis: tuple[int, float] = (0, 0.0)
-        self._redis_now = self._reported_at = 0.0
+        self._server_now = self._reported_at = 0.0
         self.parts = Parts(log)
+        self.restarts = Restarts(hands, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, hands)
         self.rights = Rights(queue, self.queues[0], hands.board, log)
@@ -126,7 +124,7 @@ class Keeper:
         return 0
 
     def _turn(self) -> float:
-        """One beat, or one try to reach Redis. Returns the monotonic moment of the next."""
+        """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
         self._notice_a_gap()
         try:
             self.rights.look(fresh=not self._connected_at)
@@ -159,11 +157,9 @@ class Keeper:
 
     def _beat(self) -> float:
         at = time.monotonic()
-        # Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never comes without it.
-        if self.laravel is not None and self.laravel.restart_changed():
-            self._laravel_asks = True
-        first = not self._forked_redis[0]
-        report = self.report.text(self._forked_redis[1]) if at - self._reported_at > REPORT else ""
+        self.restarts.look()
+        first = not self.restarts.forked
+        report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
         answer = self.queue.beat(self.queues, self._asked("" if self.apart else report, self._renews(at)))
         received = time.monotonic()
         control = answer
@@ -184,13 +180,13 @@ class Keeper:
         """control: of the server where restarts and maintenance stand, by whose clock restarts are stamped."""
         self.report.laravel_down = self.maintenance.tell(control.down)  # before the contact: new workers wait for that
         self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
-        if self._redis_now and answer.now - self._redis_now > self.gap:
+        if self._server_now and answer.now - self._server_now > self.gap:
             self._connected_at = at
-        self._redis_now = answer.now
-        self._forked_at(control.now)
+        self._server_now = answer.now
+        self.restarts.clock(control.now)
         ready = [self.queues[place] for place in answer.waiting]
         self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
-        self._obey(read_restart(control.restart.encode()), control.now, first)
+        self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
         self.parts.tell(answer.away)
         self._tell_lost(answer.lost)
         self._tell_cancelled(answer.cancelled)
@@ -198,10 +194,10 @@ class Keeper:
             self.log.warning("lease.expired", jobs=answer.reclaimed, moved="ready")
 
     def _reclaims_until(self) -> float:
-        """The last moment of Redis's clock at which the next beat may reclaim, 0 for not at all. After a gap that is longer
+        """The last moment of the server's clock at which the next beat may reclaim, 0 for not at all. After a gap longer
         than a beat's, this machine or all of them were stopped, or that clock was set: others need time to renew first."""
         long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
-        return self._redis_now + self.gap if long_enough else 0.0
+        return self._server_now + self.gap if long_enough else 0.0
 
     def _renews(self, at: float) -> bool:
         """At a third of the lease; at once after a connection is back."""
@@ -215,29 +211,6 @@ class Keeper:
             return SOON
         wait = min(1.0 - answer.now % 1.0 + 0.001, self.longest)
         return min(wait, max(0.001, answer.due / 1000)) if answer.due >= 0 else wait
-
-    def _obey(self, asked: Restart | None, redis_now: float, first: bool) -> None:
-        """first: this keeper's first look. A stamp of a clock ahead of this one stood there before it, and would restart
-        every new master until this clock has passed it."""
-        if asked is not None and asked != self._restart_told:
-            self._restart_told = asked
-            if first and asked.at > redis_now:
-                way = "not obeyed: a clock ahead of this server's has written it; `qd restart` writes a new one"
-                self.log.warning("restart.ahead", seconds=asked.at - redis_now, reason=way)
-            elif asked.at > self._forked_at(redis_now):
-                at = now() - int((redis_now - asked.at) * 1e9)
-                self.hands.voice.tell("restart", rolling=asked.rolling, at=at)
-        if self._laravel_asks:
-            self._laravel_asks = False
-            if asked is None or abs(redis_now - asked.at) > OURS:  # else `qd restart` wrote it, and its stamp is obeyed
-                self.hands.voice.tell("restart", rolling=False)
-
-    def _forked_at(self, redis_now: float) -> float:
-        """The moment the serving code was imported, by Redis's clock; reckoned once for each import."""
-        forked = self.board.header(H.FORKED_AT)
-        if self._forked_redis[0] != forked:
-            self._forked_redis = (forked, redis_now - (now() - forked) / 1e9)
-        return self._forked_redis[1]
 
     def _tell_lost(self, lost: list[tuple[int, int]]) -> None:
         for number, turn in lost:
@@ -261,7 +234,7 @@ class Keeper:
         """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
         flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        self._forget(*hosts.forgotten(fields, self._redis_now))
+        self._forget(*hosts.forgotten(fields, self._server_now))
         return hosts.read_masters(fields)
 
     def _forget(self, *tokens: str) -> None:

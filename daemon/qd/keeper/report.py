@@ -1,6 +1,6 @@
 """What a keeper tells of its master in the hash qd:masters, once a second: read by `qd status`, `qd health`, other keepers.
 
-after each beat: saw(Redis's clock, queues that wait) -> since when     with the next one: text()
+after each beat: saw(the server's clock, queues that wait) -> since when     with the next one: text()
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper t
 
 
 class Report:
-    """Moments are told by Redis's clock, as far as the last beat has shown it."""
+    """Moments are told by the server's clock, as far as the last beat has shown it."""
 
     def __init__(self, settings: Settings, hands: Hands) -> None:
         self.settings, self.hands, self.board = settings, hands, hands.board
-        # Of Redis's clock to the monotonic one, seconds; None before the first answer.
+        # Of the server's clock to the monotonic one, seconds; None before the first answer.
         self._offset: float | None = None
         self._turns = self._looked()
         self._stuck: dict[str, float] = {}
-        self._unscheduled: float | None = None  # Redis's clock: since when a scheduler is missing
+        self._unscheduled: float | None = None  # the server's clock: since when a scheduler is missing
         self._told_at = self._awake_since = now()
         self.laravel_down = ""  # which of Laravel's notes of maintenance holds this host
 

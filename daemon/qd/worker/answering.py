@@ -98,7 +98,7 @@ class Answering:
         if isinstance(error, ServerRefused) and not self._away_since:
             self.log.warning(f"{self.queue.settings.driver}.refused", error=str(error))
         else:
-            self.log.debug("redis.broken", error=str(error))
+            self.log.debug(f"{self.queue.settings.driver}.broken", error=str(error))
 
     def pause(self) -> None:
         """Before the next try; longer the longer the server is away."""

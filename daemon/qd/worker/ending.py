@@ -43,20 +43,16 @@ class Ending:
             self.slot[W.HANDED_BACK] += int(outcome.head)
             kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
             settler.tell_back(job, outcome)
-            if kept is False:
-                self._lost(job)
+            self._unless_lost(job, kept)
         elif isinstance(outcome, Failed):
             kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
             settler.tell_failed(job, outcome)
-            if kept is False:
-                self._lost(job)
-            else:
+            if self._unless_lost(job, kept):
                 settler.copy()
         elif isinstance(outcome, Cancelled):
             kept = self.answering.surely(held, lambda job: settler.queue.ack(job, effects))
             settler.tell_cancelled(job)
-            if kept is False:
-                self._lost(job)
+            self._unless_lost(job, kept)
         elif isinstance(outcome, Lost):
             self.answering.surely(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
             self._lost(job, heard=True)
@@ -80,8 +76,13 @@ class Ending:
 
     def _ack(self, held: Held, effects: Sequence[Effect] = ()) -> None:
         self.answering.done = None
-        if self.answering.surely(held, lambda job: self.settler.queue.ack(job, effects)) is False:
-            self._lost(held.job)
+        self._unless_lost(held.job, self.answering.surely(held, lambda job: self.settler.queue.ack(job, effects)))
+
+    def _unless_lost(self, job: Reserved, kept: bool | None) -> bool:
+        """kept: what the answer was answered with."""
+        if kept is False:
+            self._lost(job)
+        return kept is not False
 
     def _lost(self, job: Reserved, *, heard: bool = False) -> None:
         """The lease is gone: somebody else has the job, or has done it. heard: listeners know."""
