@@ -22,7 +22,6 @@ from qd.bus.shared import Shared
 from qd.connectors.base import Connector, Kept, Limits, Outgoing
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
-from qd.connectors.ends import ends
 from qd.connectors.sending_only import NoJobs, SendingOnly
 from qd.errors import ConfigError
 from qd.payload import Payload, read

@@ -75,8 +75,8 @@ def _reclaimed(queue: DatabaseQueue, queues: Sequence[str], us: int) -> int:
             text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
             if queue.space.call("HDEL", cancel, row.mark):
                 text = dropped(text, row.mark)
-            count += queue.answers.put_back(row.queue, held, text, 0.0)
-        queue.answers.forget(held, row.mark)
+            count += queue.leases.put_back(row.queue, held, text, 0.0)
+        queue.leases.forget(held, row.mark)
     return count
 
 

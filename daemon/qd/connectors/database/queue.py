@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sql
 
 from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
-from qd.connectors.database.answers import Answers
 from qd.connectors.database.held import (
     bytes_of,
     member_of,
@@ -29,6 +28,7 @@ from qd.connectors.database.held import (
     text_of,
 )
 from qd.connectors.database.jobsql import JobSql
+from qd.connectors.database.leases import Leases
 from qd.connectors.database.listening import Listening, channel
 from qd.connectors.database.servers import Again
 from qd.connectors.database.singles import SingleJobs
@@ -68,7 +68,7 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.room, self.link = space, space.link
         self.sql = JobSql(self.link.server, settings.table)
-        self.taking, self.answers = Taking(self), Answers(self)
+        self.taking, self.leases = Taking(self), Leases(self)
         self._swept = time.monotonic()
         self.jobs = SingleJobs(self)
         self.listening = Listening(self.link, settings.table)
@@ -172,13 +172,13 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait(set(queues), seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.atomic(lambda: self.answers.ended(done, lambda: self.do(effects)))
+        return self.atomic(lambda: self.leases.ended(done, lambda: self.do(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         def keep() -> None:
             self.keep_failed(held.queue, held.mark, record, raw, effects)
 
-        return self.atomic(lambda: self.answers.ended(held, keep))
+        return self.atomic(lambda: self.leases.ended(held, keep))
 
     def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
         """Into the failed store, inside the transaction that takes the job away."""
@@ -204,10 +204,10 @@ class DatabaseQueue(KeyspaceQueue):
     ) -> bool:
         """Of a job that `owner` has, or had until it died."""
         mark = owners_mark(owner, member)
-        return self.atomic(lambda: self.answers.given_back(queue, owner, mark, member, text, delay, head, effects))
+        return self.atomic(lambda: self.leases.given_back(queue, owner, mark, member, text, delay, head, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        return self.atomic(lambda: self.answers.saved(held, member))
+        return self.atomic(lambda: self.leases.saved(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         for queue in queues:

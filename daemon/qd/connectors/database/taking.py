@@ -110,16 +110,16 @@ class Taking:
         if not text:
             self._away(row, mark)
         elif text != row.payload:
-            queue.answers.one(queue.sql.rewrite, holding(row), payload=text.decode())
+            queue.leases.one(queue.sql.rewrite, holding(row), payload=text.decode())
         return text
 
     def _away(self, row: Row, mark: str) -> None:
-        self.queue.answers.one(self.queue.sql.delete, holding(row))
-        self.queue.answers.forget(holding(row), mark)
+        self.queue.leases.one(self.queue.sql.delete, holding(row))
+        self.queue.leases.forget(holding(row), mark)
 
     # -- one look
 
-    def _values(self, done: Reserved | None, queues: tuple[str, ...]) -> dict[str, Any]:
+    def _values(self, queues: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {"owner": self.queue.owner}
         for n, queue in enumerate(queues):
             values[f"q{n}"] = queue
@@ -135,7 +135,7 @@ class Taking:
 
     def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
         queue = self.queue
-        values = self._values(done, queues)
+        values = self._values(queues)
         values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
         values |= {"next": mark, "lease": round(queue.settings.retry_after * SECOND)}
         values["shut"] = [n for n, name in enumerate(queues) if name in shut]
@@ -154,14 +154,14 @@ class Taking:
                 return looked
 
         def step() -> Looked:
-            acked = done is not None and queue.answers.ended(done)
+            acked = done is not None and queue.leases.ended(done)
             return self._look(queues, shut, mark, reserve=True)._replace(acked=acked)
 
         return queue.atomic(step)
 
     def _look(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> Looked:
         queue, link = self.queue, self.queue.link
-        values = self._values(None, queues)
+        values = self._values(queues)
         seen = link.execute(queue.sql.seen(len(queues)), values).all()
         us, paused = int(seen[0].us), self._names(queues, shut, [row.name for row in seen])
         if seen[0].busy:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qd.connectors.database.queue import DatabaseQueue
 
 
-class Answers:
+class Leases:
     """Of the reservations of a queue, by whoever it is: a worker its own, a keeper those of the dead."""
 
     def __init__(self, queue: DatabaseQueue) -> None:
