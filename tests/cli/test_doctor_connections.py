@@ -11,6 +11,7 @@ from qd.connectors.base import Limits
 from qd.connectors.failover import LIMITS as FAILOVER
 from qd.connectors.null import LIMITS as NULL
 from tests.support.project import MakeProject, Project
+from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.sentinel import Sentinel
 
 EACH = [("sync", SYNC), ("null", NULL), ("failover", FAILOVER)]
@@ -42,6 +43,26 @@ def test_sentinels_that_do_not_answer_are_named(project: MakeProject, sentinel: 
     for node in sentinel.nodes:
         with node.client() as client:
             client.call("CONFIG", "SET", "min-replicas-to-write", "0")
+
+
+def test_a_server_that_keeps_jobs_alone_is_asked_itself(project: MakeProject, beanstalkd: Beanstalkd) -> None:
+    """What it borrows is looked at once, under the name of the connection that it is borrowed from."""
+    shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
+    shop.config(f'[connections.tubes]\nurl = "{beanstalkd.url}"\n')
+    env = {"QD_CONNECTION": "tubes", "QD_CONTROL": "redis"}
+    assert findings(shop, "tubes", **env)["tubes.answers"] == ("ok", beanstalkd.url)
+    assert findings(shop, "redis", **env)["redis.version"][0] == "ok"
+    found = findings(shop, "tubes", **env, QD_TUBES_URL="beanstalkd://127.0.0.1:1")
+    assert found["tubes.answers"] == ("fail", "beanstalkd at 127.0.0.1:1 does not answer: Connection refused")
+    assert "tubes.version" not in found
+
+
+def test_what_only_a_person_can_mend_is_configuration(project: MakeProject) -> None:
+    shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
+    shop.config('[connections.x]\nurl = "mysql+nosuch://a/b"\n')
+    result = shop.qd("doctor", QD_CONNECTION="x")
+    assert result.returncode == 78
+    assert "-> `qd work` leaves with 78 until then" in result.stdout
 
 
 def findings(shop: Project, name: str, **env: str) -> dict[str, tuple[str, str]]:

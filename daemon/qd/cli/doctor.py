@@ -30,8 +30,8 @@ from qd.cli.checks import (
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.connectors.manager import MEMORIES, cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
-from qd.errors import ConfigError, QdError
-from qd.options.kinds import BARE
+from qd.errors import ConfigError, NeedsMending, QdError
+from qd.options.kinds import BARE, DRIVERS
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from qd.store.hosts import Master
     from qd.store.keyspace import KeyspaceStore
 
+AT_START = "`qd work` leaves with 78 until then"
 PATIENCE = 2.0  # seconds for a connection, and for each answer
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FILE = click.Path(path_type=Path)
@@ -110,6 +111,8 @@ def stopped(name: str, error: QdError) -> Finding:
     if "NOPERM" in str(error):
         way = "run qd doctor with the url of a worker or an operator"
         return warn(f"{name}.reports", f"this user may not read what stands there: {error}", way)
+    if isinstance(error, ConfigError | NeedsMending):
+        return fail(f"{name}.refused", error, AT_START, Exit.CONFIG)
     return fail(f"{name}.lost", error, "see its log, and try again", Exit.UNAVAILABLE)
 
 
@@ -129,8 +132,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     masters_of = list[tuple[str, Wire]]()
     for where, wire in wires:
         facts = server.facts_of(wire)
-        yield from server.check(wire, where, facts, clustered=wire is not store.space)
-        yield from sentinels.check(wire, where)
+        if not borrows(name, settings):
+            yield from server.check(wire, where, facts, clustered=wire is not store.space)
+            yield from sentinels.check(wire, where)
         if facts.get("role", "master") == "master":
             masters_of.append((where, wire))
     state = reported(settings)
@@ -148,8 +152,13 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
 
 
 def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Finding]:
-    """Whether it can be used at all; and of a database how well."""
+    """Whether it can be used at all; and of a database how well. One that borrows the keyspace of the control connection is
+    looked at itself: what it borrows is told as that connection's."""
     at, space = settings.connections[name], cast("DatabaseSpace", store.space)
+    if borrows(name, settings):
+        if at.driver in DRIVERS:  # only the app opens one of its own
+            yield server.takes(common.queue(settings, name), at)
+        return
     lacks = list(database.tables(space, at)) if at.driver == "database" else []
     if any(finding.sign == "fail" for finding in lacks):
         yield from lacks
@@ -170,7 +179,12 @@ def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding
 
 def what_waits(name: str, settings: Settings) -> str:
     """Of what the payloads that can be looked at are."""
-    return "its outbox" if settings.connections[name].driver not in MEMORIES else "it"
+    return "its outbox" if borrows(name, settings) else "it"
+
+
+def borrows(name: str, settings: Settings) -> bool:
+    """It keeps jobs and nothing else."""
+    return settings.connections[name].driver not in MEMORIES
 
 
 def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
@@ -181,7 +195,7 @@ def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Find
         for hint in what_is_odd(settings, name, queues):
             yield warn(f"{name}.queues", hint, "docs/sqs.md says what a dead-letter queue means here")
     except ConfigError as error:
-        yield fail(f"{name}.queues", error, "`qd work` leaves with 78 until then", Exit.CONFIG)
+        yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
 
 
 def reported(settings: Settings) -> State | None:

@@ -18,6 +18,7 @@ from qd.cli.output import count
 from qd.config import Settings
 from qd.connectors.manager import check_url
 from qd.errors import QdError
+from qd.options.kinds import WITH_KEYSPACE
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -123,10 +124,18 @@ def check_urls(project: Project) -> Iterator[Finding]:
 
 
 def connections(project: Project) -> dict[str, Settings]:
-    """The connections that this project works on or is steered by, each with settings that name it."""
+    """The connections that this project works on or is steered by, each with settings that name it. Of the one that is asked
+    for also where its pauses, locks and failed jobs stand, when it keeps none itself."""
     used = dict[str, Settings]()
     for found in project.pools.values():
         for name in (found.work.connection, found.default, found.control):
             used.setdefault(name, found)
     asked = common.given().connection
-    return {name: found for name, found in used.items() if asked in (None, name) and name not in project.unusable}
+    if asked is not None:
+        used = {name: found for name, found in used.items() if name in with_home(asked, found)}
+    return {name: found for name, found in used.items() if name not in project.unusable}
+
+
+def with_home(name: str, settings: Settings) -> tuple[str, ...]:
+    at = settings.connections.get(name)
+    return (name,) if at is None or at.driver in WITH_KEYSPACE else (name, settings.control)

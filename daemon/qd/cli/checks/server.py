@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.config import ConnectionSettings
+from qd.connectors.base import Queue
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.redis.wire import Wire
-from qd.errors import ConnectionLost, ServerRefused, WrongPassword
+from qd.errors import ConnectionLost, NeedsMending, ServerRefused, WrongPassword
+from qd.masks import mask_url
 from qd.process.exits import Exit
 from qd.units import size_text
 
@@ -37,6 +40,22 @@ def answers(space: Keyspace, where: str) -> Finding:
             what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", Exit.UNAVAILABLE
         )
     return ok(what, space.place)
+
+
+def takes(queue: Queue, at: ConnectionSettings) -> Finding:
+    """The same of a server that keeps jobs and nothing else. Raises what only a person can mend, but for this queue's."""
+    what = f"{at.name}.answers"
+    try:
+        queue.sizes(at.queue)
+    except ServerRefused:
+        pass  # of this queue, and that is told with the others
+    except ConnectionLost as error:
+        if isinstance(error, NeedsMending):
+            raise
+        return fail(
+            what, error, f"start it, or mend the url; `qd config show` tells where {at.name} points to", Exit.UNAVAILABLE
+        )
+    return ok(what, mask_url(at.url or at.driver))
 
 
 def wires_of(space: Keyspace, name: str) -> Iterator[tuple[str, Wire]]:
