@@ -66,6 +66,21 @@ def test_jobs_go_on_to_the_next_server_and_are_worked_on_there(shop: Project, se
     assert len(witness.starting("quick")) == 3
 
 
+def test_status_shows_what_it_can_where_one_part_is_away(shop: Project, second: Server) -> None:
+    text = (shop.root / "qd.toml").read_text()
+    (shop.root / "qd.toml").write_text(text.replace(shop.url, "redis://127.0.0.1:1/0"))
+    away = shop.quick("status")
+    assert (away.exit_code, away.stdout) == (69, "")  # the first part is the control connection
+    (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace("[qd]", '[qd]\ncontrol = "second"'))
+    done = shop.quick("status", "--json")
+    said = json.loads(done.stdout)
+    assert (done.exit_code, [line["connection"] for line in said["queues"]]) == (69, ["second"])
+    assert "connection refused" in said["away"]["first"]
+    assert "nothing is known of the queues of connection first: Redis at 127.0.0.1:1/0" in done.stderr
+    health = shop.quick("health")
+    assert (health.exit_code, health.stdout) == (69, "")
+
+
 def test_what_is_well_goes_to_the_first(shop: Project, redis: Client) -> None:
     assert shop.python(SENDS).stdout == ""
     assert redis.call("LLEN", "queues:default") == 3

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qd.cli import common, output
+from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from qd.cli.reasons import Limits, Reason
@@ -58,6 +59,8 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
     common.given().patience, common.given().only_looks = PATIENCE, True
     found = common.settings()
     state = narrowed(looked(found, search=False, also=queues), queues)
+    if state.away:  # nobody can say whether what stands there is well
+        raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))
     if common.given().json:
         output.document(document(state, why))

@@ -12,6 +12,7 @@ from qd.cli import common, output
 from qd.cli.notes import by_whom
 from qd.cli.reasons import hung, named
 from qd.cli.state import Line, State, looked
+from qd.process.exits import Exit
 from qd.store import hosts, schedule
 
 CRASHES_TOLD = 8  # so many a report tells at most
@@ -19,15 +20,27 @@ CRASHES_TOLD = 8  # so many a report tells at most
 
 @click.command()
 @common.options
-def status() -> None:
+def status() -> int:
     """Show masters, workers, queues, and what is paused.
 
     A master reports once a second; one that has not for 10 s is shown as silent.
+    Where a connection is away that is not the control connection, its queues are missing: exit 69.
     """
     common.given().only_looks = True
     state = looked(common.settings())
     if common.given().json:
-        return output.document(document(state))
+        output.document(document(state))
+    else:
+        say(state)
+    for name, why in state.away.items():
+        output.note(f"qd: nothing is known of the queues of connection {name}: {why}")
+    return Exit.UNAVAILABLE if state.away else Exit.OK
+
+
+# -- for people
+
+
+def say(state: State) -> None:
     say_down(state)
     say_paused_entries(state)
     say_masters(state)
@@ -36,9 +49,6 @@ def status() -> None:
     say_queues(state)
     for line in warnings(state):
         output.say(f"warn: {line}")
-
-
-# -- for people
 
 
 def say_down(state: State) -> None:
@@ -182,6 +192,7 @@ def document(state: State) -> dict[str, Any]:
         "masters": [master_document(master, state.now) for master in state.masters],
         "queues": [queue_document(line) for line in state.queues],
         "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
+        "away": state.away,
     }
 
 

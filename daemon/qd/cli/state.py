@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qd.cli import common
 from qd.connectors.keyspace import keys
+from qd.errors import ConnectionLost
 from qd.store import hosts, schedule, stamps
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Line:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock)."""
+    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock). away: connections whose server did
+    not answer, each with what is wrong: their queues are missing."""
 
     now: float
     down: stamps.Down | None
@@ -42,20 +44,26 @@ class State:
     masters: list[hosts.Master]
     queues: list[Line]
     paused_entries: dict[str, stamps.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
+    away: dict[str, str] = field(default_factory=dict)
 
 
 def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
-    """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost."""
+    """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost: the
+    control connection is away."""
     store = common.store(found, found.control)
     masters, now = hosts.masters(store), store.now()
     if common.given().connection:
         asked = common.places(found)
         masters = [master for master in masters if master.connection in asked]
-    first, *others = places(found, masters)
-    queues = lines(found, first, masters, now, search=search, also=also)
-    queues += [line for name in others for line in lines(found, name, masters, now, search=search)]
+    queues, away = list[Line](), dict[str, str]()
+    for place in places(found, masters):
+        try:
+            queues += lines(found, place, masters, now, search=search, also=also)
+        except ConnectionLost as error:
+            away[place] = str(error)
+        also = ()
     paused_entries = schedule.paused(store, now)
-    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues, paused_entries)
+    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues, paused_entries, away)
 
 
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
