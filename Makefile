@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo test faults soak check static format lint types floors bench clean
+.PHONY: demo test compiled collected faults soak check static format lint types floors bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -28,10 +28,16 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
-# Compiled once: the processes that tests start write no bytecode, and each would read all of qd as text.
-test: $(STAMP)
-	@$(BIN)/python -m compileall -q daemon tests/support
+test: compiled
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+# Once, and not in each of the processes that tests start: those write no bytecode.
+compiled: $(STAMP)
+	@$(BIN)/python -m compileall -q daemon tests/support
+
+# On a fresh checkout: what pytest makes of the tests before it runs them, once and not in each process of tests.
+collected: compiled
+	-@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
 faults: $(STAMP)
 	@$(BIN)/python -m pytest -m "fault and not slow" --reliability=docs/reliability.md $(ARGS)
