@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qd.cli.checks import server
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.errors import ConfigError, ConnectionLost
+from qd.errors import ConfigError, ConnectionLost, NeedsMending
 from qd.process.exits import Exit
 from qd.units import size_text
 
@@ -31,6 +31,18 @@ def tables(space: DatabaseSpace, at: ConnectionSettings) -> Iterator[Finding]:
         return
     else:
         yield ok(f"{at.name}.tables", f"qd's and '{at.table}' are there")
+        if space.link.kind != "sqlite":
+            yield rights(space.link, at)
+
+
+def rights(link: Link, at: ConnectionSettings) -> Finding:
+    from qd.connectors.database.rights import check
+
+    try:
+        check(link, at.table)
+    except NeedsMending as error:
+        return fail(f"{at.name}.rights", error, "docs/database.md, Users and rights, has the GRANTs", Exit.CONFIG)
+    return ok(f"{at.name}.rights", "its user may do all that workers do")
 
 
 def check_server(space: DatabaseSpace, where: str) -> Iterator[Finding]:

@@ -28,7 +28,8 @@ clock = time.time
 
 
 def answers(space: Keyspace, where: str) -> Finding:
-    """Whether it can be reached with this user and password. A fail: ask it nothing more."""
+    """Whether it can be reached with this user and password. A fail: ask it nothing more. Raises what else only a person
+    can mend."""
     what = f"{where}.answers"
     try:
         space.call("PING")
@@ -36,6 +37,8 @@ def answers(space: Keyspace, where: str) -> Finding:
         if "NOPERM" not in str(error):
             return fail(what, error, "write the right user and password into the url", Exit.UNAVAILABLE)
     except (ConnectionLost, ServerRefused) as error:
+        if isinstance(error, NeedsMending):
+            raise
         return fail(
             what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", Exit.UNAVAILABLE
         )
@@ -53,7 +56,10 @@ def takes(queue: Queue, at: ConnectionSettings) -> Finding:
         if isinstance(error, NeedsMending):
             raise
         return fail(
-            what, error, f"start it, or mend the url; `qd config show` tells where {at.name} points to", Exit.UNAVAILABLE
+            what,
+            error,
+            f"start it, or mend the url; `qd config show` tells where {at.name} points to",
+            Exit.UNAVAILABLE,
         )
     return ok(what, mask_url(at.url or at.driver))
 

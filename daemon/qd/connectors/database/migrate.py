@@ -118,6 +118,7 @@ def check(link: Link, jobs_table: str) -> None:
     needed = (*tables.ours.sorted_tables, tables.jobs(jobs_table), jobtables.reservations(jobs_table))
     lacks = [table.name for table in needed if table.name not in there]
     if lacks:
-        raise ConfigError(f"the database at {link.place} has no table {', '.join(lacks)}: run `qd migrate`")
+        seen = "" if found is None else ", or none that its user may see"
+        raise ConfigError(f"the database at {link.place} has no table {', '.join(lacks)}{seen}: run `qd migrate`")
     if found is None or found < tables.VERSION:
         raise ConfigError(f"the tables of qd at {link.place} are of version {found or 0}: run `qd migrate`")

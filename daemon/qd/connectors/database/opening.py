@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from qd.connectors.database import rights
 from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
@@ -12,7 +13,7 @@ from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import check
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keyspace.queue import bounds_of
-from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
@@ -27,12 +28,13 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Dat
 
 
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
-    """Whether the tables are there: nothing is odd, or it raises ConfigError. A server that is away, or too busy, is waited
-    for by those who work. It loads what workers will need, before they are forked."""
+    """Whether the tables are there and may be used: nothing is odd, or it raises ConfigError. A server that is away, or too
+    busy, is waited for by those who work. It loads what workers will need, before they are forked."""
     link = Link(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
     try:
         check(link, at.table)
-    except WrongPassword as error:
+        rights.check(link, at.table)
+    except NeedsMending as error:
         raise ConfigError(str(error)) from None
     except (ConnectionLost, ServerRefused):
         pass

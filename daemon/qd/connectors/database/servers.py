@@ -37,6 +37,10 @@ class MissingTable(NeedsMending, ServerBusy):
     """A table of qd's or of the queue is not there: nobody has run `qd migrate`."""
 
 
+class NoRight(NeedsMending, ServerRefused):
+    """The user is known, and may not do this: on a table, a column, a sequence."""
+
+
 class Again(ServerBusy):
     """A deadlock, or two transactions in one another's way: nothing was done, and it is to be run again."""
 
@@ -129,7 +133,7 @@ class Postgres(Server):
         if state is None:
             return password_or(ConnectionLost, str(error)) if is_operational(error) else None
         exact = {"42P01": MissingTable, "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
-                 "25006": ServerBusy, "42501": WrongPassword, "57P03": ServerBusy, "3D000": Unreachable}  # fmt: skip
+                 "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": Unreachable}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
         return exact.get(state) or classes.get(state[:2])
 
@@ -166,7 +170,8 @@ class MySql(Server):
             ({1213, 1020}, Again),
             ({1146}, MissingTable),
             ({1205, 1040, 1203, 1226, 1290, 1836, 1792, 1021, 1114, 1030, 1969, 3024}, ServerBusy),
-            ({1044, 1045, 1142, 1143, 1227, 1698, 2059}, WrongPassword),
+            ({1142, 1143, 1227, 1370}, NoRight),
+            ({1044, 1045, 1698, 2059}, WrongPassword),
             ({2002, 2003, 2005, 1049}, Unreachable),
             ({0, 2006, 2013, 2014, 2055, 1053, 1927, 4031, 1158, 1159, 1160, 1161}, ConnectionLost),
         ]
@@ -264,6 +269,10 @@ def told(kind: type[QdError] | None, place: str, error: object) -> QdError:
         return Unreachable(f"the database at {place} does not answer: {said}")
     if kind is WrongPassword:
         return WrongPassword(f"the database at {place} refuses this user or password: {said}")
+    if kind is NoRight:
+        return NoRight(
+            f"the user of the database at {place} lacks a right (docs/database.md, Users and rights): {said}"
+        )
     if kind is None:
         return ServerRefused(f"the database at {place} refuses: {said}")
     if kind is ConnectionLost:
