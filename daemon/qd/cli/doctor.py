@@ -31,7 +31,7 @@ from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.connectors.manager import MEMORIES, cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, NeedsMending, QdError
-from qd.options.kinds import BARE, DRIVERS
+from qd.options.kinds import BARE
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
     looked at itself: what it borrows is told as that connection's."""
     at, space = settings.connections[name], cast("DatabaseSpace", store.space)
     if borrows(name, settings):
-        if at.driver in DRIVERS:  # only the app opens one of its own
-            yield server.takes(common.queue(settings, name), at)
+        yield server.takes(common.queue(settings, name), at)
         return
     lacks = list(database.tables(space, at)) if at.driver == "database" else []
     if any(finding.sign == "fail" for finding in lacks):

@@ -8,7 +8,7 @@ from typing import Any
 
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.config import ConnectionSettings
-from qd.connectors.base import Queue
+from qd.connectors.base import Connector
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, NeedsMending, ServerRefused, WrongPassword
@@ -45,7 +45,7 @@ def answers(space: Keyspace, where: str) -> Finding:
     return ok(what, space.place)
 
 
-def takes(queue: Queue, at: ConnectionSettings) -> Finding:
+def takes(queue: Connector, at: ConnectionSettings) -> Finding:
     """The same of a server that keeps jobs and nothing else. Raises what only a person can mend, but for this queue's."""
     what = f"{at.name}.answers"
     try:
