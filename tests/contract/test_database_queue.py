@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -302,6 +304,45 @@ def test_what_is_no_job_is_kept_as_it_was_and_holds_nothing_up(queue, table):
     assert (queue.sizes("a").failed, len(table.rows())) == (3, 1)
 
 
+STRANGE = {  # text that only another program can have written
+    "sqlite": "CAST(x'7b22c3286a' AS TEXT)",
+    "mysql": """CONCAT('{"job":"t', CHAR(0), '"}')""",
+    "postgresql": """'{"job'""",
+}
+
+
+def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_died(queue, table):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    take(queue)
+    table.do(f"UPDATE jobs SET payload = {STRANGE[table.link.kind]} WHERE reserved_at IS NOT NULL")
+    if table.link.kind == "sqlite":  # its columns take anything
+        table.do("UPDATE jobs SET attempts = 'x', payload = CAST(payload AS BLOB) WHERE reserved_at IS NULL")
+    table.do("UPDATE qd_reserved SET leased_until = 1")
+    queue.push("a", job(3))
+    assert beat(queue, slots=()).reclaimed == 1
+    assert ids(queue) == ["id2", "id3"]
+    assert queue.sizes("a").failed == 1
+
+
+def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
+    link = Link(url)
+    schema = {"sqlite": "main", "postgresql": "public", "mysql": link.url.database}[link.kind]
+    at = ConnectionSettings(name="db", driver="database", url=url, table=f"{schema}.work")
+    assert {f"made table {schema}.work", f"made table {schema}.qd_reserved_work"} <= set(migrate(link, at.table))
+    assert migrate(link, at.table) == []
+    with closing(DatabaseQueue(at, open_space(at, "", 20.0), token=TOKEN, slot=1)) as queue:
+        queue.push("a", job(1))
+        assert ids(queue) == ["id1"]
+    for name in ("work", "qd_reserved_work"):
+        link.say(f"DROP TABLE {name}").close()
+    link.close()
+
+
+def test_a_name_that_is_no_text_is_refused(queue):
+    with pytest.raises(ServerRefused, match="keeps text"):
+        queue.push("\udcff", job(1))
+
+
 @pytest.mark.parametrize("raw", [b"\xff{}", b'{"job":"\x00"}'])
 def test_what_a_column_of_text_cannot_keep_is_refused(queue, table, raw):
     with pytest.raises(ServerRefused, match="cannot stand in a table of jobs"):
@@ -385,6 +426,36 @@ def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, tabl
     assert (queue.sizes("a").ready, queue.sizes("a").delayed) == (4, 1)
     sent.app.queue("a").push("x", {"n": 1})  # outside of it again
     assert queue.sizes("a").ready == 5
+
+
+def test_what_is_sent_inside_a_savepoint_goes_with_it(sent, queue):
+    plain, single = (sent.app.call(name, b'{"n":1}').using(queue="a") for name in ("plain", "t"))
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        plain.dispatch()
+        with suppress(KeyError), session.begin_nested():
+            assert [plain.dispatch(), single.dispatch()]
+            raise KeyError
+        assert single.dispatch().id
+    assert queue.sizes("a").ready == 2
+
+
+def test_threads_that_send_in_one_transaction_do_it_one_after_the_other(sent, queue):
+    async def send() -> None:
+        calls = [sent.app.call("t", b'{"n":%d}' % n).using(queue="a") for n in range(20)]
+        await asyncio.gather(*(call.adispatch() for call in calls))
+
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        asyncio.run(send())
+    assert queue.sizes("a").ready == 20
+
+
+def test_a_step_in_a_transaction_sees_what_has_come_since_it_began(sent):
+    single = sent.app.call("t", b'{"n":2}').using(queue="a")
+    with Session(sent.engine) as session, session.begin():
+        session.execute(sql.text("SELECT name FROM qd_names")).all()  # MySQL reads as of now until the end
+        outside = single.dispatch().id
+        with sent.app.transaction(session):
+            assert single.dispatch().id == outside
 
 
 def test_a_transaction_of_another_database_is_refused(sent, table):

@@ -8,6 +8,7 @@ noted, so that an answer for an older text is told from one for this.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qd.connectors.base import Reserved, reserved_of
@@ -63,14 +64,32 @@ def text_of(payload: bytes) -> str:
     return text
 
 
-def bytes_of(payload: str | bytes) -> bytes:
-    """SQLite keeps what it was given."""
-    return payload.encode() if isinstance(payload, str) else bytes(payload)
+def may_stand(payload: bytes) -> bool:
+    """Whether text_of takes it."""
+    try:
+        return bool(text_of(payload))
+    except ServerRefused:
+        return False
 
 
-def row_of(queue: str, payload: bytes, due: int, now: int) -> dict[str, Any]:
-    """What is inserted for a payload; unix seconds."""
-    return {"queue": queue, "payload": text_of(payload), "attempts": spent(payload), "due": due, "now": now}
+def bytes_of(payload: Any) -> bytes:
+    """What stands in the column. SQLite keeps what it was given: bytes, a number, text that is not UTF-8."""
+    return payload if isinstance(payload, bytes) else str(payload).encode("utf-8", "surrogateescape")
+
+
+def column_of(payload: bytes) -> str | bytes:
+    """What was taken out of the column, as it goes back there."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return payload
+
+
+def row_of(
+    queue: str, payload: bytes, due: int, now: int, text: Callable[[bytes], str | bytes] = text_of
+) -> dict[str, Any]:
+    """What is inserted for a payload; unix seconds. text: how it stands in the column."""
+    return {"queue": queue, "payload": text(payload), "attempts": spent(payload), "due": due, "now": now}
 
 
 def spliced(payload: bytes, base: str, attempts: int) -> Spliced | None:

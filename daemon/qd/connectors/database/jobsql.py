@@ -21,8 +21,9 @@ class JobSql:
     def __init__(self, server: Server, table: str) -> None:
         self.kind = server.kind
         quote = "`" if self.kind == "mysql" else '"'
-        self.jobs = ".".join(f"{quote}{part}{quote}" for part in table.split("."))
-        self.ours = f"{quote}{reservations_of(table)}{quote}"
+        self.jobs, self.ours = (
+            ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
+        )
         self.clock = f"(SELECT {server.clock} AS us) c"
         self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
         self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
@@ -195,8 +196,9 @@ class JobSql:
     @cached_property
     def next_ready(self) -> sql.TextClause:
         """now: unix seconds."""
+        attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
         return sql.text(
-            f"SELECT id, payload, attempts FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
+            f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
             f" AND available_at <= :now AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
         )
 
@@ -288,6 +290,6 @@ HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
 
 
 def reservations_of(table: str) -> str:
-    """The name of the table of reservations beside a table of jobs."""
-    name = table.rpartition(".")[2]
-    return "qd_reserved" if name == "jobs" else f"qd_reserved_{name}"
+    """The name of the table of reservations beside a table of jobs, in the same schema."""
+    schema, dot, name = table.rpartition(".")
+    return schema + dot + ("qd_reserved" if name == "jobs" else f"qd_reserved_{name}")

@@ -16,10 +16,10 @@ def exact(length: int) -> sql.types.TypeEngine[str]:
 
 
 def reservations(table: str) -> sql.Table:
-    name = reservations_of(table)
+    schema, _, name = reservations_of(table).rpartition(".")
     return sql.Table(
         name,
-        sql.MetaData(),
+        sql.MetaData(schema=schema or None),
         sql.Column("job_id", ID, primary_key=True, autoincrement=False),
         sql.Column("queue", sql.String(255), nullable=False),
         sql.Column("owner", exact(100), nullable=False),  # <master token>/<slot>

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,24 +29,43 @@ WHERE = {  # one row that says which database of which server this is, whatever 
     "mysql": "SELECT DATABASE(), @@hostname, @@port, @@datadir",
     "sqlite": "SELECT file FROM pragma_database_list WHERE name = 'main'",
 }
+PART = 2  # the depth of what is no transaction of its own, whatever it does
 _places: WeakKeyDictionary[sql.Engine, tuple[object, ...]] = WeakKeyDictionary()
 
 
 class Joined(Link):
-    """link: our own, to the same database."""
+    """link: our own, to the same database. session: it is asked for its connection each time, for it may be inside of a
+    savepoint by then. Several threads may send at once (`adispatch`): one step after the other."""
 
-    def __init__(self, link: Link, connection: sql.Connection) -> None:
+    def __init__(self, link: Link, session: Any) -> None:
         super().__init__(
             link.url.render_as_string(hide_password=False), connect_timeout=link.connect_timeout, timeout=link.timeout
         )
-        self.depth, self._connection = 1, connection  # it is a part of a transaction, whatever it does
-        if self.kind == "sqlite":
-            driven: Any = connection.connection.dbapi_connection
-            driven.create_function("qd_clock", 0, unix_us)
+        self.depth = PART
+        self._session, self._turn = session, RLock()
+        self._clocked: Any = None  # the driver's connection that knows the clock
 
     def _ready(self) -> sql.Connection:
-        assert self._connection is not None
-        return self._connection
+        connection = connection_of(self._session)
+        driven: Any = connection.connection.dbapi_connection
+        if self.kind == "sqlite" and driven is not self._clocked:
+            driven.create_function("qd_clock", 0, unix_us)
+            self._clocked = driven
+        return connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._turn:
+            self.broken = False
+            yield
+
+    def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
+        """MySQL's own transactions read what stood there when they began; a step is to read what stands there now, which a
+        read that locks does."""
+        if self.kind == "mysql" and isinstance(statement, sql.Select):
+            statement = statement.with_for_update(read=True)
+        with self._turn:
+            return super().execute(statement, values)
 
     def _answered(self) -> None: ...
 
@@ -66,7 +86,7 @@ def joined(connections: Connections, session: Any, name: str | None) -> Iterator
             " transaction there; `using(after_commit=True)` sends after it"
         )
     same_place(queue, connection)
-    with connections.lent(queue.settings.name, inside(queue, connection)):
+    with connections.lent(queue.settings.name, inside(queue, session)):
         yield
 
 
@@ -93,7 +113,7 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
         )
 
 
-def inside(queue: DatabaseQueue, connection: sql.Connection) -> Connector:
+def inside(queue: DatabaseQueue, session: Any) -> Connector:
     """The same queue, in that transaction."""
-    link, at = Joined(queue.link, connection), queue.settings
+    link, at = Joined(queue.link, session), queue.settings
     return DatabaseQueue(at, DatabaseSpace(link, JobRows(JobSql(link.server, at.table), at.table), prefix=at.prefix))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sql
 
 from qd.connectors.base import Reserved
-from qd.connectors.database.held import Holding, base_of, dropped, sum_of, text_of
+from qd.connectors.database.held import Holding, base_of, column_of, dropped, sum_of, text_of
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
 
@@ -67,7 +67,7 @@ class Leases:
 
     def put_back(self, queue: str, found: Holding, text: bytes, delay: float, *, head: bool = False) -> bool:
         """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
-        row = self.queue.row(queue, text, self.queue.now_us(), delay)
+        row = self.queue.row(queue, text, self.queue.now_us(), delay, column_of)
         if delay <= 0 and not head:
             if self.one(self.sql.delete, found):
                 self.link.execute(self.sql.insert, row).close()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import sqlalchemy as sql
@@ -19,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
 from qd.connectors.patience import Patience
-from qd.errors import ConfigError, ConnectionLost, QdError, Unreachable
+from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
 from qd.process.descriptors import ready_of
 
 NAMED = 60.0  # seconds that finding the address of a name may take
@@ -112,12 +113,16 @@ class Link(Patience):
     def dialect(self) -> sql.Dialect:
         return self._ready().dialect
 
-    def tables(self) -> set[str]:
-        """The names of those that are there."""
-        return set(self._inspected(lambda found: found.get_table_names()))
+    def lacks(self, tables: Iterable[sql.Table]) -> list[sql.Table]:
+        """Those that are not there."""
+        asked = list(tables)
+        schemas = {each.schema for each in asked}
+        there = {name: self._inspected(partial(names_in, schema=name)) for name in schemas}
+        return [each for each in asked if each.name not in there[each.schema]]
 
-    def indexes(self, table: str) -> set[str]:
-        return {str(index["name"]) for index in self._inspected(lambda found: found.get_indexes(table))}
+    def indexes(self, table: sql.Table) -> set[str]:
+        found = self._inspected(lambda found: found.get_indexes(table.name, table.schema))
+        return {str(index["name"]) for index in found}
 
     def _inspected(self, ask: Callable[[sql.Inspector], Any]) -> Any:
         connection = self._ready()
@@ -148,6 +153,8 @@ class Link(Patience):
 
     def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
         """Raises the error as one of ours."""
+        if isinstance(error, UnicodeEncodeError):  # nothing was sent
+            raise ServerRefused(f"the database at {self.place} keeps text: {error}") from None
         if not isinstance(error, sql.exc.SQLAlchemyError):
             self.close()
             raise error
@@ -245,6 +252,10 @@ class Link(Patience):
             connection.invalidate()  # closes the driver's connection without asking the server for anything
         with suppress(Exception):
             connection.close()
+
+
+def names_in(found: sql.Inspector, schema: str | None) -> list[str]:
+    return found.get_table_names(schema)
 
 
 def place_of(url: sql.URL) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
@@ -39,33 +40,28 @@ def migrate(link: Link, jobs_table: str, *, dry: bool = False) -> list[str]:
         found = missing(link, jobs_table)
         for name, text in found.items():
             made(link, name, text)
-    filled(link)
+        filled(link)
     return [f"made {name}" for name in found]
 
 
 def missing(link: Link, jobs_table: str) -> dict[str, str]:
     """What is not there ("table qd_names") -> the statement that makes it. Of Laravel's tables only whole ones: it may
     have indexes of its own there."""
-    there, found = link.tables(), dict[str, str]()
-    for table in [*tables.ours.sorted_tables, *tables.laravels(jobs_table)]:
-        if table.name not in there:
-            found[f"table {table.name}"] = written(link, CreateTable(table, if_not_exists=True))
-        has = link.indexes(table.name) if table.name in there and table.metadata is tables.ours else set[str]()
-        if table.name not in there or table.metadata is tables.ours:
-            new = [index for index in table.indexes if index.name not in has]
-            found |= {f"index {index.name}": written(link, CreateIndex(index)) for index in new}
-    return found | beside(link, jobs_table, there)
+    ours, theirs = [*tables.ours.sorted_tables, jobtables.reservations(jobs_table)], tables.laravels(jobs_table)
+    lacks, found = {table.fullname for table in link.lacks([*ours, *theirs])}, dict[str, str]()
+    for table in [*ours, *theirs]:
+        if table.fullname in lacks:
+            found[f"table {table.fullname}"] = written(link, CreateTable(table, if_not_exists=True))
+        if table.fullname in lacks or table in ours:
+            found |= lacking(link, table, table.indexes, lacks)
+    jobs = theirs[0]
+    return found | lacking(link, jobs, jobtables.indexes(link.kind, jobs_table), lacks)
 
 
-def beside(link: Link, jobs_table: str, there: set[str]) -> dict[str, str]:
-    """Of what stands beside the table of jobs: reservations of ours, and our indexes on it."""
-    table, found = jobtables.reservations(jobs_table), dict[str, str]()
-    if table.name not in there:
-        found[f"table {table.name}"] = written(link, CreateTable(table, if_not_exists=True))
-        found |= {f"index {index.name}": written(link, CreateIndex(index)) for index in table.indexes}
-    has = link.indexes(jobs_table) if jobs_table in there else set[str]()
-    new = [index for index in jobtables.indexes(link.kind, jobs_table) if index.name not in has]
-    return found | {f"index {index.name}": written(link, CreateIndex(index)) for index in new}
+def lacking(link: Link, table: sql.Table, wanted: Iterable[sql.Index], lacks: set[str]) -> dict[str, str]:
+    """The indexes of a table that are not there. lacks: the tables that are not."""
+    has = set[str]() if table.fullname in lacks else link.indexes(table)
+    return {f"index {index.name}": written(link, CreateIndex(index)) for index in wanted if index.name not in has}
 
 
 def written(link: Link, made_of: ExecutableDDLElement) -> str:
@@ -83,14 +79,14 @@ def made(link: Link, name: str, text: str) -> None:
 
 
 def filled(link: Link) -> None:
-    """The rows that are always there."""
-    with link.transaction():
-        have = set(link.execute(sql.select(tables.locks.c.bucket)).scalars())
-        new = [{"bucket": number} for number in range(BUCKETS) if number not in have]
-        if new and link.kind == "mysql":
-            link.execute(tables.locks.insert().prefix_with("IGNORE"), new)
-        if link.execute(sql.select(tables.schema.c.version)).first() is None:
-            link.execute(tables.schema.insert(), [{"id": 1, "version": tables.VERSION}])
+    """The rows that are always there. Another may write them at the same moment."""
+    have = set(link.execute(sql.select(tables.locks.c.bucket)).scalars())
+    new = [{"bucket": number} for number in range(BUCKETS) if number not in have]
+    if new and link.kind == "mysql":
+        link.execute(tables.locks.insert().prefix_with("IGNORE"), new)
+    if link.execute(sql.select(tables.schema.c.version)).first() is None:
+        first = tables.schema.insert().prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+        link.execute(first, [{"id": 1, "version": tables.VERSION}])
 
 
 def version_of(link: Link) -> int | None:
@@ -114,9 +110,8 @@ def check(link: Link, jobs_table: str) -> None:
     """Raises ConfigError naming `qd migrate` where a table is missing or of an older qd."""
     found = version_of(link)
     check_version(found)
-    there = link.tables()
     needed = (*tables.ours.sorted_tables, tables.jobs(jobs_table), jobtables.reservations(jobs_table))
-    lacks = [table.name for table in needed if table.name not in there]
+    lacks = [table.fullname for table in link.lacks(needed)]
     if lacks:
         seen = "" if found is None else ", or none that its user may see"
         raise ConfigError(f"the database at {link.place} has no table {', '.join(lacks)}{seen}: run `qd migrate`")

@@ -146,9 +146,11 @@ class DatabaseQueue(KeyspaceQueue):
 
         self.atomic(insert)
 
-    def row(self, queue: str, payload: bytes, us: int, delay: float) -> dict[str, Any]:
+    def row(
+        self, queue: str, payload: bytes, us: int, delay: float, text: Callable[[bytes], str | bytes] = text_of
+    ) -> dict[str, Any]:
         """What is inserted for a payload that is due `delay` seconds after `us`."""
-        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND)
+        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND, text)
 
     def now_us(self) -> int:
         return int(self.link.execute(self.sql.now).scalar_one())

@@ -98,7 +98,11 @@ class Postgres(Server):
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
-        return {"connect_timeout": max(1, round(connect)), "application_name": title[:63] or "qd"}
+        return {
+            "connect_timeout": max(1, round(connect)),
+            "application_name": title[:63] or "qd",
+            "client_encoding": "utf8",
+        }
 
     def greeting(self, answer: float) -> list[str]:
         limit = max(1, round(answer * 1000))
@@ -191,6 +195,7 @@ class Sqlite(Server):
     def connect(self, *args: Any, **options: Any) -> Any:
         made = sqlite3.connect(*args, **options)
         made.create_function("qd_clock", 0, unix_us)
+        made.text_factory = any_text
         return made
 
     def greeting(self, answer: float) -> list[str]:
@@ -221,6 +226,11 @@ def password_or(other: type[QdError], said: str) -> type[QdError]:
     if "authentication" in said or 'role "' in said or "no pg_hba.conf entry" in said or "permission denied" in said:
         return WrongPassword
     return ServerBusy if "too many" in said or "starting up" in said or "remaining connection slots" in said else other
+
+
+def any_text(raw: bytes) -> str:
+    """Of SQLite: any program may have written bytes there that are not UTF-8."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def unix_us() -> int:

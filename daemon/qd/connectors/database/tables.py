@@ -81,10 +81,11 @@ schema = sql.Table(
 
 
 def jobs(name: str) -> sql.Table:
-    """Laravel's table of jobs, under the name that it has here."""
+    """Laravel's table of jobs, under the name that it has here: of another schema where that stands in front of it."""
+    schema, _, bare = name.rpartition(".")
     return sql.Table(
-        name,
-        sql.MetaData(),
+        bare,
+        sql.MetaData(schema=schema or None),
         sql.Column("id", ID, primary_key=True, autoincrement=True),
         sql.Column("queue", sql.String(255), nullable=False),
         sql.Column("payload", LONG, nullable=False),
@@ -92,7 +93,7 @@ def jobs(name: str) -> sql.Table:
         sql.Column("reserved_at", UNSIGNED),
         sql.Column("available_at", UNSIGNED, nullable=False),
         sql.Column("created_at", UNSIGNED, nullable=False),
-        sql.Index(f"{name.rpartition('.')[2]}_queue_index", "queue"),
+        sql.Index(f"{bare}_queue_index", "queue"),
         sqlite_autoincrement=True,
         **INNODB,
     )

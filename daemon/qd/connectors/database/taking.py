@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.connectors.base import Reserved, Turn
-from qd.connectors.database.held import Holding, base_of, reserved, sum_of
+from qd.connectors.database.held import Holding, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.jobsql import HIGHEST
 from qd.connectors.database.tables import key_of
 from qd.connectors.keyspace import keys
@@ -80,7 +80,7 @@ class Taking:
         if queue.longest and len(row.payload) > queue.longest:
             why = f"{len(row.payload)} bytes, more than {queue.longest} (sixteen times max_payload)"
             return self._rejected(row, mark, malformed, why)
-        held = reserved(row.queue, row.payload, mark, row.attempts, None)
+        held = reserved(row.queue, row.payload, mark, row.attempts, None) if may_stand(row.payload) else None
         if held is None:
             return self._rejected(row, mark, malformed, "not a JSON object with a count of attempts")
         return (self._tied(row, mark, held) if may_be_tied(row.payload) else held), 0
@@ -142,7 +142,7 @@ class Taking:
         (found,) = queue.rows(queue.sql.turn(len(queues)), values)
         row = None
         if found.id is not None:
-            row = Row(found.id, found.queue, found.payload.encode(), found.attempts, found.us // SECOND)
+            row = Row(found.id, found.queue, bytes_of(found.payload), found.attempts, found.us // SECOND)
         paused = self._names(queues, shut, found.paused or ())
         return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
@@ -173,8 +173,7 @@ class Taking:
             found = link.execute(queue.sql.next_ready, {"queue": name, "now": now}).first()
             if found is not None:
                 attempts = min(HIGHEST, found.attempts + 1)
-                payload = found.payload.encode() if isinstance(found.payload, str) else bytes(found.payload)
-                row = Row(found.id, name, payload, attempts, now)
+                row = Row(found.id, name, bytes_of(found.payload), attempts, now)
                 if reserve:
                     self._reserve(row, mark, us)
                 return Looked(False, False, us, row, None, paused)
