@@ -10,13 +10,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qd.connectors.database import tokens
+from qd.connectors.database import link, tokens
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
+from qd.connectors.database.migrate import migrate
 from qd.connectors.keeping import Asked
 from qd.connectors.keyspace.beat import beat
 from qd.connectors.scripts import Script
@@ -360,7 +362,7 @@ def test_a_connection_that_was_closed_is_made_anew(database: Stand) -> None:
     close_it()
     eventually(lambda: works(space), 20)  # once it may say that it was lost
     close_it()
-    space.link._used -= 2  # idle for a while: found out before anything is sent
+    space.link._looked -= 2  # a while ago: found out before anything is sent
     assert space.call("GET", "nothing") is None
 
 
@@ -411,6 +413,24 @@ def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request:
         writer.execute("ROLLBACK")
     assert space.call("SET", "a", "x") == b"OK"
     space.call("DEL", "a")
+
+
+def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(link, "LOOK", 0.0)
+    old, new = (DatabaseSpace(Link(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite"))
+    for space, said in ((old, "old"), (new, "new")):
+        migrate(space.link, "jobs")
+        space.call("SET", "a", said)
+    new.close()
+    assert old.call("GET", "a") == b"old"
+    (tmp_path / "new.sqlite").rename(tmp_path / "jobs.sqlite")
+    for left in tmp_path.glob("jobs.sqlite-*"):
+        left.unlink()
+    assert old.call("GET", "a") == b"new"
+    (tmp_path / "jobs.sqlite").unlink()
+    with pytest.raises(ServerBusy, match="run `qd migrate`"):
+        old.call("SET", "a", "x")
+    old.close()
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])

@@ -24,7 +24,7 @@ from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unrea
 from qd.process.descriptors import ready_of
 
 NAMED = 60.0  # seconds that finding the address of a name may take
-IDLE = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up
+LOOK = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up
 _left_behind: list[object] = []  # connections of a parent process: to end them is its right
 
 
@@ -43,7 +43,7 @@ class Link(Patience):
         self.depth = 0  # of transactions
         self.broken = False  # nothing more can be done in this transaction, but to end it
         self._connection: sql.Connection | None = None
-        self._pid, self._used = 0, 0.0
+        self._pid, self._used, self._looked = 0, 0.0, 0.0
 
     @property
     def kind(self) -> str:
@@ -198,7 +198,7 @@ class Link(Patience):
         if self._connection is not None and self._pid != os.getpid():
             _left_behind.append(self._connection)
             self._connection, self.depth = None, 0
-        if self._connection is not None and not self.depth and time.monotonic() - self._used > IDLE:
+        if self._connection is not None and not self.depth and time.monotonic() - self._looked > LOOK:
             self._still_there()
         if self._connection is None:
             self._connect()
@@ -206,7 +206,8 @@ class Link(Patience):
         return self._connection
 
     def _still_there(self) -> None:
-        """An idle connection that is readable was closed by the server."""
+        """A connection that nothing is asked on and that is readable was closed by the server."""
+        self._looked = time.monotonic()
         if self._connection is not None and self.server.went_away(self._connection.connection.dbapi_connection):
             self.close()
 
@@ -218,7 +219,7 @@ class Link(Patience):
             engine = sql.create_engine(self.url, poolclass=NullPool, connect_args=options, isolation_level="AUTOCOMMIT")
             sql.event.listen(engine, "do_connect", self._made)
             self._connection = engine.connect()
-            self._pid = os.getpid()
+            self._pid, self._looked = os.getpid(), time.monotonic()
             for statement in self.server.greeting(self.timeout):
                 self._connection.exec_driver_sql(statement).close()
             self.server.patience(self._connection.connection.dbapi_connection, self.timeout)

@@ -7,6 +7,7 @@ transaction, the lock on names, and what their errors mean.
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -188,6 +189,7 @@ class Sqlite(Server):
     kind = "sqlite"
     clock = "qd_clock()"
     begin = "BEGIN IMMEDIATE"
+    file: tuple[str, object] = ("", None)  # that of the connection: its path, and which one stood there
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
         return {"timeout": answer, "check_same_thread": False}
@@ -196,13 +198,17 @@ class Sqlite(Server):
         made = sqlite3.connect(*args, **options)
         made.create_function("qd_clock", 0, unix_us)
         made.text_factory = any_text
+        made.execute("PRAGMA schema_version").close()  # opens it
+        self.file = str(args[0]), which(str(args[0]))
         return made
 
     def greeting(self, answer: float) -> list[str]:
         return ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=OFF"]
 
     def went_away(self, raw: Any) -> bool:
-        return False
+        """Another file stands there, or none: what is written into the old one is written for nobody."""
+        path, known = self.file
+        return which(path) != known
 
     def patience(self, raw: Any, answer: float) -> None:
         raw.execute(f"PRAGMA busy_timeout={max(1, round(answer * 1000))}").close()
@@ -226,6 +232,15 @@ def password_or(other: type[QdError], said: str) -> type[QdError]:
     if "authentication" in said or 'role "' in said or "no pg_hba.conf entry" in said or "permission denied" in said:
         return WrongPassword
     return ServerBusy if "too many" in said or "starting up" in said or "remaining connection slots" in said else other
+
+
+def which(path: str) -> object:
+    """What tells a file from another of the same name; None: there is none, or only memory."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def any_text(raw: bytes) -> str:
