@@ -330,7 +330,7 @@ def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
     at = ConnectionSettings(name="db", driver="database", url=url, table=f"{schema}.work")
     assert {f"made table {schema}.work", f"made table {schema}.qd_reserved_work"} <= set(migrate(link, at.table))
     assert migrate(link, at.table) == []
-    with closing(DatabaseQueue(at, open_space(at, "", 20.0), token=TOKEN, slot=1)) as queue:
+    with closing(DatabaseQueue(at, open_space(at, "", 20.0), Reserver(TOKEN, 1))) as queue:
         queue.push("a", job(1))
         assert ids(queue) == ["id1"]
     for name in ("work", "qd_reserved_work"):
