@@ -3,6 +3,7 @@
 redis+sentinel://[user:password@]s1[:26379],s2,s3/SERVICE[/DB], rediss+sentinel:// with TLS to sentinels and servers.
 user and password are the servers'. Options behind `?`: sentinel_username, sentinel_password, and the ssl_ ones of target.
 
+    a connection in use   one of them is asked again once a second: the old primary may live on
     one that answers      stays in front for the next time
     one that does not     goes behind the others, as does one whose primary is away or is none
 """
@@ -79,6 +80,16 @@ class Primary(Target):
     def doubted(self) -> None:
         """Another sentinel may know better."""
         self.sentinels.append(self.sentinels.pop(0))
+
+    def replaced(self, timeout: float) -> str:
+        """By the word of one sentinel: an old primary that lives on takes writes, and loses them, until one tells it. One
+        that does not answer says nothing, and another is asked the next time."""
+        try:
+            address = self.told_by(self.sentinels[0], min(ASK, timeout / 2))
+        except (OSError, hiredis.ProtocolError, ConnectionLost):
+            self.doubted()
+            return ""
+        return "" if address == (self.host, self.port) else f"the sentinels name {shown(address)} now"
 
     def found(self, timeout: float) -> Address:
         """The first answer of a sentinel. Raises ConnectionLost: none knows, within `timeout` seconds."""

@@ -49,6 +49,10 @@ class Target:
     def doubted(self) -> None:
         """The server that was found cannot be worked with."""
 
+    def replaced(self, timeout: float) -> str:
+        """Why another server than the one that was found is the one to work with; "": it is that one."""
+        return ""
+
 
 def parted(url: str, kinds: Sequence[str]) -> SplitResult:
     try:

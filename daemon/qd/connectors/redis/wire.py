@@ -179,12 +179,12 @@ class Wire(Patience):
             raise
 
     def send(self, command: bytes) -> None:
-        """Send packed bytes, on a fresh connection when there is none or when an idle one was closed by the server."""
+        """Send packed bytes, on a fresh connection when there is none or when the one that is there went away."""
         if self._sock is None:
             self.connect()
-        elif time.monotonic() - self._used > 1.0 and self._went_away():
+        elif time.monotonic() - self._used > 1.0 and (why := self._went_away()):
             if self.tells_of_breaks:
-                self.lost("the server closed the connection")
+                self.lost(why)
             self.connect()
         self._write(command)
 
@@ -221,7 +221,8 @@ class Wire(Patience):
                 self._reader = hiredis.Reader()  # the old one would keep a copy until the next reply
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
             self.lost(error)
-        self._used = time.monotonic()
+        if not self.target.must_be_primary:  # else it is asked for once a second, also when all goes well
+            self._used = time.monotonic()
         if self.about is not None:
             self.about(0.0)
         return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
@@ -282,9 +283,13 @@ class Wire(Patience):
         self.close()
         return None if isinstance(reply, Exception) else reply
 
-    def _went_away(self) -> bool:
-        """An idle connection that is readable was closed (or holds a reply nobody waits for): not to be used."""
-        return self.readable(0, -1)
+    def _went_away(self) -> str:
+        """Why it is not to be used again, "": it is. An idle one that is readable was closed (or holds a reply nobody waits
+        for); and another server may be the primary now."""
+        if self.readable(0, -1):
+            return "the server closed the connection"
+        self._used = time.monotonic()
+        return self.target.replaced(self.connect_timeout)
 
     def lost(self, why: object) -> None:
         self.close()
