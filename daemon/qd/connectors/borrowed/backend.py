@@ -40,9 +40,7 @@ class Backend(Protocol):
 
     limits: Limits
     longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
-    counts_ended: (
-        bool  # as reserved, those that this side has not told it of yet; False: they are known here long after
-    )
+    counts_ended: bool  # as reserved: jobs that are ended and not dropped yet. False: those are known here long after
     timeout: float
     about: Callable[[float], None] | None
 
