@@ -91,6 +91,10 @@ class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 
 
+class OtherKind(NeedsMending, ServerRefused):
+    """The url is one of a single server, and a cluster is there, or the other way round."""
+
+
 class NeverTaken(ServerRefused):
     """The server takes no such job, now or later, for what stands in it."""
 

@@ -162,6 +162,18 @@ def test_a_driver_of_the_apps_own_is_made_with_the_settings_of_its_connection(tm
     assert [(at.name, at.driver, at.queue, at.prefix) for at in made] == [("mine", "mine", "q", "p:")]
 
 
+def test_a_class_that_only_says_what_becomes_of_a_job_is_a_driver(tmp_path: Path) -> None:
+    """Its constructor takes the settings; who works on it is no word of it."""
+
+    class Spool(SendingOnly):
+        def take(self, job: Outgoing) -> None: ...
+
+    shop = Shop(tmp_path, '[connections.mine]\ndriver = "spool"\n')
+    shop.app.extend("spool", Spool)
+    made: Any = shop.app.connections.get("mine")
+    assert (dict(made.limits), made.whole) == ({}, shop.app.settings)
+
+
 @pytest.mark.parametrize(("made", "lacks"), [(None, "settings, limits"), (object(), "push, later")])
 def test_one_that_makes_no_connector_is_refused_with_what_it_lacks(tmp_path: Path, made: object, lacks: str) -> None:
     shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\n')

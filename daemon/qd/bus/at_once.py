@@ -56,7 +56,7 @@ class Results(NoJobs):
 
 class AtOnce(SendingOnly):
     def __init__(self, shared: Shared, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(settings, LIMITS, whole)
+        super().__init__(settings, limits=LIMITS, whole=whole)
         self._work, self._shared = whole.work, shared
         self.jobs, self.batches = Results(shared), Batches(self, shared)
         try:

@@ -44,6 +44,7 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
 def extension(driver: str, make: Callable[..., object], known: Mapping[str, object]) -> Factory:
     """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
     from qd.connectors.manager import DRIVERS
+    from qd.connectors.sending_only import SendingOnly
 
     if driver in DRIVERS or driver in known:
         raise DeclarationError(f"app.extend(): there is a driver '{driver}' already, choose another word")
@@ -59,6 +60,8 @@ def extension(driver: str, make: Callable[..., object], known: Mapping[str, obje
             raise ConfigError(f"driver '{driver}' of connection '{at.name}' only sends: to be worked on, {way}")
         made = make(at, who) if told else make(at)
         check(driver, made, at, works=bool(who.token))
+        if isinstance(made, SendingOnly) and made.whole is None:
+            made.whole = settings  # what is kept beside its jobs stands on the control connection
         return made  # type: ignore[return-value]
 
     return open_it

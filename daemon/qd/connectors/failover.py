@@ -50,7 +50,7 @@ def open_queue(
 
 class FailoverQueue(SendingOnly):
     def __init__(self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Connector], told: Told) -> None:
-        super().__init__(settings, LIMITS, whole)
+        super().__init__(settings, limits=LIMITS, whole=whole)
         self.parts, self._told = parts, told
         self.jobs, self.batches = parts[0].jobs, parts[0].batches
         self._rests = dict[int, float]()  # place -> until when it is asked last

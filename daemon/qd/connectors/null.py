@@ -21,7 +21,7 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: Reserver) -> Con
 
 class NullQueue(SendingOnly):
     def __init__(self, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(settings, LIMITS, whole)
+        super().__init__(settings, limits=LIMITS, whole=whole)
 
     def take(self, job: Outgoing) -> str | None:
         return None

@@ -60,7 +60,7 @@ class SendingOnly:
 
     store: object = None  # see bus/asking.store_of
 
-    def __init__(self, settings: ConnectionSettings, limits: Limits = NONE, whole: Settings | None = None) -> None:
+    def __init__(self, settings: ConnectionSettings, *, limits: Limits = NONE, whole: Settings | None = None) -> None:
         self.settings, self.limits, self.whole = settings, limits, whole
         self.jobs: Jobs = NoJobs()
         self.batches: Batches = NoBatches()

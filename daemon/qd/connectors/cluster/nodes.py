@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 
 from qd.connectors.redis.target import Target
 from qd.connectors.redis.wire import Wire
-from qd.errors import ConfigError, ConnectionLost, NoAnswer, ServerBusy, ServerRefused, Unreachable, WrongPassword
+from qd.errors import (
+    ConfigError,
+    ConnectionLost,
+    NoAnswer,
+    OtherKind,
+    ServerBusy,
+    ServerRefused,
+    Unreachable,
+    WrongPassword,
+)
 
 SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 REST = 0.2  # seconds that a server that is away is left alone, at least
@@ -187,7 +196,7 @@ class Nodes:
                 raise
             except ServerRefused as error:
                 if "cluster support disabled" in str(error):
-                    raise ServerRefused(
+                    raise OtherKind(
                         f"the server at {node.place} is no part of a cluster: write redis://{node.place} into the url"
                     ) from None
                 why = error

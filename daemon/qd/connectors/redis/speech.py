@@ -10,7 +10,7 @@ import hiredis
 
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.scripts import Script
-from qd.errors import ServerBusy, ServerRefused, WrongPassword
+from qd.errors import OtherKind, ServerBusy, ServerRefused, WrongPassword
 
 BUSY = (
     "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED",
@@ -75,6 +75,10 @@ def classified(text: str) -> Exception:
     word = text.split(" ", 1)[0].rstrip(":")
     if text.startswith(PASSWORD):
         return WrongPassword(f"Redis refuses this user or password: {text}")
+    if word in ("MOVED", "CROSSSLOT"):
+        return OtherKind(
+            f"{text} (a node of a cluster says so to one that takes it for a single server: write redis+cluster://)"
+        )
     if word == "OOM" or "-OOM " in text:
         return ServerBusy(
             f"Redis is full and takes no new jobs until workers have made room or maxmemory is raised: {text}"
