@@ -20,6 +20,7 @@ from hashlib import blake2b
 import greenstalk
 
 from qd.connectors.base import Limits
+from qd.connectors.beanstalkd.deletes import Deletes, number_of
 from qd.connectors.beanstalkd.target import refused_name
 from qd.connectors.beanstalkd.touching import Touched, Toucher
 from qd.connectors.beanstalkd.wire import Client, Wire
@@ -50,9 +51,7 @@ class Beanstalkd:
         self.ttr = max(1, math.ceil(retry_after))
         self._lock = threading.RLock()  # the connection is the toucher's, too
         self._toucher = Toucher(self._touch)
-        self._gone = list[tuple[str, str]]()
-        self._deleting = list[tuple[str, str, Touched]]()  # whose replies are still to be read
-        self._doubtful = list[tuple[str, str]]()  # that were not there to delete
+        self._deletes = Deletes(self.wire)
         self._mine = dict[str, Touched]()  # what is reserved, by its id
 
     @property
@@ -81,29 +80,8 @@ class Beanstalkd:
     @contextmanager
     def _talk(self) -> Iterator[Client]:
         with self._lock, self.wire.said() as client:
-            self._settle_deletes()
+            self._deletes.settle()
             yield client
-
-    def _settle_deletes(self) -> None:
-        self._read_deletes()
-        self._look_at_doubtful()
-
-    def _read_deletes(self) -> None:
-        """The replies that come before any other. Those of a connection that broke do not: a keeper looks after these."""
-        deleting, self._deleting = self._deleting, []
-        for queue, id, held in deleting:
-            if held.life == self.wire.life:
-                deleted = self.wire.line() == b"DELETED"
-                (self._gone if deleted else self._doubtful).append((queue, id))
-
-    def _look_at_doubtful(self) -> None:
-        """What was not there is somebody else's by now, who will find out, or is gone."""
-        doubtful, self._doubtful = self._doubtful, []
-        for queue, id in doubtful:
-            try:
-                self.wire.stats_of(number_of(id))
-            except greenstalk.NotFoundError:
-                self._gone.append((queue, id))
 
     def check(self, queue: str) -> None:
         if why := refused_name(queue):
@@ -156,14 +134,14 @@ class Beanstalkd:
     def _first_of(self, client: Client, queue: str, queues: Sequence[str]) -> greenstalk.Job[bytes] | None:
         """Of several queues only one that has a job is watched: else beanstalkd would give what was put first, of any."""
         if self.wire.watched != (queue,):
-            self._settle_deletes()
+            self._deletes.settle()
             if len(queues) > 1 and not self._ready(client, queue):
                 return None
             self.wire.watch(client, (queue,))
         self.wire.write(b"reserve-with-timeout 0\r\n")
-        self._read_deletes()
+        self._deletes.read()
         job = self.wire.reserved()
-        self._look_at_doubtful()
+        self._deletes.look_at_doubtful()
         return job
 
     def _ready(self, client: Client, queue: str) -> int:
@@ -212,12 +190,11 @@ class Beanstalkd:
             self._mine.pop(id, None)
             if ours is None:
                 if not self.there(queue, id) or self._deleted(int(handle)):
-                    self._gone.append((queue, id))
+                    self._deletes.gone.append((queue, id))
                 return
             with self.wire.said():
                 if self.wire.life == ours.life:
-                    self.wire.write(b"delete %d\r\n" % ours.job)
-                    self._deleting.append((queue, id, ours))
+                    self._deletes.begin(queue, id, ours)
 
     def _deleted(self, number: int) -> bool:
         """False: somebody has it reserved, who will find out. The connection of a worker that was just killed is gone in a
@@ -237,10 +214,10 @@ class Beanstalkd:
                 time.sleep(0.01)
 
     def gone(self, wait: bool = False) -> list[tuple[str, str]]:
-        if wait and self._deleting:
+        if wait and self._deletes.pending:
             with self._talk():
                 pass
-        found, self._gone = self._gone, []
+        found, self._deletes.gone = self._deletes.gone, []
         return found
 
     def put_back(self, parcel: Parcel, delay: float) -> None:
@@ -308,7 +285,3 @@ class Beanstalkd:
 
 def id_of(job: greenstalk.Job[bytes]) -> str:
     return f"{job.id}.{blake2b(job.body, digest_size=8).hexdigest()}"
-
-
-def number_of(id: str) -> int:
-    return int(id.partition(".")[0])
