@@ -180,8 +180,11 @@ def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
     for _ in range(2):
         with pytest.raises(ServerBusy, match="cannot serve now"):
             service.call("get_queue_url", QueueName="mail")
+    small.acts += [says(b"<html>please log in</html>")]
+    with pytest.raises(ConnectionLost, match="answers what no SQS answers"):
+        service.call("get_queue_url", QueueName="mail")
     service.close()
-    assert len(small.requests) == 2, "boto3 asks once, and not again by itself"
+    assert len(small.requests) == 3, "boto3 asks once, and not again by itself"
     assert not any(b"testing-secret" in request for request in small.requests)
 
 

@@ -43,7 +43,8 @@ def answers(messages: Messages, *replies: Any) -> list[dict[str, Any]]:
         reply = waiting.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        return reply  # type: ignore[no-any-return]
+        failed = [each["Id"] for each in reply.get("Failed", ())]
+        return {"Successful": [each for each in more["Entries"] if each["Id"] not in failed], **reply}
 
     messages.service.call = call  # type: ignore[method-assign]
     return asked
@@ -107,6 +108,13 @@ def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(me
     answers(messages, ServerRefused("InvalidMessageContents: #x"), {}, ConnectionLost("broke"))
     said = messages.send("mail", [(payload(n), 0) for n in range(4)])
     assert [type(why) for why in said] == [type(None)] * 2 + [ConnectionLost] * 2
+
+
+def test_what_an_answer_does_not_say_is_not_taken_for_sent(messages: Messages) -> None:
+    messages.url("mail")
+    answers(messages, {"Successful": [{"Id": "0"}]})
+    said = messages.send("mail", [(payload(n), 0) for n in range(2)])
+    assert [type(why) for why in said] == [type(None), ConnectionLost]
 
 
 def test_what_sqs_keeps_failing_to_take_is_told(messages: Messages) -> None:

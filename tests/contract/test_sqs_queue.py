@@ -12,7 +12,7 @@ import pytest
 
 from qd.config import load
 from qd.connectors.base import Reserved
-from qd.connectors.borrowed.outbox import FIRST, next_slice
+from qd.connectors.borrowed.outbox import FEW, next_slice
 from qd.connectors.keeping import Asked
 from qd.connectors.manager import open_queue
 from qd.connectors.sqs.queue import SqsQueue
@@ -314,6 +314,10 @@ def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypa
     assert queue.ack(held)
 
 
+def unwanted(queue: str, error: Exception) -> None:
+    raise AssertionError(f"{queue}: {error}")
+
+
 # -- an outbox that has much to send, or what is never taken
 
 
@@ -324,7 +328,7 @@ def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connec
     queue.space.call("SET", *queue._keys("qd:unique:one"), "u1")
     queue.later("mail", never, 0.001)
     queue.later("mail", job(2), 0.002)
-    eventually(lambda: not queue.outbox.forward_all(["mail"]) and queue.sizes("mail").ready == 1)
+    eventually(lambda: not queue.outbox.forward_all(["mail"], unwanted) and queue.sizes("mail").ready == 1)
     assert number(take(queue, "mail")) == 2
     assert queue.space.call("EXISTS", *queue._keys("qd:unique:one")) == 0, "its lock is held"
     (record,) = queue.space.call("HVALS", *queue._keys("queues:mail:failed"))
@@ -347,21 +351,21 @@ def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pyt
         return [None] * len(some)
 
     monkeypatch.setattr(queue.backend, "send", slowly)
-    assert queue.outbox.forward_all(["mail"])
-    assert len(sent) == FIRST, "it went on when its time was over"
-    assert queue.sizes("mail").ready == 200 - FIRST
+    assert queue.outbox.forward_all(["mail"], unwanted)
+    assert len(sent) == FEW, "it went on when its time was over"
+    assert queue.sizes("mail").ready == 200 - FEW
     assert beat(queue).more, "its keeper does not come again at once"
     queue.outbox.try_to_forward(["mail"])
     assert len(sent) < 200
-    eventually(lambda: not queue.outbox.forward_all(["mail"]))
+    eventually(lambda: not queue.outbox.forward_all(["mail"], unwanted))
     assert sent == jobs
     assert queue.space.call("EXISTS", *queue._keys("queues:mail:qd-resent", "queues:mail:qd-sender")) == 0
 
 
 def test_as_many_are_sent_at_a_time_as_take_a_moment() -> None:
-    assert [next_slice(jobs, 0.01) for jobs in (1, 10, 60, 100)] == [2, 20, 100, 100]
-    assert [next_slice(jobs, 5.0) for jobs in (100, 10, 1)] == [50, 5, 1]
-    assert next_slice(30, 0.2) == 30
+    assert [next_slice(jobs, 0.01) for jobs in (10, 60, 100)] == [20, 100, 100]
+    assert [next_slice(jobs, 5.0) for jobs in (100, 20, 10)] == [50, 10, 10]
+    assert next_slice(30, 0.5) == 30
 
 
 def test_jobs_in_hand_are_counted_though_others_have_just_ended(connect: Open) -> None:
@@ -372,3 +376,20 @@ def test_jobs_in_hand_are_counted_though_others_have_just_ended(connect: Open) -
         assert queue.ack(take(queue, "mail"))
     assert queue.backend.take(["mail"], 0.0) is not None, "nobody's yet, and nobody else's"
     assert (queue.sizes("mail").ready, queue.sizes("mail").reserved) == (0, 1)
+
+
+def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
+    """Neither in the outbox, where a wrong name may stand for hours, nor for a worker of both."""
+    queue = connect(options="&longest_delay=0")
+    for name in ("nope", "mail"):
+        queue.later(name, job(1), 0.001)
+    told = eventually(lambda: beat(queue).away)
+    assert dict(told).keys() == {"nope"}
+    assert "queue 'nope' is not there" in dict(told)["nope"]
+    eventually(lambda: beat(queue) and queue.sizes("mail").delayed == 0)
+    held = queue.turn(None, ("nope", "mail")).reserved
+    assert number(held) == 1
+    assert held is not None
+    with pytest.raises(ConnectionLost, match="is not there"):
+        queue.turn(held, ("nope", "mail"))
+    assert queue.held(("mail",)) is None, "its ack has waited for another queue"

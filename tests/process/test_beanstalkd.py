@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
+from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.servers.beanstalkd import Beanstalkd
 
@@ -157,6 +158,27 @@ def test_a_job_whose_connection_broke_runs_on_and_no_second_time(shop: Shop, bea
     eventually(shop.empty, 30)
     work.stop()
     assert shop.notes() == ["long"]
+
+
+def test_a_job_that_has_ended_while_beanstalkd_is_away_is_acked_and_does_not_come_again(
+    shop: Shop, beanstalkd: Beanstalkd, redis: Client
+) -> None:
+    """Though its worker is killed before beanstalkd is back."""
+    shop.python("step.dispatch('long', seconds=1.0)")
+    work = ready(shop.project)
+    eventually(lambda: work.children("step since"), 20)
+    beanstalkd.kill()
+    eventually(lambda: shop.notes() == ["long"], 30)
+    eventually(lambda: redis.call("HLEN", "qd:at:tubes:queues:default:owners") == 0, 20)
+    work.children("qd: worker")[0].kill()
+    work.wait_line("worker.died")
+    beanstalkd.start()
+    shop.python("step.dispatch('next')")
+    eventually(lambda: "next" in shop.notes(), 30)
+    eventually(shop.empty, 30)
+    work.stop()
+    assert shop.notes() == ["long", "next"]
+    assert not work.matches("job.requeued|lease_lost")
 
 
 def test_the_job_in_hand_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:

@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
     -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
     cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone. away: servers that have some of the
-    queues and did not answer, each with what is wrong, where others did.
+    queues and did not answer, or queues that a server refuses, each with what is wrong, where others did.
     broke: what else was to be done met a server that is away."""
 
     now: float

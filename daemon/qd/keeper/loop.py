@@ -102,9 +102,9 @@ class Keeper:
         self._renewed_at = 0.0
         self._away_since: float | None = None
         self._server = queue.settings.driver  # its word in the log
+        self.parts = Parts(log, self._server)
         self._delay = 0.0
         self._server_now = self._reported_at = 0.0
-        self.parts = Parts(log)
         self.restarts = Restarts(hands, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, hands)
@@ -169,6 +169,7 @@ class Keeper:
             self._reported_at = at
         self._hear(answer, control, at, first)
         if answer.broke is not None:
+            self._besides()  # which needs no more than what has answered
             raise answer.broke
         return received + (SOON if first else self._until_next(answer))
 

@@ -1,4 +1,5 @@
-"""Servers of a cluster that are away while the others answer: each is told once, and once when it is back."""
+"""Servers of a cluster that are away while the others answer, and queues that a server refuses while it has the others: each
+is told once, and once when it is back."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
 
 
 class Parts:
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, log: Log, server: str) -> None:
+        """server: its word in the log."""
+        self.log, self.server = log, server
+        self.what = "node" if server == "redis" else "queue"
         self._since: dict[str, float] = {}
 
     @property
@@ -41,6 +44,6 @@ class Parts:
         at, wrong = time.monotonic(), dict(away)
         for node in wrong.keys() - self._since.keys():
             self._since[node] = at
-            self.log.warning("redis.away", node=node, error=wrong[node])
+            self.log.warning(f"{self.server}.away", **{self.what: node}, error=wrong[node])
         for node in self._since.keys() - wrong.keys():
-            self.log.info("redis.back", node=node, after=at - self._since.pop(node))
+            self.log.info(f"{self.server}.back", **{self.what: node}, after=at - self._since.pop(node))

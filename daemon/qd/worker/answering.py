@@ -33,6 +33,7 @@ class Answering:
         self.done: Reserved | None = None
         self.unsure = False  # what the last turn did; then the server is asked before the next one
         self._away_since = 0.0
+        self._refused = ""  # what was said last
 
     @property
     def away(self) -> bool:
@@ -95,7 +96,8 @@ class Answering:
 
     def say_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
-        if isinstance(error, ServerRefused) and not self._away_since:
+        if isinstance(error, ServerRefused) and not self._away_since and str(error) != self._refused:
+            self._refused = str(error)
             self.log.warning(f"{self.queue.settings.driver}.refused", error=str(error))
         else:
             self.log.debug(f"{self.queue.settings.driver}.broken", error=str(error))

@@ -11,7 +11,7 @@ What a dead worker held goes the same way: to the outbox, its parcel ended and d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qd.connectors.redis.wire import Wire
 
 RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
+Refused = Callable[[str, ServerRefused], None]
 LOOK = 10.0  # seconds between two looks at parcels that are ended, and after which a worker is not still at it
 MANY = 100  # of them that a look asks about
 LONGEST = 15 * 86400.0  # seconds a server that cannot be asked may still hand one out
@@ -47,30 +48,36 @@ class BorrowedKeeping(Borrowed):
             return answer._replace(waiting=[], broke=error)
 
     def _beat_there(self, queues: Sequence[str], asked: Asked, answer: Answer) -> Answer:
+        wrong = dict[str, str]()
+
+        def refused(queue: str, error: ServerRefused) -> None:
+            wrong.setdefault(queue, str(error))
+
         if asked.renew:
-            self._renewed(queues, asked)
+            self._renewed(queues, asked, refused)
         reclaimed = self._reclaim(queues, asked.reclaims_until) if asked.reclaims_until else 0
         self.outbox.note(queues)
-        more = self.outbox.forward_all(self.outbox.known())
+        more = self.outbox.forward_all(self.outbox.known(), refused)
         if time.monotonic() - self._looked_at > LOOK:
             self._looked_at = time.monotonic()
             for queue in queues:
                 self._look_after(queue, answer.now)
         self._forget_gone(wait=True)
-        return answer._replace(reclaimed=reclaimed, more=answer.more or more, waiting=self._waiting(queues))
+        waiting = self._waiting(queues, refused)
+        more = more or answer.more
+        return answer._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(wrong.items()))
 
-    def _renewed(self, queues: Sequence[str], asked: Asked) -> None:
+    def _renewed(self, queues: Sequence[str], asked: Asked, refused: Refused) -> None:
         fields = [f"{asked.token}/{slot}" for slot in asked.slots]
         if not fields:
             return
         held = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])
-        found = [
-            (queue, *raw.decode().split(" ", 1))
-            for queue, parcels in zip(queues, held, strict=True)
-            for raw in (parcels if isinstance(parcels, list) else ())
-            if raw
-        ]
-        self.backend.renewed([(queue, id, handle) for queue, id, handle in found])
+        for queue, parcels in zip(queues, held, strict=True):
+            found = [raw.decode().split(" ", 1) for raw in (parcels if isinstance(parcels, list) else ()) if raw]
+            try:
+                self.backend.renewed([(queue, id, handle) for id, handle in found])
+            except ServerRefused as error:
+                refused(queue, error)
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:
         names = self._keys(keys.CANCEL, *[kind(queue) for queue in queues for kind in RECLAIMED])
@@ -84,15 +91,18 @@ class BorrowedKeeping(Borrowed):
         if id:
             self.backend.drop(queue, id, handle)
 
-    def _waiting(self, queues: Sequence[str]) -> list[int]:
+    def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
         """Places of queues in which work is ready, that nobody holds back, and that nobody has any of in hand."""
         paused = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
         found = list[int]()
         for place, (queue, held_back) in enumerate(zip(queues, paused, strict=True)):
-            if held_back == 0:
-                there = self.backend.standing(queue)
-                if there.ready and not there.reserved:
-                    found.append(place)
+            try:
+                there = self.backend.standing(queue) if held_back == 0 else None
+            except ServerRefused as error:
+                refused(queue, error)
+                continue
+            if there is not None and there.ready and not there.reserved:
+                found.append(place)
         return found
 
     def _look_after(self, queue: str, now: float) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -32,8 +32,8 @@ from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
 from qd.payload import read
 
-FIRST, MOST, MUCH = 10, 100, 1 << 20  # jobs that are sent at a time: at first, at most; and bytes
-QUICK, SLOW = 0.1, 0.4  # seconds for as many: then more at a time, or fewer
+FEW, MOST, MUCH = 10, 100, 1 << 20  # jobs that are sent at a time: at first and at least, at most; and bytes
+QUICK, SLOW = 0.2, 1.0  # seconds for as many: then more at a time, or fewer
 BUDGET = 0.5  # seconds that whoever sends gives to it at a time: a keeper's beats go on, and a caller has his answer
 OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused, keys.resent)
 RESENT = 86400  # seconds for which a second one may still turn up
@@ -51,7 +51,7 @@ class Outbox:
     def __init__(self, space: Keyspace, prefix: str, backend: Backend) -> None:
         self.space, self.prefix, self.backend = space, prefix, backend
         self._pid, self._who, self._noted = 0, "", set[str]()
-        self._slice, self._first = FIRST, ""
+        self._slice, self._first = FEW, ""
 
     def note(self, queues: Iterable[str]) -> None:
         """Before something is pushed for them: so that keepers know where to look, of queues that nobody here works on."""
@@ -91,16 +91,20 @@ class Outbox:
                 return Sent(jobs, more=True)
         return Sent(jobs, more=False)
 
-    def forward_all(self, queues: Sequence[str]) -> bool:
+    def forward_all(self, queues: Sequence[str], refused: Callable[[str, ServerRefused], None]) -> bool:
         """Also what one has left that was sending it and died. For BUDGET seconds; the queue that is left then is the first
-        one the next time. Returns whether there is more."""
+        one the next time. refused: told of queues that the server has none of, or takes nothing for; they hold up no other.
+        Returns whether there is more."""
         until, waiting = time.monotonic() + BUDGET, self.waiting(queues)
         first = waiting.index(self._first) if self._first in waiting else 0
         for queue in waiting[first:] + waiting[:first]:
             self._first = queue
-            sent = self.forward(queue, until)
-            if not sent.jobs and not sent.more and self._left_by_the_dead(queue):
+            try:
                 sent = self.forward(queue, until)
+                if not sent.jobs and not sent.more and self._left_by_the_dead(queue):
+                    self.forward(queue, until)
+            except ServerRefused as error:
+                refused(queue, error)
             if time.monotonic() > until:
                 return True
         return False
@@ -115,9 +119,10 @@ class Outbox:
     def try_to_forward(self, queues: Iterable[str]) -> None:
         """At once, where that can be had: they are kept, and a keeper looks at them within a second or so."""
         until = time.monotonic() + BUDGET
-        with suppress(ConnectionLost, ServerRefused):
+        with suppress(ConnectionLost):
             for queue in queues:
-                self.forward(queue, until)
+                with suppress(ServerRefused):
+                    self.forward(queue, until)
                 if time.monotonic() > until:
                     return
 
@@ -187,7 +192,7 @@ class Outbox:
 
 def next_slice(jobs: int, took: float) -> int:
     """How many to send at a time, when so many have taken so many seconds: long before another takes the sender for dead."""
-    return min(MOST, jobs * 2) if took < QUICK else max(1, jobs // 2) if took > SLOW else jobs
+    return min(MOST, jobs * 2) if took < QUICK else max(FEW, jobs // 2) if took > SLOW else jobs
 
 
 def digest(payload: bytes) -> str:

@@ -69,12 +69,19 @@ class Borrowed(BorrowedSending):
         return [str(each).encode() for each in fixed]
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
-        acked, malformed, again = None, 0, 0
+        acked, malformed, again, to_ack = None, 0, 0, done is not None
         if self._paused is None or self._paused:  # asked about again before anything is reserved
             _, turn = self._step(done, queues, None)
             acked, done = turn.acked, None
         for _ in range(TRIES):
-            self._parcel = self._parcel or self._look(queues, shut)
+            try:
+                self._parcel = self._parcel or self._look(queues, shut)
+            except (ConnectionLost, ServerRefused) as error:
+                if done is not None:  # acked all the same: its worker may be killed before that server is back
+                    self._step(done, queues, None)
+                if not to_ack:
+                    raise
+                raise ConnectionLost(str(error)) from None  # and not "nothing was done"
             became, turn = self._step(done, queues, self._parcel)
             acked, done = turn.acked if done is not None else acked, None
             malformed += became == b"malformed"
@@ -136,10 +143,11 @@ class Borrowed(BorrowedSending):
 
     def _pass_on(self, parcel: Parcel, became: bytes) -> None:
         """One that is none for this worker."""
-        if became == b"held":
-            self.backend.put_back(parcel, AGAIN)
-        else:
-            self.backend.drop(parcel.queue, parcel.id, parcel.handle)
+        with suppress(ConnectionLost, ServerRefused):  # who is handed it out does the same
+            if became == b"held":
+                self.backend.put_back(parcel, AGAIN)
+            else:
+                self.backend.drop(parcel.queue, parcel.id, parcel.handle)
 
     def _over(self, queue: str, its: bytes | int) -> None:
         """The job in hand is answered. its: id and handle of its parcel; 0: its lease was lost, and it stays where it is."""
@@ -148,7 +156,8 @@ class Borrowed(BorrowedSending):
         if isinstance(its, bytes):
             id, _, handle = its.decode().partition(" ")
             if id:
-                self.backend.drop(queue, id, handle)
+                with suppress(ConnectionLost, ServerRefused):  # who is handed it out deletes it
+                    self.backend.drop(queue, id, handle)
         elif hand is not None:
             with suppress(ConnectionLost, ServerRefused):
                 self.backend.put_back(hand, 0.0)
@@ -185,7 +194,7 @@ class Borrowed(BorrowedSending):
         """What they have pushed; callbacks of a batch may be anywhere."""
         with suppress(ConnectionLost, ServerRefused):
             if any(isinstance(effect, Count) for effect in effects):
-                self.outbox.forward_all(self.outbox.known())
+                self.outbox.forward_all(self.outbox.known(), lambda *_: None)
             else:
                 self.outbox.try_to_forward([effect.queue for effect in effects if isinstance(effect, Push)])
 

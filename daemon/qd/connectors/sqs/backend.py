@@ -22,7 +22,7 @@ from qd.connectors.patience import Patience
 from qd.connectors.sqs.address import Address, is_name
 from qd.connectors.sqs.line import Woken
 from qd.connectors.sqs.messages import Messages, whole
-from qd.connectors.sqs.service import Service
+from qd.connectors.sqs.service import NoSuchQueue, Service
 from qd.errors import ConnectionLost, QdError, ServerRefused, WrongPassword
 from qd.process.descriptors import ready_of
 
@@ -96,11 +96,19 @@ class SqsBackend(Patience):
     # -- working
 
     def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
-        """Of several queues each is looked at; then each is waited on for a second, in turn."""
-        until = time.monotonic() + seconds
+        """Of several queues each is looked at; then each is waited on for a second, in turn. One that is not there any more
+        holds up no other."""
+        until, gone = time.monotonic() + seconds, None
         for queue in [] if seconds else queues:
-            if (found := self._received(queue, 0.0, -1)) is not None:
+            try:
+                found = self._received(queue, 0.0, -1)
+            except NoSuchQueue as error:
+                gone = gone or error
+                continue
+            if found is not None:
                 return found
+        if gone is not None:
+            raise gone
         while (left := until - time.monotonic()) > 0:
             for queue in queues:
                 if wake in ready_of([wake], 0):

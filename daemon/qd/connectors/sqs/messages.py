@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qd.connectors.sqs.address import is_fifo
 from qd.connectors.sqs.service import BUSY, NoSuchQueue, Service
-from qd.errors import Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
+from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
 from qd.payload import Payload, read, tags_of
 
 BATCH = 10  # messages a request carries at most
@@ -26,6 +26,7 @@ _ODD = re.compile(r"[^!-~]")
 
 
 NO_TEXT = NeverTaken("SQS takes text only, at least a letter and no control characters, and this payload is none")
+UNSAID = ConnectionLost("the answer does not say whether SQS has taken it")
 NOT_YET = ServerBusy("it was not sent yet")
 Why = QdError | None
 
@@ -62,6 +63,8 @@ class Messages:
                 asked["QueueOwnerAWSAccountId"] = address.account
             try:
                 self._urls[queue] = str(self.service.call("get_queue_url", **asked)["QueueUrl"])
+            except KeyError:
+                raise ConnectionLost(f"the server at {address.place} answers what no SQS answers") from None
             except NoSuchQueue:
                 raise self._unknown(queue, asked["QueueName"]) from None
         return self._urls[queue]
@@ -114,7 +117,9 @@ class Messages:
                 self._batch(queue, jobs, half, found)
             return
         for place in places:
-            found[place] = None
+            found[place] = UNSAID
+        for each in answer.get("Successful", ()):
+            found[int(each["Id"])] = None
         for each in answer.get("Failed", ()):
             found[int(each["Id"])] = why_of(each)
 

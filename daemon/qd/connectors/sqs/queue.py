@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from qd.connectors.base import Outgoing, Reserved
 from qd.connectors.borrowed.backend import Parcel
-from qd.connectors.borrowed.keeping import BorrowedKeeping
+from qd.connectors.borrowed.keeping import BorrowedKeeping, Refused
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.effects import spoken
@@ -36,6 +36,7 @@ class SqsQueue(BorrowedKeeping):
     _looked_for_waiting = float("-inf")
     _found_waiting: Sequence[int] = ()
     _said_waiting: list[int] = []  # noqa: RUF012 - never changed in place
+    _wrong: dict[str, ServerRefused] = {}  # noqa: RUF012 - as that
 
     def _waits(self, job: Outgoing) -> bool:
         """A FIFO queue knows no delay of a single message."""
@@ -149,13 +150,16 @@ class SqsQueue(BorrowedKeeping):
         with suppress(ConnectionLost, ServerRefused):
             self.backend.show(queue, handle, delay)
 
-    def _waiting(self, queues: Sequence[str]) -> list[int]:
+    def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
         """Those that were found so twice running: each look is paid for, and what SQS counts is some seconds old."""
         at = time.monotonic()
         if at - self._looked_for_waiting >= min(LOOK, max(SOON, self.settings.retry_after)):
-            found, before = super()._waiting(queues), self._found_waiting
-            self._looked_for_waiting, self._found_waiting = at, found
+            wrong = dict[str, ServerRefused]()
+            found, before = super()._waiting(queues, wrong.__setitem__), self._found_waiting
+            self._looked_for_waiting, self._found_waiting, self._wrong = at, found, wrong
             self._said_waiting = [place for place in found if place in before]
+        for queue, error in self._wrong.items():
+            refused(queue, error)
         return self._said_waiting
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:

@@ -30,6 +30,7 @@ DENIED = (
 )  # fmt: skip
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 UNKNOWN = ("QueueDoesNotExist", "NonExistentQueue")
+WRONG_PLACE = "does the url name another program's port, or does a proxy ask for a login?"
 WAYS = "give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
 
 
@@ -88,6 +89,10 @@ class Service:
         headers = {key: text_of(value) for key, value in request.headers.items()}
         body = request.body.encode() if isinstance(request.body, str) else bytes(request.body or b"")
         status, answered, text = self.line.exchange(request.url, headers, body, self._seconds, self._wake)
+        if (
+            status == 200 and text.strip() and not text.lstrip().startswith(b"{")
+        ):  # which botocore would take for an answer
+            raise ConnectionLost(f"the server at {self.address.place} answers what no SQS answers: {WRONG_PLACE}")
         return AWSResponse(request.url, status, answered, Body(text))
 
     def classified(self, error: Exception) -> Exception:
