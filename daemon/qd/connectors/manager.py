@@ -40,6 +40,7 @@ URLS: Mapping[str, str] = {
     "redis": "qd.connectors.redis.opening:check",
     "beanstalkd": "qd.connectors.beanstalkd.target:Target",
     "sqs": "qd.connectors.sqs.address:Address",
+    "database": "qd.connectors.database.target:check",
 }
 """driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
 LOOKS: Mapping[str, str] = {

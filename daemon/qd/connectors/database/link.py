@@ -223,7 +223,8 @@ class Link(Patience):
             for statement in self.server.greeting(self.timeout):
                 self._connection.exec_driver_sql(statement).close()
             self.server.patience(self._connection.connection.dbapi_connection, self.timeout)
-        except sql.exc.ArgumentError as error:
+        except (sql.exc.ArgumentError, TypeError) as error:  # TypeError: an option that the driver does not know
+            self.close()
             raise ConfigError(f"the url of the database at {self.place}: {error}") from None
         except BaseException as error:
             self._failed(error, connecting=True)

@@ -265,7 +265,7 @@ def server_of(text: str) -> tuple[URL, Server]:
     """The url as SQLAlchemy takes it, with a driver, and what stands there. Raises ConfigError."""
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigError("not the url of a database (written postgresql://user:password@host/name)") from None
     kind, _, driver = url.drivername.partition("+")
     if kind not in SERVERS:

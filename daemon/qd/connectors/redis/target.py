@@ -30,6 +30,8 @@ class Target:
         self.user = unquote(parts.username) if parts.username else None
         self.password = unquote(parts.password) if parts.password else None
         self.path = unquote(parts.path) if parts.scheme == "unix" else None
+        if self.path == "":
+            raise ConfigError("a unix:// url names the server's socket: unix:///run/redis/redis.sock")
         try:
             self.host, self.port = parts.hostname or "localhost", parts.port or 6379
             self.db = int(query.get("db") or ("" if self.path else parts.path.strip("/")) or 0)
