@@ -167,7 +167,7 @@ class Link(Patience):
             self.close()
             kind = Unreachable if kind is ConnectionLost else kind
         ours = told(kind, self.place, origin or error)
-        if kind in (ConnectionLost, Unreachable) or self._read_only(origin):
+        if kind is ConnectionLost or issubclass(kind or QdError, Unreachable) or self._read_only(origin):
             self.close()
         raise ours from None
 

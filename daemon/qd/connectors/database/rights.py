@@ -14,10 +14,9 @@ NONE = sql.false()
 
 
 def check(link: Link, jobs_table: str) -> None:
-    """Raises NoRight with the first thing that it may not do. Nothing is changed; the tables are there."""
+    """Raises NoRight with the first thing that it may not do, NotWritable where a file is not its own. Nothing is changed;
+    the tables are there."""
     jobs = tables.jobs(jobs_table)
-    if link.kind == "sqlite":  # it has no users
-        return
     with link.transaction():
         for table in (tables.names, tables.items, jobs, jobtables.reservations(jobs_table)):
             for statement in touching(table):

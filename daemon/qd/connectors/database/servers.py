@@ -42,6 +42,14 @@ class NoRight(NeedsMending, ServerRefused):
     """The user is known, and may not do this: on a table, a column, a sequence."""
 
 
+class NotThere(NeedsMending, Unreachable):
+    """The server has no database of this name, or the file of SQLite cannot be opened."""
+
+
+class NotWritable(NeedsMending, ServerBusy):
+    """The file of SQLite, or its folder, is not this user's to write."""
+
+
 class Again(ServerBusy):
     """A deadlock, or two transactions in one another's way: nothing was done, and it is to be run again."""
 
@@ -138,7 +146,7 @@ class Postgres(Server):
         if state is None:
             return password_or(ConnectionLost, str(error)) if is_operational(error) else None
         exact = {"42P01": MissingTable, "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
-                 "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": Unreachable}  # fmt: skip
+                 "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": NotThere}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
         return exact.get(state) or classes.get(state[:2])
 
@@ -177,7 +185,8 @@ class MySql(Server):
             ({1205, 1040, 1203, 1226, 1290, 1836, 1792, 1021, 1114, 1030, 1969, 3024}, ServerBusy),
             ({1142, 1143, 1227, 1370}, NoRight),
             ({1044, 1045, 1698, 2059}, WrongPassword),
-            ({2002, 2003, 2005, 1049}, Unreachable),
+            ({1049}, NotThere),
+            ({2002, 2003, 2005}, Unreachable),
             ({0, 2006, 2013, 2014, 2055, 1053, 1927, 4031, 1158, 1159, 1160, 1161}, ConnectionLost),
         ]
         return next((kind for codes, kind in groups if code in codes), None)
@@ -218,8 +227,10 @@ class Sqlite(Server):
         if "no such table" in said:
             return MissingTable
         if name.startswith("SQLITE_CANTOPEN") or "unable to open" in said:
-            return Unreachable
-        busy = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
+            return NotThere
+        if name.startswith("SQLITE_READONLY"):
+            return NotWritable
+        busy = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
         return ServerBusy if name.startswith(busy) else None
 
 
@@ -231,6 +242,8 @@ def password_or(other: type[QdError], said: str) -> type[QdError]:
     """A refused login has no code of its own in the driver's first words."""
     if "authentication" in said or 'role "' in said or "no pg_hba.conf entry" in said or "permission denied" in said:
         return WrongPassword
+    if 'database "' in said and "does not exist" in said:
+        return NotThere
     return ServerBusy if "too many" in said or "starting up" in said or "remaining connection slots" in said else other
 
 
@@ -294,6 +307,10 @@ def told(kind: type[QdError] | None, place: str, error: object) -> QdError:
         return Unreachable(f"the database at {place} does not answer: {said}")
     if kind is WrongPassword:
         return WrongPassword(f"the database at {place} refuses this user or password: {said}")
+    if kind is NotThere:
+        return NotThere(f"the database at {place} is not there, or cannot be opened: {said}")
+    if kind is NotWritable:
+        return NotWritable(f"the user of this process may not write the database at {place}, or its folder: {said}")
     if kind is NoRight:
         return NoRight(
             f"the user of the database at {place} lacks a right (docs/database.md, Users and rights): {said}"
