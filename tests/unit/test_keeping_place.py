@@ -7,14 +7,18 @@ import json
 import pytest
 
 from qd.connectors.manager import MEMORIES
+from qd.log import Log
+from qd.master import keeping
 from qd.master.keeping import place_of
 from qd.options.kinds import WITH_KEYSPACE
+from qd.process import child
+from qd.process.scoreboard import H, Scoreboard
 
 URLS = {"redis": "redis://a/0", "database": "sqlite:////a", "beanstalkd": "beanstalkd://a", "sqs": "sqs://eu-west-1"}
 
 
 def settings(driver: str, *, control: str = "redis://c/0", name: str = "work") -> str:
-    same = {"prefix": "", "table": "jobs"}
+    same = {"prefix": "", "table": "jobs", "retry_after": 5.0}
     return json.dumps(
         {
             "control": "control",
@@ -41,3 +45,24 @@ def test_the_name_of_a_connection_is_where_its_leases_stand_on_another(driver: s
 
 def test_the_drivers_with_a_keyspace_of_their_own_are_those_that_open_one() -> None:
     assert set(WITH_KEYSPACE) == set(MEMORIES)
+
+
+def test_a_keeper_that_has_not_been_about_yet_is_not_silent_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, board, seconds = list[int](), Scoreboard(), 1
+    monkeypatch.setattr(keeping, "now", lambda: seconds * 10**9)
+    monkeypatch.setattr(child, "kill_group", killed.append)
+    watched = keeping.Keeping(board, Log("master", write=lambda line: None))
+    watched.settings = settings("database")
+
+    def until(second: int) -> list[int]:
+        nonlocal seconds
+        while seconds < second:
+            watched.watch(lambda *_: 77, set())
+            seconds += 1
+        return killed
+
+    assert until(15) == []  # its driver is being loaded
+    board.set_header(H.KEEPER_ALIVE, 15 * 10**9)
+    assert until(18) == []
+    assert until(22) == [77]
+    watched.died(9, expected=True)

@@ -16,6 +16,7 @@ from qd.process.scoreboard import H, Scoreboard, now
 from qd.process.talk import Message, Orders
 
 SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
+BOOTING = 15.0  # of one that has not been about yet: on a busy host its driver takes seconds to load
 BLIND_NS = 2_000_000_000  # a master that has not looked for so long was stopped itself, its keeper most likely too
 STACK = 8000  # characters of a stack that are handed on
 
@@ -78,7 +79,8 @@ class Keeping:
 
     def _patience(self) -> float:
         """max(3 s, a third of the lease): the lease must outlive a stuck keeper and the start of the next."""
-        return max(SILENT, float(connection_of(self._running)["retry_after"]) / 3 if self._running else 0.0)
+        least = SILENT if self.board.header(H.KEEPER_ALIVE) > self._started else BOOTING
+        return max(least, float(connection_of(self._running)["retry_after"]) / 3 if self._running else 0.0)
 
     def _start(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         assert self.settings is not None

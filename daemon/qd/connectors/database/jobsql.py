@@ -26,6 +26,7 @@ class JobSql:
         )
         self.clock = f"(SELECT {server.clock} AS us) c"
         self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
+        self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns know no case there
         self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
         self.skipping = "" if self.kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
         self.same = "j.id = s.job_id AND j.attempts = s.attempts AND j.reserved_at = s.reserved_at"
