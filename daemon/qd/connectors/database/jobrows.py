@@ -109,7 +109,8 @@ class JobRows:
     def _one(self, run: Running, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
         turned = " DESC" if tail else ""
         text = (
-            f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)} AND payload = :payload{self.sql.exactly}"
+            f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
+            f" AND payload = :payload{self.sql.exactly}"
             f" ORDER BY available_at{turned}, id{turned} LIMIT 1{self.sql.locked}"
         )
         given = {**values(run, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
