@@ -5,8 +5,9 @@ worker/attempt.py asks it. The rules are those of Laravel (Queue/Worker.php, 8 a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from qd.options import JobOptions
 from qd.units import span_text
@@ -23,8 +24,7 @@ LONGEST_HOLD = 60.0  # doubling up to this
 _NOTHING_SAID = JobOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What holds for one job. Durations are seconds, moments Unix seconds."""
 
     tries: int  # 0: unlimited
@@ -37,8 +37,7 @@ class Limits:
     unroutable_ttl: float
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Try again in `delay` seconds. counts: whether this attempt does."""
 
     delay: float
@@ -46,8 +45,7 @@ class Release:
     counts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """Failed for good. error: the one to tell of, where there is one."""
 
     reason: str

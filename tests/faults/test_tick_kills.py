@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import qd
 from qd.log import Log

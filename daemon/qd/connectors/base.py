@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from qd.connectors.batches import Batches
 from qd.connectors.effects import Effect
@@ -95,8 +96,7 @@ class Turn(NamedTuple):
     malformed: int  # payloads that were not even JSON objects, moved to the failed store by this turn
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True):
     """How many payloads stand where. oldest_age: seconds the head of ready waits; None when that is not known."""
 
     ready: int

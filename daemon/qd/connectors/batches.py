@@ -4,8 +4,9 @@ counting itself is an effect of the answers (effects.Count)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 
 class Entry(NamedTuple):
@@ -26,8 +27,7 @@ class Callback(NamedTuple):
     moments: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NewBatch:
+class NewBatch(msgspec.Struct, frozen=True):
     """callbacks: by "then", "catch", "finally"."""
 
     id: str
@@ -36,8 +36,7 @@ class NewBatch:
     callbacks: Mapping[str, Callback]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchState:
+class BatchState(msgspec.Struct, frozen=True):
     """A batch at one moment. total: jobs sent; pending: those that have not ended, failed: those that have failed for good.
     Moments: unix seconds by the server's clock, None: not yet."""
 

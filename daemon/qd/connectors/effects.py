@@ -6,12 +6,12 @@ connectors/ends.py works them out from a payload's ties; Queue.ack, release and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Push:
+
+class Push(msgspec.Struct, frozen=True):
     """Send another job: the next of a chain, a callback. delay: seconds."""
 
     queue: str
@@ -19,16 +19,14 @@ class Push:
     delay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(msgspec.Struct, frozen=True):
     """Free the lock `name`, if `owner` still has it."""
 
     name: str
     owner: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Let `owner` keep the lock `name` for so many seconds from now, if it still has it."""
 
     name: str
@@ -36,8 +34,7 @@ class Hold:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(msgspec.Struct, frozen=True):
     """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
 
     skipped: it was not run, for the batch was cancelled. place: queue and id of the record of one that has failed.
@@ -49,8 +46,7 @@ class Count:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(msgspec.Struct, frozen=True):
     """Keep how the job `id` ended: its status and, as JSON, its result or error. ttl: seconds."""
 
     id: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
 
 from qd.bus.chain import Chain
 from qd.jobs import Call, Plan
@@ -19,8 +20,7 @@ Missed = Literal["skip", "once", "all"]
 Act = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class JobTask:
+class JobTask(msgspec.Struct, frozen=True):
     """Send this job: its run is a worker's business."""
 
     call: Call[Any]
@@ -38,22 +38,19 @@ class JobTask:
         return self.call._members[0].plan if isinstance(self.call, Chain) else self.call._to_send()[1]
 
 
-@dataclass(frozen=True, slots=True)
-class CallTask:
+class CallTask(msgspec.Struct, frozen=True):
     """Call a function without arguments, sync or async, in a process of its own."""
 
     function: Act
 
 
-@dataclass(frozen=True, slots=True)
-class ShellTask:
+class ShellTask(msgspec.Struct, frozen=True):
     """Have /bin/sh run this line."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class QdTask:
+class QdTask(msgspec.Struct, frozen=True):
     """Run a command of qd's, as these words: ("failed", "forget", "--older-than", "30d")."""
 
     words: tuple[str, ...]
@@ -62,8 +59,7 @@ class QdTask:
 Task = JobTask | CallTask | ShellTask | QdTask
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(msgspec.Struct, frozen=True):
     """Whether a tick is taken. why: what is told of a tick that was not ("outside of 8:00-17:00"). passes: called with the
     tick's unix seconds; it may be the user's code, and raise, or hang. shut_until: of a tick that does not pass, a moment up
     to which none will; None: nobody knows."""
@@ -74,8 +70,7 @@ class Filter:
     shut_until: Callable[[float], float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """name: one of its own among all entries of the app, the same on all hosts. timeout: seconds, 0 for none.
     origin: file and line that declared it."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from qd.errors import AttemptsExceeded, JobTimeout, UnknownJob
 from qd.jobs import Registry
@@ -18,8 +19,7 @@ class Death(NamedTuple):
     facts: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """It ran to its end. Of a job that is tied to others: what it returned, and whether it did not run, since its batch was
     cancelled."""
 
@@ -27,15 +27,13 @@ class Done:
     skipped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Missing(Done):
+class Missing(Done, frozen=True):
     """It did not run: an argument is no longer in the database, and the job says that it is then over, and well."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Back:
+class Back(msgspec.Struct, frozen=True):
     """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
 
     delay: float
@@ -47,8 +45,7 @@ class Back:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """It has failed for good. attempts: the count its payload is kept with."""
 
     error: BaseException
@@ -56,15 +53,13 @@ class Failed:
     death: Death | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """Its lease is gone: there is nothing left to answer."""
 
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """Somebody cancelled it: it is dropped, and to those that it is tied to it has failed."""
 
     error: BaseException
