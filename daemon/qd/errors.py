@@ -91,6 +91,10 @@ class ServerRefused(QdError):
     """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
 
 
+class Unusable(NeedsMending, Unreachable):
+    """The server is there, and none to work with as the url stands: its certificate, its databases, what it is."""
+
+
 class OtherKind(NeedsMending, ServerRefused):
     """The url is one of a single server, and a cluster is there, or the other way round."""
 

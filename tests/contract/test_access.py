@@ -13,7 +13,7 @@ from qd.connectors.redis import rights
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.connectors.reserver import Reserver
-from qd.errors import ConfigError, ConnectionLost, ServerRefused, WrongPassword
+from qd.errors import ConfigError, ConnectionLost, ServerRefused, Unusable, WrongPassword
 from qd.unit import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
@@ -316,13 +316,13 @@ def test_a_certificate_of_nobody_we_know_is_refused(tls, certificates, connect):
     port, clients = tls
     other = "server.crt"  # some certificate that has not signed the server's
     for url in (tls_url(port, certificates, clients, ca=other), f"rediss://127.0.0.1:{port}"):
-        with pytest.raises(ConnectionLost, match="certificate verify failed"):
+        with pytest.raises(Unusable, match=r"certificate is refused: (self-signed|unable)"):
             connect(url).push("a", job(1))
 
 
 def test_a_certificate_for_another_host_is_refused(tls, certificates, connect):
     port, clients = tls
-    with pytest.raises(ConnectionLost, match=r"certificate verify failed.*mismatch"):
+    with pytest.raises(Unusable, match=r"certificate is refused: Hostname mismatch"):
         connect(tls_url(port, certificates, clients, host="localhost")).push("a", job(1))
 
 
@@ -341,8 +341,13 @@ def test_a_client_without_its_certificate_is_refused(tls, certificates, connect)
         queue.push("a", job(1))
         assert queue.ack(take(queue))
     else:
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLost, match=r"wants a client.s certificate|reset"):
             queue.push("a", job(1))
+
+
+def test_a_database_that_is_not_there_is_a_matter_of_configuration(server, connect):
+    with pytest.raises(Unusable, match="has no such database"):
+        connect(f"{server.url}?db=99").push("a", job(1))
 
 
 def test_tls_and_plain_do_not_meet_quietly(tls, certificates, connect):

@@ -7,7 +7,7 @@ from typing import Any
 
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.redis.target import Target
-from qd.errors import ServerBusy, Unreachable
+from qd.errors import ServerBusy, ServerRefused, Unreachable, Unusable
 
 Commands = list[tuple[Arg, ...]]
 
@@ -28,8 +28,10 @@ def greeting(target: Target, name: str) -> Commands:
 
 
 def check_welcome(target: Target, commands: Commands, replies: Sequence[Any]) -> None:
-    """Raises what it was refused with, and Unreachable: another program, or no primary yet."""
+    """Raises what it was refused with, and Unreachable: another program, or no primary yet; Unusable: not this database."""
     for command, reply in zip(commands, replies, strict=True):
+        if command[0] == "SELECT" and isinstance(reply, ServerRefused):
+            raise Unusable(f"Redis at {target.place} has no such database: {reply}")
         if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
             raise reply
         if command[0] == "ROLE" and isinstance(reply, list) and reply[0] != b"master":

@@ -19,8 +19,8 @@ from urllib.parse import unquote
 
 import hiredis
 
-from qd.connectors.redis.target import OPTIONS, Target, options_of, parted, reason, tcp_socket, tls_context
-from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, WrongPassword
+from qd.connectors.redis.target import OPTIONS, Target, options_of, parted, reason, tcp_socket, tls_context, unreached
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, Unusable, WrongPassword
 
 KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
@@ -101,7 +101,7 @@ class Primary(Target):
             try:
                 return self.told_by(self.sentinels[0], min(ASK, timeout / 2, left))
             except (OSError, hiredis.ProtocolError) as error:
-                said.append(Unreachable(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
+                said.append(unreached(error)(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
             except ConnectionLost as error:
                 said.append(error)
             self.doubted()
@@ -168,6 +168,10 @@ def refused(text: str, sentinel: str) -> ConnectionLost:
     if text.startswith(NO_ENTRY):
         way = "sentinel_username and sentinel_password in the url are for it"
         return WrongPassword(f"sentinel {sentinel} refuses this user or password ({way}): {text}")
+    if text.startswith("ERR unknown command"):
+        return Unusable(
+            f"the server at {sentinel} is no sentinel: write redis:// into the url, or the sentinels' addresses"
+        )
     return Unreachable(f"sentinel {sentinel}: {text}")
 
 

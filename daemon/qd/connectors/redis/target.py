@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Sequence
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from qd.errors import ConfigError
+from qd.errors import ConfigError, Unreachable, Unusable
 from qd.units import did_you_mean
 
 OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
@@ -109,7 +109,16 @@ def tls_context(query: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
+def unreached(why: Exception) -> type[Unreachable]:
+    """A certificate that is refused is for somebody to mend; everything else may be over in a moment."""
+    return Unusable if isinstance(why, ssl.SSLCertVerificationError) else Unreachable
+
+
 def reason(why: object) -> str:
     if isinstance(why, TimeoutError):
-        return "no answer in time"
+        return "no answer to TLS in time: has this port TLS?" if "handshake" in str(why) else "no answer in time"
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {why.verify_message} (ssl_ca_certs names who signs it, the url its host)"
+    if isinstance(why, ssl.SSLError) and (isinstance(why, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(why)):
+        return "it has ended TLS: where it wants a client's certificate, name ssl_certfile and ssl_keyfile"
     return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()

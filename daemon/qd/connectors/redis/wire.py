@@ -28,7 +28,7 @@ from qd.connectors.redis.speech import (
     with_refusals,
     with_text,
 )
-from qd.connectors.redis.target import reason
+from qd.connectors.redis.target import reason, unreached
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, NoAnswer, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
@@ -74,7 +74,7 @@ class Wire(Patience):
             self._sock.settimeout(self.timeout)
         except (OSError, ssl.SSLError) as error:
             self.close()
-            raise Unreachable(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
+            raise unreached(error)(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
         said = greeting(self.target, self.name)
