@@ -393,12 +393,12 @@ def test_a_keyed_job_that_was_moved_runs_once_and_says_so(queue):
 
 def test_a_paused_queue_gives_nothing_and_is_told(queue):
     queue.push_many([("a", job(1), None), ("b", job(2), None)])
-    queue.room.call("SET", "queues:a:paused", "{}")
+    queue.space.call("SET", "queues:a:paused", "{}")
     turn = queue.turn(None, ["a", "b"])
     assert (turn.paused, turn.reserved.queue) == (("a",), "b")
     shut = queue.turn(turn.reserved, ["a", "b"], shut=["b"])
     assert (shut.acked, shut.paused, shut.reserved) == (True, ("a", "b"), None)
-    queue.room.call("DEL", "queues:a:paused")
+    queue.space.call("DEL", "queues:a:paused")
     assert ids(queue) == ["id1"]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.database.held import Holding, bytes_of, dropped, member_of
+from qd.connectors.database.tables import SECOND
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.unit import split_mark
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from qd.connectors.database.queue import DatabaseQueue
 
 MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
-SECOND = 1_000_000
 DAY = 86400
 SWEEP = 5.0  # seconds between two looks for what has expired in the keyspace
 

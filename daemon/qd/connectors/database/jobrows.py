@@ -12,8 +12,8 @@ from qd.connectors.database.held import bytes_of, member_of, owner_in, row_of
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.listening import channel
 from qd.connectors.database.rows import Placed, Running, Spot
+from qd.connectors.database.tables import SECOND
 
-SECOND = 1_000_000
 FAR = 2**62
 
 

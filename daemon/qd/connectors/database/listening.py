@@ -11,7 +11,7 @@ from qd.connectors.database.link import Link
 from qd.connectors.database.tokens import channel_of
 from qd.process.descriptors import ready_of
 
-SECOND = 1.0  # the longest wait without a look
+LONGEST = 1.0  # the longest wait without a look
 SHORTEST, LONGEST, MORE = (
     0.01,
     0.3,
@@ -39,7 +39,7 @@ class Listening:
         """Until a push was told, `seconds` are over, `wake` can be read, or a look is due. Raises ConnectionLost."""
         if self.link.kind == "postgresql":
             if not self._listen(queues):  # what came before it was told to nobody
-                self.link.rest(min(seconds, SECOND), wake)
+                self.link.rest(min(seconds, LONGEST), wake)
             return
         pause, self._pause = min(seconds, self._pause), min(LONGEST, self._pause * MORE)
         ready_of([wake], pause)

@@ -32,6 +32,7 @@ from qd.connectors.database.leases import Leases
 from qd.connectors.database.listening import Listening, channel
 from qd.connectors.database.servers import Again
 from qd.connectors.database.singles import SingleJobs
+from qd.connectors.database.tables import SECOND
 from qd.connectors.database.taking import Taking
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from qd.connectors.database.keyspace import DatabaseSpace
 
 T = TypeVar("T")
-SECOND = 1_000_000
 AGAIN = 0.001, 0.02  # seconds until what met another in a deadlock is done again: nothing of it has happened
 CHUNK = 1000  # rows a transaction inserts at most
 LIMITS: Limits = {"delay": "a delay ends with a whole second of the database's clock, up to one later than asked"}
@@ -55,6 +55,8 @@ LIMITS: Limits = {"delay": "a delay ends with a whole second of the database's c
 
 class DatabaseQueue(KeyspaceQueue):
     """space: the keyspace of the same database; its connection is used for everything but the wait."""
+
+    space: DatabaseSpace
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class DatabaseQueue(KeyspaceQueue):
         max_payload: int = 0,
     ) -> None:
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
-        self.room, self.link = space, space.link
+        self.link = space.link
         self.sql = JobSql(self.link.server, settings.table)
         self.taking, self.leases = Taking(self), Leases(self)
         self._swept = time.monotonic()
@@ -246,7 +248,7 @@ class DatabaseQueue(KeyspaceQueue):
     def sweep(self, seconds: float) -> None:
         """Take some of what has expired in the keyspace away, not more often than so."""
         if time.monotonic() - self._swept > seconds:
-            self._swept = 0.0 if self.room.sweep() else time.monotonic()
+            self._swept = 0.0 if self.space.sweep() else time.monotonic()
 
     # -- looking
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from qd.connectors.base import Found
 from qd.connectors.database.held import owner_in
+from qd.connectors.database.tables import SECOND
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.jobs import KeptJobs
 
@@ -29,7 +30,7 @@ class SingleJobs(KeptJobs):
             rows = queue.rows(queue.sql.owned, {"owner": owner, "queue": found.queue}) if mark else ()
             if not any(row.mark == mark for row in rows):
                 return False
-            self.space.call("HSET", name, mark, queue.now_us() // 1_000_000)
+            self.space.call("HSET", name, mark, queue.now_us() // SECOND)
             self.space.call("EXPIRE", name, DAY)
             return True
 

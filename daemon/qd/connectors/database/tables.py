@@ -18,6 +18,7 @@ from sqlalchemy.dialects import mysql
 
 VERSION = 1  # of qd's tables; another one is told by `qd migrate` and at the start of `qd work`
 LONGEST = 200  # bytes of a name, field or member that is its own key
+SECOND = 1_000_000  # of the columns, and of the clock, that count microseconds
 
 
 def key_of(name: bytes) -> bytes:

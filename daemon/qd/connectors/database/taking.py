@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.connectors.base import Reserved, Turn
-from qd.connectors.database.held import Holding, base_of, bytes_of, may_stand, reserved, sum_of
+from qd.connectors.database.held import FRESH, Holding, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.jobsql import HIGHEST
-from qd.connectors.database.tables import key_of
+from qd.connectors.database.tables import SECOND, key_of
 from qd.connectors.keyspace import keys
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from qd.connectors.database.queue import DatabaseQueue
 
 MOST = 100  # payloads that a turn looks at, where those before are no jobs
-SECOND = 1_000_000
-PLAIN = b',"attempts":0,"delay":null}'
 
 
 class Row(NamedTuple):
@@ -129,7 +127,8 @@ class Taking:
     def _paused(self, queue: str) -> bytes:
         return f"{self.queue.settings.prefix}{keys.paused(queue)}".encode()
 
-    def _names(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+    def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+        """The queues that are shut, or paused: found are the keys that say so."""
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
@@ -143,7 +142,7 @@ class Taking:
         row = None
         if found.id is not None:
             row = Row(found.id, found.queue, bytes_of(found.payload), found.attempts, found.us // SECOND)
-        paused = self._names(queues, shut, found.paused or ())
+        paused = self._passed_over(queues, shut, found.paused or ())
         return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
     def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
@@ -163,7 +162,7 @@ class Taking:
         queue, link = self.queue, self.queue.link
         values = self._values(queues)
         seen = link.execute(queue.sql.seen(len(queues)), values).all()
-        us, paused = int(seen[0].us), self._names(queues, shut, [row.name for row in seen])
+        us, paused = int(seen[0].us), self._passed_over(queues, shut, [row.name for row in seen])
         if seen[0].busy:
             return Looked(False, True, us, None, None, paused)
         now = us // SECOND
@@ -199,6 +198,6 @@ def due_values(queues: tuple[str, ...]) -> dict[str, Any]:
 
 def may_be_tied(payload: bytes) -> bool:
     """As tied.lua tells it: ties stand last before the id, of 32 letters or a uuid, so one byte says it as a rule."""
-    if payload.endswith(PLAIN):
+    if payload.endswith(FRESH):
         return ord("}") in (payload[-68:-67] + payload[-72:-71])
     return b'"qd":{' in payload
