@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
 import greenstalk
 import pytest
 
+from tests.support.beside import NOTE, Beside
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
 from tests.support.resp import Client
@@ -18,25 +18,11 @@ from tests.support.servers.beanstalkd import Beanstalkd
 
 pytestmark = pytest.mark.leaves("qd:at:tubes:*", "qd:restart", "qd:schedule:last")
 
-JOBS = """
-def note(*words):
-    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
-    os.close(fd)
-
+JOBS = f"""{NOTE}
 @app.job("step")
 def step(name: str, seconds: float = 0.0, size: int = 0) -> None:
     time.sleep(seconds)
     note(name)
-
-@app.job("single", unique="it")
-def single(name: str) -> None:
-    note(name)
-
-@app.job("stuck", tries=2, timeout=1, backoff=0)
-def stuck(name: str) -> None:
-    note(name, current_job().attempt)
-    time.sleep(60)
 
 @app.job("again", tries=3)
 def again(name: str, times: int = 1) -> None:
@@ -72,10 +58,13 @@ POINTS = {
 }
 
 
-class Shop:
+class Shop(Beside):
+    connection = "tubes"
+
     def __init__(self, project: Project, url: str, control: str) -> None:
-        self.project, self.url, self.control = project, url, control
-        project.allowed |= {"notes", "kill", "control.sqlite", "control.sqlite-wal", "control.sqlite-shm"}
+        super().__init__(project)
+        self.url, self.control = url, control
+        project.allowed |= {"kill"}
         self.write()
 
     def write(self, *, control: str = "control", lease: int = 30, more: str = "") -> None:
@@ -84,18 +73,6 @@ class Shop:
             f'[connections.control]\nurl = "{self.control}"\n'
             f'[connections.tubes]\nurl = "{self.url}"\nretry_after = {lease}\n'
         )
-
-    def notes(self) -> list[str]:
-        path = self.project.root / "notes"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def python(self, code: str) -> None:
-        self.project.python(f"from jobs import *\n{textwrap.dedent(code)}\napp.connections.close_all()")
-
-    def empty(self) -> bool:
-        said = json.loads(self.project.quick("status", "--json").stdout)
-        rows = [row for row in said["queues"] if row["connection"] == "tubes"]
-        return all(row["ready"] + row["delayed"] + row["reserved"] == 0 for row in rows)
 
 
 @pytest.fixture

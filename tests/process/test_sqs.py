@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable
 
 import pytest
 
+from tests.support.beside import NOTE, Beside
 from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project, ready
 from tests.support.server import Server
 from tests.support.servers.sqs import Sqs
 
-JOBS = """
-def note(*words):
-    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
-    os.close(fd)
-
+JOBS = f"""{NOTE}
 @app.job("step")
 def step(name: str, seconds: float = 0.0) -> None:
     note(name)
     time.sleep(seconds)
-
-@app.job("single", unique="it")
-def single(name: str) -> None:
-    note(name)
 
 @app.job("sometimes", queue="orders.fifo", tries=3, backoff=1)
 def sometimes(name: str, fails: int = 0) -> None:
     note(name, current_job().attempt)
     if current_job().attempt <= fails:
         raise ValueError("not yet")
-
-@app.job("stuck", tries=2, timeout=1, backoff=0)
-def stuck(name: str) -> None:
-    note(name, current_job().attempt)
-    time.sleep(60)
 
 @app.job("dies", queue="orders.fifo")
 def dies(name: str) -> None:
@@ -49,12 +35,15 @@ def dies(name: str) -> None:
 """
 
 
-class Shop:
-    """A project on SQS, with its control connection on Redis."""
+class Shop(Beside):
+    """On SQS, with its control connection on Redis."""
+
+    connection = "sqs"
 
     def __init__(self, project: Project, sqs: Sqs, server: Server) -> None:
-        self.project, self.sqs, self.server = project, sqs, server
-        project.allowed |= {"notes", "died", *(f"control.sqlite{end}" for end in ("", "-wal", "-shm"))}
+        super().__init__(project)
+        self.sqs, self.server = sqs, server
+        project.allowed |= {"died"}
         self.write()
 
     def write(self, *, control: str = "redis", queue: str = "mail", options: str = "", lease: int = 30) -> None:
@@ -64,18 +53,6 @@ class Shop:
             f'[connections.file]\nurl = "sqlite:///{self.project.root}/control.sqlite"\n'
             f'[connections.sqs]\nurl = "{self.sqs.url}{options}"\nqueue = "{queue}"\nretry_after = {lease}\n'
         )
-
-    def notes(self) -> list[str]:
-        path = self.project.root / "notes"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def python(self, code: str) -> None:
-        self.project.python(f"from jobs import *\n{textwrap.dedent(code)}\napp.connections.close_all()")
-
-    def empty(self) -> bool:
-        said = json.loads(self.project.quick("status", "--json").stdout)
-        rows = [row for row in said["queues"] if row["connection"] == "sqs"] if "queues" in said else []
-        return all(row["ready"] + row["delayed"] + row["reserved"] == 0 for row in rows)
 
 
 @pytest.fixture

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import KEEPS, Server, free_port
+from tests.support.servers.started import Started
 
 SLOTS = 16384
 SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))
 OPTIONS = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "5000")
 
 
-class Cluster:
+class Cluster(Started):
     """nodes: the servers, each may be killed and started again; it finds the others by what it has written down."""
 
     def __init__(self, *options: str) -> None:
@@ -28,7 +29,7 @@ class Cluster:
     def url(self) -> str:
         return f"redis+cluster://{','.join(self.addresses)}"
 
-    def start(self) -> Cluster:
+    def start(self) -> Self:
         for node in self.nodes:
             node.port = node.port or free_port()
             node.start()
@@ -116,16 +117,6 @@ class Cluster:
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()
-
-    def __enter__(self) -> Cluster:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def knows_all(node: Server) -> bool:

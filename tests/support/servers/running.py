@@ -15,9 +15,10 @@ import psutil
 
 from tests.support.clock import eventually
 from tests.support.server import die_with_parent, free_port
+from tests.support.servers.started import Started
 
 
-class Running:
+class Running(Started):
     """Constructor makes a folder; start() starts. A subclass says what to run, how it is made ready and when it serves."""
 
     name = ""
@@ -98,16 +99,6 @@ class Running:
         """End it, also when it is stopped or busy, and take its folder away."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _begin(self) -> None:
         with (self.folder / "log").open("ab") as log:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Self
 
 from tests.support.clock import eventually
 from tests.support.peers import redis_server
 from tests.support.resp import Client
 from tests.support.server import KEEPS, Server, free_port
 from tests.support.servers.running import Running
+from tests.support.servers.started import Started
 
 SERVICE = "qd"  # the name under which sentinels know the primary
 DOWN_AFTER = 1000  # ms without an answer until a sentinel takes a server for dead
@@ -65,7 +67,7 @@ class Watcher(Running):
         return facts["flags"], counts[0], counts[1]
 
 
-class Sentinel:
+class Sentinel(Started):
     """nodes: the three servers, whoever is primary now. service: its name. Each kind of process may be killed."""
 
     service = SERVICE
@@ -83,7 +85,7 @@ class Sentinel:
     def url(self) -> str:
         return f"redis+sentinel://{','.join(self.addresses)}/{SERVICE}/0"
 
-    def start(self) -> Sentinel:
+    def start(self) -> Self:
         first, *others = self.nodes
         first.start()
         for other in others:
@@ -135,16 +137,6 @@ class Sentinel:
             watcher.stop()
         for node in self.nodes:
             node.stop()
-
-    def __enter__(self) -> Sentinel:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def flags_of(client: Client, what: str) -> list[str]:
