@@ -25,7 +25,7 @@ from qd.bus.named import Queue
 from qd.bus.own import extension, own_drivers
 from qd.bus.send import Send
 from qd.connectors.connections import Connections
-from qd.connectors.manager import loaded
+from qd.connectors.drivers import loaded
 from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
 from qd.jobs import (

@@ -140,7 +140,7 @@ class Bodies:
 
 def own_of(settings: Settings) -> Mapping[str, Factory]:
     """The app's drivers, for a keeper of a connection that only the app can open: that one imports it."""
-    from qd.connectors.manager import DRIVERS
+    from qd.connectors.drivers import DRIVERS
 
     if settings.connections[settings.work.connection].driver in DRIVERS:
         return {}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from qd.config import load
-from qd.connectors.manager import DRIVERS, EXTRAS, loaded, open_queue
+from qd.connectors.drivers import DRIVERS, EXTRAS, loaded
+from qd.connectors.manager import open_queue
 from qd.errors import ConfigError
 from tests.support.project import MakeProject, Project
 from tests.support.resp import Client
@@ -153,7 +154,7 @@ def test_every_library_of_an_extra_is_known() -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_every_driver_can_be_loaded(driver: str) -> None:
-    assert callable(loaded(DRIVERS[driver]))
+    assert callable(loaded(DRIVERS[driver].open))
 
 
 def test_another_module_that_is_missing_is_no_extra(tmp_path: Path) -> None:

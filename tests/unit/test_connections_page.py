@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from qd import Qd, config
-from qd.connectors.manager import DRIVERS, SYNC, cannot_of
+from qd.connectors.drivers import DRIVERS, SYNC
+from qd.connectors.manager import cannot_of
 from tests.support.samples import ROOT
 
 PAGE = ROOT / "docs" / "connections.md"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qd.connectors.manager import MEMORIES
+from qd.connectors.drivers import MEMORIES
 from qd.log import Log
 from qd.master import keeping
 from qd.master.keeping import place_of

@@ -43,7 +43,7 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
 
 def extension(driver: str, make: Callable[..., object], known: Mapping[str, object]) -> Factory:
     """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
-    from qd.connectors.manager import DRIVERS
+    from qd.connectors.drivers import DRIVERS
     from qd.connectors.sending_only import SendingOnly
 
     if driver in DRIVERS or driver in known:

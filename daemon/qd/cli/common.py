@@ -138,7 +138,8 @@ def not_running(root: Path) -> str:
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
     use."""
-    from qd.connectors.manager import DRIVERS, open_memory
+    from qd.connectors.drivers import DRIVERS
+    from qd.connectors.manager import open_memory
     from qd.store.keyspace import KeyspaceStore
 
     if found.connection(name).driver not in DRIVERS:  # the app's own says where it is
@@ -172,7 +173,7 @@ def queue(found: Settings, name: str) -> Connector:
 def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
     """The app's drivers, where this connection or a part of it is of one: only then the app is imported. Raises
     ConfigError."""
-    from qd.connectors.manager import DRIVERS
+    from qd.connectors.drivers import DRIVERS
 
     at = found.connection(name)
     if at.driver in DRIVERS:

@@ -28,7 +28,8 @@ from qd.cli.checks import (
     waiting,
 )
 from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.connectors.manager import MEMORIES, cannot_of, what_is_odd
+from qd.connectors.drivers import MEMORIES
+from qd.connectors.manager import cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.kinds import BARE

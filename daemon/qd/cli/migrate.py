@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qd.cli import common, output
-from qd.connectors.manager import loaded
+from qd.connectors.drivers import loaded
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings

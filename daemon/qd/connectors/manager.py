@@ -1,16 +1,16 @@
-"""Every driver by its word, loaded when it is used: how a connection, its keyspace and its url are opened, and what it is
-asked before any work. Who sends asks connections.py; commands and the processes of `qd work` ask here."""
+"""How a connection and its keyspace are opened, by its name, and what is looked at before any work. Who sends asks
+connections.py; commands and the processes of `qd work` ask here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from qd.connectors.base import NONE, Connector, Limits
+from qd.connectors.drivers import DRIVERS, MEMORIES, SYNC, extras_named, loaded
 from qd.connectors.reserver import Factory, Reserver
 from qd.errors import ConfigError
 from qd.options.kinds import BARE, scheme_of
@@ -22,44 +22,7 @@ if TYPE_CHECKING:
     from qd.connectors.keyspace.base import Keyspace
 
 
-DRIVERS: Mapping[str, str] = {
-    "redis": "qd.connectors.redis.opening:open_queue",
-    "beanstalkd": "qd.connectors.beanstalkd.opening:open_queue",
-    "sqs": "qd.connectors.sqs.opening:open_queue",
-    "database": "qd.connectors.database.opening:open_queue",
-    "null": "qd.connectors.null:open_queue",
-    "failover": "qd.connectors.failover:open_queue",
-}
-"""driver -> module:function, a Factory; loaded when it is used."""
-MEMORIES: Mapping[str, str] = {
-    "redis": "qd.connectors.redis.opening:open_space",
-    "database": "qd.connectors.database.opening:open_space",
-}
-"""Of those with a keyspace of their own -> module:function that opens it."""
-URLS: Mapping[str, str] = {
-    "redis": "qd.connectors.redis.opening:check",
-    "beanstalkd": "qd.connectors.beanstalkd.target:Target",
-    "sqs": "qd.connectors.sqs.address:Address",
-    "database": "qd.connectors.database.target:check",
-}
-"""driver -> module:function that reads its url, and raises ConfigError for a wrong one; no library is needed for that."""
-LOOKS: Mapping[str, str] = {
-    "database": "qd.connectors.database.opening:look",
-    "sqs": "qd.connectors.sqs.start:look",
-}
-"""Of those that know more about their queues before any work -> module:function, see what_is_odd."""
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
-EXTRAS: Mapping[str, str] = {
-    "sqlalchemy": "database",
-    "lupa": "database",
-    "psycopg": "postgres",
-    "pymysql": "mysql",
-    "greenstalk": "beanstalkd",
-    "boto3": "sqs",
-    "botocore": "sqs",
-}
-"""Libraries of drivers -> the extra that brings them."""
-SYNC = "sync"  # in no table: it runs jobs, so an app brings it with it
 
 
 def open_queue(
@@ -89,7 +52,7 @@ def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) 
     if found.driver in own:
         return own[found.driver]
     if found.driver in DRIVERS:
-        return loaded(DRIVERS[found.driver])
+        return loaded(DRIVERS[found.driver].open)
     known = list(dict.fromkeys([*DRIVERS, SYNC, *own]))
     if found.driver == SYNC:
         raise ConfigError(
@@ -102,27 +65,28 @@ def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) 
     )
 
 
-def cannot_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Limits:
-    """What the connection called `name` cannot do. Nothing is connected, and no server started. Raises ConfigError."""
+@contextmanager
+def unasked(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Iterator[Connector | None]:
+    """A connection for what it says by itself: nothing is connected, and no server started. None: one that is embedded, and
+    can do all. Raises ConfigError."""
     if (settings.connection(name).url or "").startswith("embedded:"):
-        return NONE
-    queue = open_queue(settings, name, own=own)
-    try:
-        return queue.limits
-    finally:
-        queue.close()
+        yield None
+        return
+    with closing(open_queue(settings, name, own=own)) as queue:
+        yield queue
+
+
+def cannot_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Limits:
+    """What the connection called `name` cannot do. No server is asked. Raises ConfigError."""
+    with unasked(settings, name, own) as queue:
+        return NONE if queue is None else queue.limits
 
 
 def check_ticks(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> None:
-    """Raises ConfigError where the connection called `name` takes no job of the schedule. Nothing is connected, and no
-    server started."""
-    if (settings.connection(name).url or "").startswith("embedded:"):
-        return
-    queue = open_queue(settings, name, own=own)
-    try:
-        _ = queue.ticks
-    finally:
-        queue.close()
+    """Raises ConfigError where the connection called `name` takes no job of the schedule. No server is asked."""
+    with unasked(settings, name, own) as queue:
+        if queue is not None:
+            _ = queue.ticks
 
 
 def open_keeping(
@@ -138,7 +102,7 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
     there is none."""
     found = settings.connection(settings.parts(name)[0])
     if found.driver in MEMORIES:
-        opened = loaded(MEMORIES[found.driver])
+        opened = loaded(DRIVERS[found.driver].memory)
         with extras_named():
             space: Keyspace = opened(located(found, settings), title, patience)
         return space, found.prefix
@@ -180,27 +144,6 @@ def no_memory(name: str, driver: str) -> str:
     )
 
 
-def loaded(where: str) -> Callable[..., Any]:
-    """Raises ConfigError naming the extra when the driver's library is not installed."""
-    module, _, name = where.partition(":")
-    with extras_named():
-        found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
-
-
-@contextmanager
-def extras_named() -> Iterator[None]:
-    """A library that is not installed becomes a ConfigError that names the extra which brings it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        extra = EXTRAS.get(missing.lower())
-        if extra is None:
-            raise
-        raise ConfigError(f"the library '{missing}' is not installed: pip install 'qd-worker[{extra}]'") from None
-
-
 def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:
     """The same with a url that can be connected to: the project's own server is started when there is none."""
     if not (found.url or "").startswith("embedded:"):
@@ -215,16 +158,19 @@ def what_is_odd(settings: Settings, name: str, queues: Sequence[str]) -> list[st
     a person can mend: a queue or a table that is not there, credentials that are refused. A server that is away is no such
     thing."""
     found = settings.connection(name)
-    look = LOOKS.get(found.driver)
-    with extras_named():  # a database's driver is loaded by its first call
-        return loaded(look)(found, queues, settings.work.tries) if look else []
+    driver = DRIVERS.get(found.driver)
+    if driver is None or not driver.look:
+        return []
+    odd: list[str] = loaded(driver.look)(found, queues, settings.work.tries)
+    return odd
 
 
 def check_url(found: ConnectionSettings) -> None:
     """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
-    if found.driver not in URLS or (found.url or "").startswith("embedded:"):
+    driver = DRIVERS.get(found.driver)
+    if driver is None or not driver.url or (found.url or "").startswith("embedded:"):
         return
     try:
-        loaded(URLS[found.driver])(found.url or "")
+        loaded(driver.url)(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None

@@ -21,11 +21,12 @@ from functools import partial
 from setproctitle import setproctitle
 
 from qd.config import Settings
+from qd.connectors.drivers import MEMORIES
 from qd.connectors.keeping import Answer, Asked, Keeping
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.manager import MEMORIES, NONE_OWN, open_keeping, open_memory
+from qd.connectors.manager import NONE_OWN, open_keeping, open_memory
 from qd.connectors.reserver import Factory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged

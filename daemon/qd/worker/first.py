@@ -16,7 +16,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from qd.connectors.manager import extras_named, open_memory, open_queue, what_is_odd
+from qd.connectors.drivers import extras_named
+from qd.connectors.manager import open_memory, open_queue, what_is_odd
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
 
 if TYPE_CHECKING:
