@@ -1,7 +1,7 @@
 """The middleware that comes with qd, for `from qd.middleware import RateLimited`. What each does stands in its docstring."""
 
+from qd.bus.concurrency import ConcurrencyLimit, WithoutOverlapping
 from qd.bus.middleware import FailOnException, RateLimited, SkipIf, SkipIfBatchCancelled, ThrottlesExceptions
-from qd.bus.places import ConcurrencyLimit, WithoutOverlapping
 from qd.jobs.plan import Middleware
 
 __all__ = [

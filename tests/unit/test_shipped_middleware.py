@@ -7,7 +7,7 @@ import re
 import pytest
 
 from qd import DeclarationError, JobFailed, JobTimeout, Qd, RunningJob
-from qd.bus import places
+from qd.bus import concurrency
 from qd.jobs.plan import Middleware
 from qd.middleware import (
     ConcurrencyLimit,
@@ -150,8 +150,8 @@ def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: 
     def ring(job: RunningJob, ask: object) -> float:
         raise JobTimeout("the job ran longer than its timeout")
 
-    monkeypatch.setattr(places, "asked", ring)
-    monkeypatch.setattr(places, "told", lambda job, tell: freed.append(job.id))
+    monkeypatch.setattr(concurrency, "asked", ring)
+    monkeypatch.setattr(concurrency, "told", lambda job, tell: freed.append(job.id))
     with pytest.raises(JobTimeout):
         ConcurrencyLimit(lambda job: "k", 1)(RunningJob("an-id", "x", "default", 1), lambda: None)
     assert freed == ["an-id"]

@@ -1,4 +1,4 @@
-"""Middleware that comes with qd: rates, rests after errors, and what ends a job early. Its sisters are in places.py.
+"""Middleware that comes with qd: rates, rests after errors, and what ends a job early. Its sisters are in concurrency.py.
 
     asked whether the job may run -> it runs
                                   -> put back at no cost, with the reason, until it may

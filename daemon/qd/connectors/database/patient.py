@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.generators import notifies
 
-from qd.connectors.database.waiting import socket_of
+from qd.connectors.database.sockets import socket_of
 from qd.process.descriptors import ready_of
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from qd.connectors.database.waiting import socket_of
+from qd.connectors.database.sockets import socket_of
 from qd.errors import (
     ConfigError,
     ConnectionLost,
