@@ -170,3 +170,13 @@ def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
 def test_a_name_that_is_not_known_is_for_a_person(sentinel: Sentinel) -> None:
     with pytest.raises(NeedsMending, match=r"knows no primary called 'shop' \(known: qd\)"):
         Primary(sentinel.url.replace("/qd/", "/shop/")).found(2.0)
+
+
+def test_a_sentinel_that_hangs_is_not_asked_again_and_again_whether_the_primary_is_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = Primary(f"redis+sentinel://127.0.0.1:{silent.getsockname()[1]}/shop")
+        assert [target.replaced(0.2) for _ in range(3)] == [""] * 3
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()

@@ -26,6 +26,7 @@ KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
 OWN_OPTIONS = ("sentinel_username", "sentinel_password", *OPTIONS)
 PORT = 26379
+RESTS = 10.0
 ASK = 0.5  # seconds one sentinel may take, where a connection may take as long or longer
 NO_ENTRY = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH")
 HOSTS = re.compile(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", re.DOTALL)  # what is before them, they, what is behind
@@ -61,6 +62,7 @@ class Primary(Target):
         self._login = query.get("sentinel_username"), query.get("sentinel_password")
         self.tls = tls_context(query) if parts.scheme == KINDS[1] else None
         self.host, self.port = "", 0
+        self._rests_until = 0.0
 
     @property
     def place(self) -> str:
@@ -83,11 +85,16 @@ class Primary(Target):
 
     def replaced(self, timeout: float) -> str:
         """By the word of one sentinel: an old primary that lives on takes writes, and loses them, until one tells it. One
-        that does not answer says nothing, and another is asked the next time."""
+        that does not answer says nothing, and another is asked, RESTS times as long later as this one was waited for."""
+        began = time.monotonic()
+        if began < self._rests_until:
+            return ""
         try:
             address = self.told_by(self.sentinels[0], min(ASK, timeout / 2))
         except (OSError, hiredis.ProtocolError, ConnectionLost):
             self.doubted()
+            over = time.monotonic()
+            self._rests_until = over + RESTS * (over - began)
             return ""
         return "" if address == (self.host, self.port) else f"the sentinels name {shown(address)} now"
 
