@@ -51,7 +51,16 @@ class Joined(Link):
         if self.kind == "sqlite" and driven is not self._clocked:
             driven.create_function("qd_clock", 0, unix_us)
             self._clocked = driven
+        if self.kind == "sqlite" and not getattr(connection.connection.driver_connection, "in_transaction", True):
+            self._begin_for(connection)
         return connection
+
+    def _begin_for(self, connection: sql.Connection) -> None:
+        """Python's driver begins before a row is written, and not before a savepoint: the end of that would commit."""
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE").close()
+        except BaseException as error:
+            self._failed(error)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
