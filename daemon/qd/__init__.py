@@ -1,4 +1,4 @@
-"""qd: background jobs on Redis or Valkey, in Laravel's queue format.
+"""qd: background jobs on Redis, databases, beanstalkd and SQS, in Laravel's queue format.
 
 Names are loaded when they are first used, because every process of the daemon passes through here, and the master must
 stay as small as it is: `import qd` loads nothing, `from qd import Qd` what a producer needs.

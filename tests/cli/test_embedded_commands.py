@@ -25,6 +25,11 @@ def test_status_says_no_and_starts_nothing(alone):
     assert not (alone.root / ".qd").exists()
 
 
+def test_status_says_that_no_connection_asks_for_one(project):
+    done = project().quick("embedded", "status")
+    assert (done.exit_code, done.stdout) == (1, 'no connection here has `url = "embedded:"`, nothing runs\n')
+
+
 def test_status_names_the_server_that_runs(alone):
     alone.python(START)
     done = alone.qd("embedded", "status")

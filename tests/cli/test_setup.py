@@ -354,6 +354,18 @@ def test_dockers_file_runs_qd_itself_as_a_list(folder):
     assert json.loads(probe[1]) == ["qd", "health", "--live"]
 
 
+def test_the_files_bring_what_the_connections_need(folder):
+    (folder / "qd.toml").write_text(
+        '[qd]\napp = "shop:app"\ndefault = "main"\ncontrol = "beside"\n[connections.main]\nurl = "sqs://eu-west-1"\n'
+        '[connections.beside]\nurl = "sqlite:///beside.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
+    )
+    image = qd("init", "docker").stdout
+    assert "RUN pip install --no-cache-dir 'qd-worker[database,sqs]==" in image
+    assert "-e QD_MAIN_URL=sqs://... my-shop" in image
+    assert "key: main-url" in qd("init", "k8s").stdout
+    assert f'ReadWritePaths="{folder}"' in qd("init", "systemd").stdout
+
+
 def test_the_page_on_running_names_the_same_probe():
     page = (ROOT / "docs" / "running.md").read_text()
     said = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -16,6 +16,7 @@ from qd import config as configuration
 from qd.cli import common, containers, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
+from qd.options.kinds import EXTRAS, scheme_of
 
 FIRST_CONFIG = """\
 # Every option: docs/configuration.md of qd. `qd config show` prints what counts, `qd config check` finds mistakes.
@@ -78,7 +79,7 @@ def init(target: str | None) -> None:
         "k8s": containers.kubernetes,
     }
     output.say(printed[target](project).rstrip("\n"))
-    if project.embedded:
+    if project.kind == "embedded":
         output.note(
             f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
         )
@@ -117,6 +118,7 @@ def _project() -> shipped.Project:
     found = loaded()
     if not found.app:
         output.note("qd init: no app is named yet: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
+    urls = _used(found)
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
     return shipped.Project(
         root=_by_name(found.root),
@@ -128,9 +130,31 @@ def _project() -> shipped.Project:
         pools={pool: loaded(pool).work.stop_timeout for pool in pools() or [""]},
         url_variable=table.environ_name(table.CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        packages=_packages(found.root),
-        embedded=(found.connections[found.default].url or "").startswith("embedded:"),
+        packages=_packages(found.root, _extras(urls)),
+        kind=scheme_of(found.connections[found.default].url or "") or "redis",
+        connection=found.default,
+        writes=tuple(_written(found.root, urls)),
     )
+
+
+def _used(found: Settings) -> list[str]:
+    """The urls of the connections that workers use, and of the copy of what has failed."""
+    names = [found.default, found.control, *[loaded(pool).work.connection for pool in pools() or [""]]]
+    urls = [found.connections[name].url for name in dict.fromkeys(names) if name in found.connections]
+    return [url for url in (*urls, found.failed.database) if url]
+
+
+def _extras(urls: Sequence[str]) -> list[str]:
+    return sorted({EXTRAS[scheme_of(url)] for url in urls if scheme_of(url) in EXTRAS})
+
+
+def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
+    """The folders to which `qd work` writes itself."""
+    if any(scheme_of(url) == "embedded" for url in urls):
+        yield _by_name(root)
+    for url in urls:
+        if scheme_of(url) == "sqlite" and (path := url.partition("://")[2].partition("?")[0][1:]).startswith("/"):
+            yield _by_name(root) if Path(path).parent == root else Path(path).parent
 
 
 def _by_name(root: Path) -> Path:
@@ -152,9 +176,9 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _packages(root: Path) -> str:
+def _packages(root: Path, extras: Sequence[str]) -> str:
     """What pip is to install in an image."""
-    own = f"qd-worker=={__version__}"
+    own = f"'qd-worker[{','.join(extras)}]=={__version__}'" if extras else f"qd-worker=={__version__}"
     if (root / "requirements.txt").exists():
         return f"{own} -r requirements.txt"
     text = (root / PYPROJECT).read_text(encoding="utf-8") if (root / PYPROJECT).is_file() else ""

@@ -10,7 +10,7 @@ PROBE = ["qd", "health", "--live"]
 
 DOCKER = """\
 # qd in a container.  docker build -t {name} .
-# docker run --stop-timeout {patience} -e {url_variable}=redis://host:6379/0 {name}
+# docker run --stop-timeout {patience} -e {url_variable}={url} {name}
 # (--stop-timeout of qd + 10: Docker alone would wait 10 seconds for running jobs)
 FROM python:{python}-slim
 RUN useradd --create-home --uid 10001 app
@@ -18,7 +18,7 @@ WORKDIR /app
 COPY . .
 RUN pip install --no-cache-dir {packages}
 USER app
-# Does the master live? Asks no server, so that a Redis that is away makes no container unhealthy.
+# Does the master live? Asks no server, so that one that is away makes no container unhealthy.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD {probe}
 # As a list: qd itself is process 1 and hears the signals. It reaps what jobs leave behind; no --init is needed.
 {commands}
@@ -33,6 +33,7 @@ def docker(project: Project) -> str:
         name=project.name,
         patience=max(map(patience, project.pools.values())),
         url_variable=project.url_variable,
+        url="redis://host:6379/0" if project.kind in ("redis", "unix", "embedded") else f"{project.kind}://...",
         python=project.python,
         packages=project.packages,
         probe=json.dumps(PROBE),
@@ -71,8 +72,8 @@ spec:
           env:
             - name: {url_variable}
               valueFrom:
-                secretKeyRef: {{name: {name}, key: redis-url}}
-          # Asks no server: a Redis that is away restarts nobody.
+                secretKeyRef: {{name: {name}, key: {connection}-url}}
+          # Asks no server: one that is away restarts nobody.
           livenessProbe:
             exec: {{command: {probe}}}
             initialDelaySeconds: 60
@@ -95,6 +96,7 @@ def kubernetes(project: Project) -> str:
             command=_container_command(project, pool),
             probe=json.dumps(PROBE),
             url_variable=project.url_variable,
+            connection=fit(project.connection),
         )
         for pool, stop_timeout in project.pools.items()
     )

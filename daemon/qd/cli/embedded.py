@@ -17,12 +17,14 @@ def command() -> None:
 @common.options
 def status() -> int:
     """Say whether this project's server runs, and where: exit 0, or 1 when it does not."""
-    root = common.settings().root
+    settings = common.settings()
+    root = settings.root
     found = embedded.status(root)
     if common.given().json:
         output.document(described(found))
     elif found is None:
-        output.say(common.not_running(root))
+        named = any((each.url or "").startswith("embedded:") for each in settings.connections.values())
+        output.say(common.not_running(root) if named else 'no connection here has `url = "embedded:"`, nothing runs')
     else:
         up, memory = output.duration(found.uptime), f"{found.memory / 1_048_576:.1f}M"
         output.say(f"{found.server}  pid {found.pid}  up {up}  memory {memory}  {found.url}  data in {found.folder}")

@@ -129,7 +129,7 @@ def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> N
 )
 @common.options
 def command() -> None:
-    """Work on background jobs in Redis or Valkey queues, and steer those who do."""
+    """Work on background jobs that wait in Redis, a database, beanstalkd or SQS, and steer those who do."""
 
 
 def main() -> None:

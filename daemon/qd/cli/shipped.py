@@ -29,7 +29,9 @@ class Project:
     url_variable: str
     python: str
     packages: str
-    embedded: bool = False
+    kind: str = "redis"  # of the default connection's url
+    connection: str = "redis"
+    writes: tuple[Path, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -210,7 +212,7 @@ def systemd(project: Project) -> str:
         # With `yes` nothing is to be seen there, not even the program.
         protect_home="read-only" if _below(project, "/home/", "/root/", "/run/user/") else "yes",
         private_tmp="no" if _below(project, "/tmp/", "/var/tmp/") else "yes",
-        writable=f"ReadWritePaths={_systemd_word(str(project.root))}\n" if project.embedded else "",
+        writable="".join(f"ReadWritePaths={_systemd_word(str(path))}\n" for path in dict.fromkeys(project.writes)),
     )
 
 

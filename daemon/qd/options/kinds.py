@@ -19,6 +19,14 @@ SCHEMES = {
     "sqs": "sqs",
 }
 """Kind of url -> the driver for it. A database's may name how it is reached, as SQLAlchemy writes it: mysql+pymysql://."""
+EXTRAS = {
+    **dict.fromkeys(("postgresql", "postgres"), "postgres"),
+    **dict.fromkeys(("mysql", "mariadb"), "mysql"),
+    "sqlite": "database",
+    "beanstalkd": "beanstalkd",
+    "sqs": "sqs",
+}
+"""Kind of url -> the extra that brings its library."""
 WITH_KEYSPACE = ("redis", "database")
 """Drivers that keep more than jobs. What is kept beside those of any other stands on the control connection."""
 BARE = {

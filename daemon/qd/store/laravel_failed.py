@@ -72,6 +72,8 @@ class FailedJobs:
         url, options = with_driver(url)
         try:
             self.engine = sql.create_engine(url, poolclass=NullPool, connect_args=options)
+        except ValueError:  # of its port, which may be a part of the password
+            raise ConfigError("[failed] database cannot be used: its url has no number as port") from None
         except (sql.exc.ArgumentError, ImportError) as error:
             raise ConfigError(f"[failed] database cannot be used: {masked(str(error))}") from None
         columns = [sql.Column(name, sql.Text) for name in ("uuid", "connection", "queue", "payload", "exception")]

@@ -17,11 +17,11 @@ class Target:
     """Raises ConfigError naming what is wrong in it. priority: of what is put, 0 is the most urgent."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self.host, self.port = parts.hostname or "", parts.port or PORT
         except ValueError as error:
-            raise ConfigError(f"a beanstalkd url needs a number as port ({error})") from None
+            raise ConfigError(f"a beanstalkd url needs a host and a number as port ({error})") from None
         if not self.host or parts.path.strip("/") or "@" in parts.netloc:
             raise ConfigError("a beanstalkd url is written beanstalkd://host:11300, without user, password and path")
         options = dict(parse_qsl(parts.query, keep_blank_values=True))

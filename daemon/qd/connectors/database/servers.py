@@ -278,13 +278,15 @@ def server_of(text: str) -> tuple[URL, Server]:
     """The url as SQLAlchemy takes it, with a driver, and what stands there. Raises ConfigError."""
     try:
         url = make_url(text)
-    except (ArgumentError, ValueError):  # ValueError: the port is no number
-        raise ConfigError("not the url of a database (written postgresql://user:password@host/name)") from None
+    except (ArgumentError, ValueError):  # the second: its port, and what it says may be a part of the password
+        raise ConfigError("not the url of a database (written postgresql://user:password@host:5432/name)") from None
     kind, _, driver = url.drivername.partition("+")
     if kind not in SERVERS:
         raise ConfigError(f"'{kind}' is no kind of database that qd knows (known: {', '.join(SERVERS)})")
     server = SERVERS[kind]()
     if server.kind == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise ConfigError("a database in memory is each process's own: name a file (written sqlite:///jobs.sqlite)")
         return url.set(drivername="sqlite+pysqlite"), server
     module, extra = EXTRA[server.kind]
     if driver not in ("", module):
