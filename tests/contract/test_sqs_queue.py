@@ -12,6 +12,7 @@ import pytest
 
 from qd.config import load
 from qd.connectors.base import Reserved
+from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.outbox import FEW, next_slice
 from qd.connectors.keeping import Asked
 from qd.connectors.manager import open_queue
@@ -131,6 +132,11 @@ def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: 
     turn = queue.turn(None, (FIFO,))
     assert (turn.reserved, turn.paused) == (None, (FIFO,))
     other.wait((FIFO,), 1.0, -1)
+    assert other.turn(None, (FIFO,)).reserved is None
+    queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
+    assert nothing(other, "mail")
+    other.wait((FIFO,), 10.0, -1)
+    queue.space.call("SET", *queue._keys(f"queues:{FIFO}:paused"), "{}")  # when it has looked already
     assert other.turn(None, (FIFO,)).reserved is None
     queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
     assert [number(held) for held in (take(queue),)] == [1]
@@ -393,3 +399,19 @@ def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
     with pytest.raises(ConnectionLost, match="is not there"):
         queue.turn(held, ("nope", "mail"))
     assert queue.held(("mail",)) is None, "its ack has waited for another queue"
+
+
+def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes as long as SQS does, and a worker that is killed meanwhile is through with its job."""
+    queue, beside, owned = connect(), connect(2), list[bytes | None]()
+    queue.push("mail", job(1))
+    held = take(queue, "mail")
+    look = queue.backend.take
+
+    def looked(queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
+        owned.append(beside.owned("mail", queue.owner))
+        return look(queues, seconds, wake)
+
+    monkeypatch.setattr(queue.backend, "take", looked)
+    assert queue.turn(held, ("mail",)).acked
+    assert owned == [None]

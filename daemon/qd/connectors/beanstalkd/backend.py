@@ -45,6 +45,7 @@ class Beanstalkd:
     limits = LIMITS
     longest = LONGEST
     counts_ended = True
+    slow = False
 
     def __init__(self, url: str, retry_after: float) -> None:
         self.wire = Wire(url)

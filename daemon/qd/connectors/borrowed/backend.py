@@ -41,6 +41,7 @@ class Backend(Protocol):
     limits: Limits
     longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
     counts_ended: bool  # as reserved: jobs that are ended and not dropped yet. False: those are known here long after
+    slow: bool  # a look at it lasts: the job before is acked first, by a call of its own
     timeout: float
     about: Callable[[float], None] | None
 

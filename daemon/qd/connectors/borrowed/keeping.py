@@ -22,13 +22,13 @@ from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.beat import beat
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, QdError, ServerRefused
 
 if TYPE_CHECKING:
     from qd.connectors.redis.wire import Wire
 
 RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
-Refused = Callable[[str, ServerRefused], None]
+Refused = Callable[[str, QdError], None]
 LOOK = 10.0  # seconds between two looks at parcels that are ended, and after which a worker is not still at it
 MANY = 100  # of them that a look asks about
 LONGEST = 15 * 86400.0  # seconds a server that cannot be asked may still hand one out
@@ -50,7 +50,7 @@ class BorrowedKeeping(Borrowed):
     def _beat_there(self, queues: Sequence[str], asked: Asked, answer: Answer) -> Answer:
         wrong = dict[str, str]()
 
-        def refused(queue: str, error: ServerRefused) -> None:
+        def refused(queue: str, error: QdError) -> None:
             wrong.setdefault(queue, str(error))
 
         if asked.renew:

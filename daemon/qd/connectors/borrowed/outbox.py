@@ -29,7 +29,7 @@ from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Keyspace
 from qd.connectors.keyspace.effects import spoken
 from qd.connectors.scripts import script
-from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
+from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused
 from qd.payload import read
 
 FEW, MOST, MUCH = 10, 100, 1 << 20  # jobs that are sent at a time: at first and at least, at most; and bytes
@@ -91,10 +91,10 @@ class Outbox:
                 return Sent(jobs, more=True)
         return Sent(jobs, more=False)
 
-    def forward_all(self, queues: Sequence[str], refused: Callable[[str, ServerRefused], None]) -> bool:
+    def forward_all(self, queues: Sequence[str], refused: Callable[[str, QdError], None]) -> bool:
         """Also what one has left that was sending it and died. For BUDGET seconds; the queue that is left then is the first
-        one the next time. refused: told of queues that the server has none of, or takes nothing for; they hold up no other.
-        Returns whether there is more."""
+        one the next time. refused: told of queues that the server does not have, or takes nothing for now; they hold up
+        no other. Returns whether there is more."""
         until, waiting = time.monotonic() + BUDGET, self.waiting(queues)
         first = waiting.index(self._first) if self._first in waiting else 0
         for queue in waiting[first:] + waiting[:first]:
@@ -103,7 +103,7 @@ class Outbox:
                 sent = self.forward(queue, until)
                 if not sent.jobs and not sent.more and self._left_by_the_dead(queue):
                     self.forward(queue, until)
-            except ServerRefused as error:
+            except (ServerRefused, ServerBusy) as error:
                 refused(queue, error)
             if time.monotonic() > until:
                 return True

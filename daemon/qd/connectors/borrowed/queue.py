@@ -70,7 +70,8 @@ class Borrowed(BorrowedSending):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         acked, malformed, again, to_ack = None, 0, 0, done is not None
-        if self._paused is None or self._paused:  # asked about again before anything is reserved
+        slow = to_ack and self.backend.slow  # else a worker that is killed as it looks has not acked
+        if slow or self._paused is None or self._paused:  # asked about again before anything is reserved
             _, turn = self._step(done, queues, None)
             acked, done = turn.acked, None
         for _ in range(TRIES):
@@ -144,8 +145,8 @@ class Borrowed(BorrowedSending):
     def _pass_on(self, parcel: Parcel, became: bytes) -> None:
         """One that is none for this worker."""
         with suppress(ConnectionLost, ServerRefused):  # who is handed it out does the same
-            if became == b"held":
-                self.backend.put_back(parcel, AGAIN)
+            if became in (b"held", b"back"):
+                self.backend.put_back(parcel, AGAIN if became == b"held" else 0.0)
             else:
                 self.backend.drop(parcel.queue, parcel.id, parcel.handle)
 

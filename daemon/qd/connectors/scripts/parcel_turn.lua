@@ -11,7 +11,8 @@
 --           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
 --           index ... }; a queue that is left to others for a moment is told as paused, too
 --   'leased'; 'held': another worker has it, put it back; 'ended', 'dropped', 'malformed' (kept in the failed store), 'parked' (its
---   queue is paused: it waits in the outbox): delete it; 'none': there was none
+--   queue is paused: it waits in the outbox): delete it; 'back' (the same, of a FIFO queue): put it
+--   back as it is; 'none': there was none
 -- Add before remove: whatever stops this script, every payload still stands somewhere.
 
 local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[11])
@@ -89,6 +90,7 @@ local function take(id, p)
     return 'held'
   end
   if held_back[at] then
+    if string.sub(key(at, READY), -5) == '.fifo' then return 'back' end -- in the outbox it would lose its place in its group
     redis.call('LPUSH', key(at, READY), p)
     note_ended(key(at, ENDED), id)
     return 'parked'

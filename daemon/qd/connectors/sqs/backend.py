@@ -50,6 +50,7 @@ class SqsBackend(Patience):
 
     limits = LIMITS
     counts_ended = False
+    slow = True
 
     def __init__(self, address: Address, *, lease: float, prefix: str = "") -> None:
         self.address, self.lease = address, lease

@@ -36,7 +36,7 @@ class SqsQueue(BorrowedKeeping):
     _looked_for_waiting = float("-inf")
     _found_waiting: Sequence[int] = ()
     _said_waiting: list[int] = []  # noqa: RUF012 - never changed in place
-    _wrong: dict[str, ServerRefused] = {}  # noqa: RUF012 - as that
+    _wrong: dict[str, QdError] = {}  # noqa: RUF012 - as that
 
     def _waits(self, job: Outgoing) -> bool:
         """A FIFO queue knows no delay of a single message."""
@@ -154,7 +154,7 @@ class SqsQueue(BorrowedKeeping):
         """Those that were found so twice running: each look is paid for, and what SQS counts is some seconds old."""
         at = time.monotonic()
         if at - self._looked_for_waiting >= min(LOOK, max(SOON, self.settings.retry_after)):
-            wrong = dict[str, ServerRefused]()
+            wrong = dict[str, QdError]()
             found, before = super()._waiting(queues, wrong.__setitem__), self._found_waiting
             self._looked_for_waiting, self._found_waiting, self._wrong = at, found, wrong
             self._said_waiting = [place for place in found if place in before]
