@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 
 import pytest
 
 from tests.support.clock import eventually
 from tests.support.marks import FAILED
+from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project
+from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
@@ -36,6 +39,40 @@ def test_stop_when_empty_waits_for_the_worker_that_is_busy(shop: Project, witnes
     shop.qd("dispatch", "slow", "seconds=1")
     shop.work("-w", "3", "--stop-when-empty").ends_clean(code=0)
     assert witness.starting("end")
+
+
+# A keeper that is slow to move what a dead worker held: its successor finds an empty queue in the meantime.
+SLOW_KEEPER = """
+import sys, time
+from qd.cli.main import main
+from qd.keeper.dead import Dead
+real = Dead._settle
+def slow(dead, slot):
+    time.sleep(0.7)
+    real(dead, slot)
+Dead._settle = slow
+main()
+"""
+DIES = """
+@app.job("dies")
+def dies() -> None:
+    if Path("died").exists():
+        return note("quick")
+    Path("died").touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_stop_when_empty_waits_for_what_a_dead_worker_held(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.jobs(JOBS + DIES)
+    shop.allowed.add("died")
+    push(redis, "dies")
+    command = [sys.executable, "-c", SLOW_KEEPER, "work", "-w", "1", "--stop-when-empty", "--sleep", "60"]
+    work = Procs(command, cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    work.ends_clean()
+    assert len(witness.starting("quick")) == 1
 
 
 def test_stop_when_empty_for_waits_that_long(shop: Project, witness: Witness) -> None:

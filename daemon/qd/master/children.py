@@ -109,6 +109,7 @@ class Children:
         self._generations: Counter[int] = Counter()  # by slot; what stands in shared memory may be a job's scribbling
         self.given_up = deque[str](maxlen=SLOTS)  # the words of workers that were never seen
         self.oom = OomKills()
+        self._moved_at: int | None = 0  # moment from which no job of a dead worker was on its way any more
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -243,9 +244,14 @@ class Children:
             worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
-        """Every worker waits and has looked in vain: the queues are empty as far as this program can tell."""
+        """Every worker waits, and has looked in vain since the jobs of the last dead one were moved: the queues are empty as
+        far as this program can tell. Asked at each turn."""
+        if self.unsettled():
+            self._moved_at = None
+            return False
+        self._moved_at = now() if self._moved_at is None else self._moved_at
         live = self.serving()
-        return bool(live) and all(w.slot[W.STATE] == State.WAITING for w in live)
+        return bool(live) and all(w.slot[W.STATE] == State.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live)
 
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)

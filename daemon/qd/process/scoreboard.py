@@ -17,7 +17,7 @@ from enum import IntEnum, unique
 
 SLOTS = 256
 WORD = 2**64 - 1  # the largest a word can hold: what a job has scribbled there may be counted on from
-WORDS = 27  # a slot's numbers
+WORDS = 28  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 
@@ -105,6 +105,7 @@ class W(IntEnum):
     ROLE = 24  # master: a Role
     ENTRIES = 25  # scheduler: how many it looks after
     RUNS = 26  # scheduler: how many of them run at this moment, in processes of their own
+    LOOKED = 27  # worker: WAITING since it looked in vain, and when that look began
     START = 17  # master: start time of the process in clock ticks, as /proc tells it
 
 

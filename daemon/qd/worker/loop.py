@@ -77,7 +77,7 @@ class Worker:
         self.between = between
         self.paused = seat.paused
         self.asked_to_stop = self.unfit = False
-        self.jobs = self._began = self._opened = 0
+        self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
 
@@ -166,6 +166,7 @@ class Worker:
     def _idle(self, longest: float = IDLE) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
         self.ending.flush()
+        self.slot[W.LOOKED] = now()
         self.slot[W.STATE] = State.WAITING if self.maintenance.holds and not self.paused else State.IDLE
         booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
@@ -183,7 +184,7 @@ class Worker:
 
     def _take(self) -> Reserved | None:
         """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
-        self.slot[W.STATE] = State.LOOKING
+        self.slot[W.STATE], self._looked = State.LOOKING, now()
         answering = self.answering
         self.telling.popping(self.ending.flush)
         try:
@@ -255,9 +256,10 @@ class Worker:
             return
         self.telling.idle()
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
-        longest = min(self.work.sleep, IDLE) if self.between is not None else self.work.sleep
+        often = self.between is not None or self.work.stop_when_empty  # the master waits for a look in vain
+        longest = min(self.work.sleep, IDLE) if often else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
-        self.slot[W.STATE] = State.WAITING
+        self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, State.WAITING
         self.titles.idle("waiting on " + ",".join(queues if self.maintenance.shut else self.work.queues))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
         try:
