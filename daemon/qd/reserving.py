@@ -1,37 +1,19 @@
 """What a reserve writes into a payload, for connectors whose server runs no script of ours: `reserved_text`.
 
-It is scripts/unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands. In JSON the
-text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is in question.
+It is scripts/unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-COUNTS = (b"crashes", b"exceptions", b"held")
-LARGEST = b"9007199254740992"  # 2^53; compared as text
-MOST = 8  # keys of ours that are taken out of a payload which another program has written again
-SAVED = 90_000  # bytes that what a job saves may fill
+from qd.scattered import COUNTS, Gathered, Unit, gathered, in_tail, scattered
 
-_MARK = rb'"([0-9A-Za-z]+\.[0-9]+\.[0-9]+\.[0-9xthc-]+)"'
-_ATTEMPTS = re.compile(rb'"attempts"\s*:\s*([0-9]+)(?=[\s,}])')
-_COUNT = {key: re.compile(rb',"%b":([0-9]+)(?=[,}])' % key) for key in COUNTS}
-_RSV = re.compile(rb',"rsv":' + _MARK)
-_SAID = re.compile(rb'"([0-9A-Za-z]+)"\s*:\s*')
-_VALUE = {b"rsv": re.compile(_MARK)}
-_NUMBER = re.compile(rb"[0-9]+")
-_ENDED = re.compile(rb"\s*[,}]")
 _FIRST = re.compile(rb"\s*\{")
 _LAST = re.compile(rb"\}\s*\Z")
 _EMPTY = re.compile(rb"\s*\{\s*\}")
-_FLAT_TAIL = re.compile(rb"[^{}\[\]]*\}\s*\Z")
-_BRACKET = re.compile(rb'["{}\[\]]')
-_COMMA = re.compile(rb"\s*,")
-_COLON = re.compile(rb"\s*:")
 _N = re.compile(r"[0-9]*\Z")
-_SPACE = b" \t\n\v\f\r"
 
 
 class Spliced(NamedTuple):
@@ -44,29 +26,6 @@ class Spliced(NamedTuple):
     length: int
     before: bytes
     attempts: int
-
-
-@dataclass(slots=True)
-class _Unit:
-    """From `start` to before `end`; -1: there is none, attempts is 0."""
-
-    start: int = -1
-    end: int = -1
-    attempts: int = 0
-    counts: dict[bytes, int] = field(default_factory=dict)
-    rsv: str = ""
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """What scattered keys said. start: of the first hole, behind: how much stands behind the last; -1: there is none.
-    stays: one does not say what we write and was left as it is."""
-
-    counts: dict[bytes, int] = field(default_factory=dict)
-    rsv: str = ""
-    start: int = -1
-    behind: int = -1
-    stays: bool = False
 
 
 def reserved_text(
@@ -107,16 +66,16 @@ def reserved_text(
     return Spliced(text, mark, start, len(text) - behind - start, payload[start : len(payload) - behind], count)
 
 
-def _with_a_place(payload: bytes) -> tuple[bytes, _Unit, _Gathered, bytes] | None:
+def _with_a_place(payload: bytes) -> tuple[bytes, Unit, Gathered, bytes] | None:
     """The payload without scattered keys of ours, its unit, what those keys said, and the comma that a new unit needs. Where
     there is none its place is before the closing brace. None: attempts that are no count."""
-    text, unit, got = payload, _in_tail(payload), _Gathered()
-    if _scattered(payload, unit):
-        found = _gathered(payload)
+    text, unit, got = payload, in_tail(payload), Gathered()
+    if scattered(payload, unit):
+        found = gathered(payload)
         if found is None:
             return None
         text, unit, got = found
-    unit = unit or _Unit()
+    unit = unit or Unit()
     if not got.stays and unit.start >= 0:
         return text, unit, got, b""
     closing = _LAST.search(text, max(0, len(text) - 65))
@@ -125,7 +84,7 @@ def _with_a_place(payload: bytes) -> tuple[bytes, _Unit, _Gathered, bytes] | Non
     return text, unit, got, b"" if _EMPTY.match(text) else b","
 
 
-def _counted(unit: _Unit, got: _Gathered) -> tuple[int, dict[bytes, int]]:
+def _counted(unit: Unit, got: Gathered) -> tuple[int, dict[bytes, int]]:
     """Which attempt this one is, and the other counts, as what stands there tells them."""
     count, crashed = _attempts_of(unit, unit.rsv or got.rsv)
     counts = {key: unit.counts.get(key, got.counts.get(key, 0)) for key in COUNTS}
@@ -147,173 +106,14 @@ def _fresh(payload: bytes, base: str) -> Spliced | None:
     return Spliced(text, mark, at + 1, len(said), b'"attempts":0', 1)
 
 
-def _count(digits: bytes) -> int | None:
-    """An integer from 0 to 2^53, None for what is none."""
-    if len(digits) > 16 or (len(digits) == 16 and digits > LARGEST) or (len(digits) > 1 and digits[:1] == b"0"):
-        return None
-    return int(digits)
-
-
 def _more(count: int) -> int:
     """One more; 2^53 is the end of counting, as in a script."""
     return int(float(count) + 1)
 
 
-def _attempts_of(unit: _Unit, mark: str) -> tuple[int, bool]:
+def _attempts_of(unit: Unit, mark: str) -> tuple[int, bool]:
     """Which attempt this one is, and whether the one before was never answered: then it was a crash."""
     found = _N.search(mark)
     if mark and found is not None and found[0] == str(unit.attempts):
         return unit.attempts, True
     return _more(unit.attempts), False
-
-
-def _unit_at(payload: bytes, at: int) -> _Unit | None:
-    """The unit that begins at `at`. None when attempts is no count."""
-    found = _ATTEMPTS.match(payload, at)
-    attempts = _count(found[1]) if found else None
-    if found is None or attempts is None:
-        return None
-    unit = _Unit(at, found.end(), attempts)
-    for key in COUNTS:
-        more = _COUNT[key].match(payload, unit.end)
-        number = _count(more[1]) if more else None
-        if more is not None and number is not None:
-            unit.end, unit.counts[key] = more.end(), number
-    if more := _RSV.match(payload, unit.end):
-        unit.end, unit.rsv = more.end(), more[1].decode()
-    return unit
-
-
-def _in_tail(payload: bytes) -> _Unit | None:
-    """The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level. What the job has
-    saved may stand between it and the end."""
-    saved = payload.find(b'","saved":"', max(0, len(payload) - SAVED - 1))
-    end = len(payload) if saved < 0 else saved + 1
-    at = payload.rfind(b'"attempts"', max(0, min(len(payload), end) - 512))
-    if at < 0 or payload[at - 1 : at] == b"\\" or not _FLAT_TAIL.match(payload, at):
-        return None
-    return _unit_at(payload, at)
-
-
-def _scattered(payload: bytes, unit: _Unit | None) -> bool:
-    """Whether keys of ours may stand outside of the unit: another program has written the payload again."""
-    marked = unit is not None and bool(unit.rsv)
-    end = unit.end if unit is not None and marked else 0
-    if payload.find(b'rsv"', end) >= 0:
-        return True
-    if marked and any(payload.find(b'"%b"' % key, end) >= 0 for key in COUNTS):
-        return True
-    return unit is None and b'"attempts"' in payload
-
-
-# -- keys that another program has scattered: they are taken out, the last one first, and what they said is kept
-
-
-def _gathered(payload: bytes) -> tuple[bytes, _Unit | None, _Gathered] | None:
-    """The payload without them, its unit, and what they said. None: attempts that are no count."""
-    at, places = _top_level(payload)
-    unit = _unit_at(payload, at) if at >= 0 else None
-    if at >= 0 and unit is None:
-        return None
-    got, text = _Gathered(stays=len(places) > MOST), payload
-    for place in () if got.stays else reversed(places):
-        if unit is not None and unit.start <= place < unit.end:
-            continue
-        said = _said(text, place)
-        if said is None:
-            got.stays = True
-            continue
-        key, end, value = said
-        length = len(text)
-        text, got.start = _cut(text, place, end)
-        if got.behind < 0:
-            got.behind = len(text) - got.start
-        if isinstance(value, str):
-            got.rsv = got.rsv or value
-        else:
-            got.counts.setdefault(key, value)
-        if unit is not None and place < unit.start:
-            unit.start, unit.end = unit.start + len(text) - length, unit.end + len(text) - length
-    return text, unit, got
-
-
-def _top_level(payload: bytes) -> tuple[int, list[int]]:
-    """Where the last "attempts" of the top level stands (-1: nowhere), and where the other keys of ours do. The depth of
-    each is told from the nearer end of the payload, so that large arguments are not walked through as long as no such key is
-    in them."""
-    places, on_top = _keys_at(payload), dict[int, bool]()
-    k, i, depth = 0, 0, 0
-    while k < len(places) and 2 * (places[k] + 1) <= len(payload):
-        depth, i = depth + _opened(payload, i, places[k]), places[k]
-        on_top[i], k = depth == 1, k + 1
-    i, depth = len(payload), 0
-    for place in reversed(places[k:]):
-        depth, i = depth - _opened(payload, place, i), place
-        on_top[i] = depth == 1
-    at, ours = -1, list[int]()
-    for place in places:
-        if on_top[place] and payload[place + 1] == ord("a"):
-            at = place
-        elif on_top[place]:
-            ours.append(place)
-    return at, ours
-
-
-def _keys_at(payload: bytes) -> list[int]:
-    places = []
-    for name in (b"attempts", b"rsv", *COUNTS):
-        at = payload.find(b'"%b"' % name)
-        while at >= 0:
-            if payload[at - 1 : at] != b"\\" and _COLON.match(payload, at + len(name) + 2):
-                places.append(at)
-            at = payload.find(b'"%b"' % name, at + 1)
-    return sorted(places)
-
-
-def _opened(payload: bytes, start: int, end: int) -> int:
-    """How many brackets are opened, less those that are closed, from `start` to before `end`; strings are passed over."""
-    depth = 0
-    while (found := _BRACKET.search(payload, start)) and found.start() < end:
-        start = found.start() + 1
-        if found[0] == b'"':
-            start = _string_end(payload, found.start()) + 1
-            if not start:
-                return depth
-        else:
-            depth += 1 if found[0] in (b"{", b"[") else -1
-    return depth
-
-
-def _string_end(payload: bytes, start: int) -> int:
-    """Where the string that is opened at `start` is closed; -1: nowhere."""
-    end = start
-    while (end := payload.find(b'"', end + 1)) >= 0:
-        k = end - 1
-        while payload[k] == ord("\\"):
-            k -= 1
-        if (end - k) % 2 == 1:
-            return end
-    return -1
-
-
-def _said(text: bytes, at: int) -> tuple[bytes, int, int | str] | None:
-    """The key of ours at `at`, where it ends and what it says. None: not what we write there."""
-    named = _SAID.match(text, at)
-    found = _VALUE.get(named[1], _NUMBER).match(text, named.end()) if named else None
-    if named is None or found is None or not _ENDED.match(text, found.end()):
-        return None
-    value = found[1].decode() if named[1] == b"rsv" else _count(found[0])
-    return None if value is None else (named[1], found.end(), value)
-
-
-def _cut(text: bytes, start: int, end: int) -> tuple[bytes, int]:
-    """`text` without what stands from `start` to before `end`, and one comma. And where the hole is."""
-    comma = _COMMA.match(text, end)
-    k = start - 1
-    while text[k] in _SPACE:
-        k -= 1
-    if text[k] == ord(","):
-        start = k
-    elif comma:
-        end = comma.end()
-    return text[:start] + text[end:], start
