@@ -364,7 +364,7 @@ def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, t
 
 def test_a_job_that_differs_in_case_only_is_another(queue):
     queue.push_many([("a", job(1, id=name), None) for name in ("ann", "Ann", "ANN")])
-    assert queue.room.call("LREM", "queues:a", 0, job(1, id="Ann")) == 1
+    assert queue.space.call("LREM", "queues:a", 0, job(1, id="Ann")) == 1
     assert ids(queue) == ["ann", "ANN"]
 
 
