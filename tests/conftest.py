@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*patterns): Redis keys that the test may leave behind (see clean_redis)")
     config.addinivalue_line("markers", "slow: minutes long, left out unless asked for (-m slow; `make soak`)")
     config.addinivalue_line("markers", "fault(row, what, holds): a row of the table of faults (support/reliability.py)")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that has us in the background; tests send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     page = config.getoption("--reliability")
     config.pluginmanager.register(reliability.Report(Path(page) if page else None))
 
