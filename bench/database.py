@@ -136,7 +136,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="qd-bench-") as folder,
         Postgres(durable=True) as postgres,
-        MariaDb() as maria,
+        MariaDb(durable=True) as maria,
     ):
         home = Path(folder)
         places = [

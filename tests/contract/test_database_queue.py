@@ -294,6 +294,21 @@ def test_a_worker_has_one_job_at_a_time(queue):
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    held, sent, raw = take(queue), list[str](), queue.link.raw
+    send = raw._execute_command
+
+    def counted(command: int, text: str) -> None:
+        sent.append(text)
+        send(command, text)
+
+    monkeypatch.setattr(raw, "_execute_command", counted)
+    turn = queue.turn(held, ["a"])
+    assert (turn.acked, turn.reserved is not None, len(sent)) == (True, True, 2)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_those_that_php_has_are_found_by_the_index_in_its_order(queue):
     """Sorted otherwise, 500,000 jobs that wait were gone through at each beat."""
     text = str(queue.sql.many("foreign")).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")

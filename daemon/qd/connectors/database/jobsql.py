@@ -196,12 +196,28 @@ class JobSql:
         return f"NOT ({at}({text}, {needle}) > 0 AND {behind})"
 
     @cached_property
+    def begin(self) -> sql.TextClause:
+        return sql.text("START TRANSACTION")
+
+    @cached_property
+    def commit(self) -> sql.TextClause:
+        return sql.text("COMMIT")
+
+    @cached_property
     def next_ready(self) -> sql.TextClause:
         """now: unix seconds."""
+        return self._ready_at(":now")
+
+    @cached_property
+    def next_now(self) -> sql.TextClause:
+        """By MySQL's own clock."""
+        return self._ready_at("UNIX_TIMESTAMP()")
+
+    def _ready_at(self, now: str) -> sql.TextClause:
         attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
         return sql.text(
             f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
-            f" AND available_at <= :now AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
+            f" AND available_at <= {now} AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
         )
 
     @cached_property

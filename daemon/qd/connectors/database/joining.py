@@ -63,7 +63,7 @@ class Joined(Link):
             self._failed(error)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, said: bool = False) -> Iterator[None]:
         with self._turn:
             self.broken = False
             yield

@@ -30,8 +30,7 @@ class Leases:
         """Its rows are gone. False: it was over before."""
         mark = base_of(held.mark)
         if self.sql.kind == "mysql":
-            given = {"owner": self.queue.owner, "mark": mark, "queue": held.queue, "sum": sum_of(held.member)}
-            there = self.link.execute(self.sql.end_both, given).rowcount == 2
+            there = self.link.execute(*self.end_both(held)).rowcount == 2
         elif (found := self.holding(held.queue, self.queue.owner, mark, held.member)) is not None:
             there = self.one(self.sql.delete, found)
             self.forget(found, mark)
@@ -40,6 +39,10 @@ class Leases:
         if there:
             and_then()
         return there
+
+    def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
+        mark, sum = base_of(held.mark), sum_of(held.member)
+        return self.sql.end_both, {"owner": self.queue.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
     def given_back(
         self,

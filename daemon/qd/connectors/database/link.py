@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from qd.connectors.database import servers
 from qd.connectors.database.servers import server_of, told
+from qd.connectors.database.together import Asked, Said, together
 from qd.connectors.patience import Patience
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
 from qd.process.descriptors import ready_of
@@ -82,14 +83,26 @@ class Link(Patience):
         self._answered()
         return result
 
+    def together(self, asked: Sequence[Asked]) -> list[Said]:
+        """Several statements in one round trip, of MySQL and MariaDB. The first that fails is raised, as by `execute`."""
+        connection = self._ready()
+        try:
+            said = together(connection, asked)
+        except BaseException as error:
+            self._failed(error)
+        self._answered()
+        return said
+
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, said: bool = False) -> Iterator[None]:
         """All that is executed inside comes to pass at its end, or nothing of it when it raises. Inside of another it is a
-        part of that one. Raises ConnectionLost at its end when nobody knows whether it did."""
+        part of that one. Raises ConnectionLost at its end when nobody knows whether it did. said: who is inside says its
+        begin and its COMMIT together with other statements."""
         if self.depth:
             yield
             return
-        self._begin()
+        if not said:
+            self._begin()
         self.depth, self.broken = 1, False
         try:
             yield
@@ -100,7 +113,8 @@ class Link(Patience):
             self.close()
             raise
         else:
-            self.say("COMMIT")
+            if not said:
+                self.say("COMMIT")
         finally:
             self.depth = 0
 

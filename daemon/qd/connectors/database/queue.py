@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sql
@@ -85,9 +86,9 @@ class DatabaseQueue(KeyspaceQueue):
 
     # -- transactions
 
-    def atomic(self, act: Callable[[], T]) -> T:
-        """All that `act` executes, as one; inside of another transaction a part of that."""
-        return self._again(self.link.transaction, act)
+    def atomic(self, act: Callable[[], T], *, said: bool = False) -> T:
+        """All that `act` executes, as one; inside of another transaction a part of that. said: see Link.transaction."""
+        return self._again(partial(self.link.transaction, said=said), act)
 
     def _again(self, around: Callable[[], AbstractContextManager[None]], act: Callable[[], T]) -> T:
         until = time.monotonic() + self.link.timeout

@@ -18,6 +18,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from qd.connectors.database.sockets import socket_of
+from qd.connectors.database.together import FOUND_ROWS, SEVERAL
 from qd.errors import (
     ConfigError,
     ConnectionLost,
@@ -159,7 +160,8 @@ class MySql(Server):
     begin = "START TRANSACTION"
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
-        return {"connect_timeout": max(1, round(connect)), "read_timeout": answer, "write_timeout": answer}
+        times = {"connect_timeout": max(1, round(connect)), "read_timeout": answer, "write_timeout": answer}
+        return {**times, "client_flag": SEVERAL | FOUND_ROWS}
 
     def greeting(self, answer: float) -> list[str]:
         limit = max(1, round(answer))

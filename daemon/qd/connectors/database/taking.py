@@ -1,7 +1,7 @@
 """A worker's turn on the table of jobs: the job before goes, the next one is reserved.
 
     PostgreSQL     one statement
-    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED
+    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to find the next job, one to take it
     SQLite         one transaction, there is one writer at a time; none where nothing is ready
 
 What can be no job goes into the failed store. A job that is tied to a lock or a key is asked about in a second step,
@@ -10,13 +10,14 @@ while it is leased already (taken.lua).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.connectors.base import Reserved, Turn
 from qd.connectors.database.held import FRESH, Holding, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.jobsql import HIGHEST
 from qd.connectors.database.tables import SECOND, key_of
+from qd.connectors.database.together import Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from qd.connectors.database.queue import DatabaseQueue
 
 MOST = 100  # payloads that a turn looks at, where those before are no jobs
+
+
+Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, none: there is none
 
 
 class Row(NamedTuple):
@@ -53,7 +57,7 @@ class Taking:
         self.queue = queue
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        look = self._one_statement if self.queue.sql.kind == "postgresql" else self._steps
+        look = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.queue.sql.kind, self._steps)
         malformed, acked = 0, None
         for _ in range(MOST):
             found = look(done, queues, shut, base)
@@ -145,6 +149,27 @@ class Taking:
         paused = self._passed_over(queues, shut, found.paused or ())
         return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
+    def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+        queue = self.queue
+        first = next((name for name in queues if name not in shut), None)  # it may be paused: then its row stays
+
+        def step() -> Looked:
+            asked: list[Asked] = [(queue.sql.begin, {}), (queue.sql.seen(len(queues)), self._values(queues))]
+            if done is not None:
+                asked.insert(1, queue.leases.end_both(done))
+            if first is not None:
+                asked.append((queue.sql.next_now, {"queue": first}))
+            said = queue.link.together(asked)
+            seen, ready = (said[-2], said[-1].rows) if first is not None else (said[-1], [])
+            looked = self._found(
+                queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
+            )
+            last: list[Asked] = [] if looked.row is None else self._reserving(looked.row, mark, looked.us)
+            queue.link.together([*last, (queue.sql.commit, {})])
+            return looked._replace(acked=done is not None and said[1].changed == 2)
+
+        return queue.atomic(step, said=True)
+
     def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
         queue = self.queue
         if done is None and queue.sql.kind == "sqlite":
@@ -159,33 +184,37 @@ class Taking:
         return queue.atomic(step)
 
     def _look(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> Looked:
-        queue, link = self.queue, self.queue.link
-        values = self._values(queues)
-        seen = link.execute(queue.sql.seen(len(queues)), values).all()
+        queue = self.queue
+        seen = queue.link.execute(queue.sql.seen(len(queues)), self._values(queues)).all()
+        looked = self._found(queues, seen, shut, self._next)
+        if reserve and looked.row is not None:
+            for statement, values in self._reserving(looked.row, mark, looked.us):
+                queue.link.execute(statement, values).close()
+        return looked
+
+    def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> Looked:
         us, paused = int(seen[0].us), self._passed_over(queues, shut, [row.name for row in seen])
         if seen[0].busy:
             return Looked(False, True, us, None, None, paused)
         now = us // SECOND
         for name in queues:
-            if name in paused:
-                continue
-            found = link.execute(queue.sql.next_ready, {"queue": name, "now": now}).first()
-            if found is not None:
-                attempts = min(HIGHEST, found.attempts + 1)
-                row = Row(found.id, name, bytes_of(found.payload), attempts, now)
-                if reserve:
-                    self._reserve(row, mark, us)
+            if name not in paused and (found := next_of(name, now)):
+                (job,) = found
+                row = Row(job.id, name, bytes_of(job.payload), min(HIGHEST, job.attempts + 1), now)
                 return Looked(False, False, us, row, None, paused)
-        due = link.execute(queue.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
+        queue = self.queue
+        due = queue.link.execute(queue.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
         return Looked(False, False, us, None, due, paused)
 
-    def _reserve(self, row: Row, mark: str, us: int) -> None:
+    def _next(self, name: str, now: int) -> Sequence[Any]:
+        return self.queue.link.execute(self.queue.sql.next_ready, {"queue": name, "now": now}).all()
+
+    def _reserving(self, row: Row, mark: str, us: int) -> list[Asked]:
         queue = self.queue
         values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
-        queue.link.execute(queue.sql.take, values).close()
         until = us + round(queue.settings.retry_after * SECOND)
         more = {"queue": row.queue, "owner": queue.owner, "mark": mark, "until": until}
-        queue.link.execute(queue.sql.reserve, {**values, **more}).close()
+        return [(queue.sql.take, values), (queue.sql.reserve, {**values, **more})]
 
 
 def holding(row: Row) -> Holding:
