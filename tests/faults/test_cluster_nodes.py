@@ -52,7 +52,7 @@ def test_the_queues_of_other_nodes_go_on(partial_cluster: Cluster, project: Make
     producer = ClusterQueue(ConnectionSettings(name="redis", url=cluster.url))
     dead = cluster.node_of(f"queues:{{{gone}}}")
     pushed(producer, gone, range(EACH))
-    eventually(lambda: len(ran(witness)) >= EACH, 30)
+    eventually(lambda: len(ran(witness)) >= EACH and answered(producer, gone), 30)
     dead.kill()
     work.wait_line("redis.away", 30)
     pushed(producer, others[0], range(100, 100 + EACH))
@@ -60,6 +60,7 @@ def test_the_queues_of_other_nodes_go_on(partial_cluster: Cluster, project: Make
     began = time.monotonic()
     eventually(lambda: len(ran(witness)) >= 3 * EACH, 30, what="the jobs of the other nodes")
     figures.add(back=[time.monotonic() - began])
+    eventually(lambda: answered(producer, *others), 30, what="a worker with nothing in hand")
     work.child("worker 0").kill()
     work.wait_line("worker.died")
     pushed(producer, others[0], range(400, 401), LEASE)  # without a keeper no worker takes it
@@ -83,6 +84,11 @@ def pushed(producer: ClusterQueue, name: str, numbers: range, delay: float | Non
     from tests.contract.kinds import job_of
 
     producer.push_many([(name, job_of("quick", n), delay) for n in numbers])
+
+
+def answered(producer: ClusterQueue, *names: str) -> bool:
+    """Nobody has a job of these queues in hand."""
+    return not any(producer.sizes(name).reserved for name in names)
 
 
 def ran(witness: Witness) -> list[int]:

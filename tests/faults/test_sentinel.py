@@ -123,10 +123,10 @@ def test_a_primary_that_lives_on_as_a_replica_is_left(shop: Project, sentinel: S
     new = eventually(lambda: sentinel.primary is not old and sentinel.primary, what="another primary")
     numbers = count(1)
     last = eventually(lambda: pushed(queue, n := next(numbers)) and queue.wire.target.port == new.port and n, 60)
+    assert role(old) == "master", "left only when it was told"
     with ledger_of(shop, sentinel) as ledger:
         ledger.pushed = [last]
         ledger.wait_all()
-    assert role(old) == "master"
     work.stop()
 
 
