@@ -12,7 +12,7 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
-from qd.errors import ConnectionLost, NotInJob, ServerRefused
+from qd.errors import ConnectionLost, NotInJob, ServerRefused, WrongPassword
 from qd.log import Log
 from qd.payload import read
 from qd.process.scoreboard import Scoreboard
@@ -181,3 +181,14 @@ def test_the_end_waits_for_a_call_under_way():
     ending.join(10)
     thread.join(10)
     assert saved(ends[0]) == b"1"
+
+
+def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> None:
+    lines = list[bytes]()
+    log = Log("worker", write=lambda line: lines.append(line))
+    server: Any = Scripted()
+    answering = Answering(server, ("a",), log, lambda _: None)
+    for _ in range(3):
+        for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
+            answering.broke(error)
+    assert [line.split(b"error=")[1].strip() for line in lines] == [b'"no queue"', b'"may not receive"']

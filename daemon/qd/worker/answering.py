@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qd.connectors.base import Connector, Reserved, Turn
-from qd.errors import NOTHING_DONE, ServerRefused
+from qd.errors import NOTHING_DONE, NeedsMending, ServerRefused
 from qd.log import Log
 from qd.worker.saving import AWAY, Held, stands
 
 T = TypeVar("T")
+FEW = 10  # different refusals that a worker tells of
 AGAIN = 1.0  # most seconds between two tries to reach the server
 
 
@@ -33,7 +34,7 @@ class Answering:
         self.done: Reserved | None = None
         self.unsure = False  # what the last turn did; then the server is asked before the next one
         self._away_since = 0.0
-        self._refused = ""  # what was said last
+        self._refused = set[str]()  # what was said
 
     @property
     def away(self) -> bool:
@@ -95,9 +96,11 @@ class Answering:
                 self.pause()
 
     def say_broken(self, error: Exception) -> None:
-        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once."""
-        if isinstance(error, ServerRefused) and not self._away_since and str(error) != self._refused:
-            self._refused = str(error)
+        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once: it may do
+        what the keeper asks of it."""
+        refused = isinstance(error, ServerRefused | NeedsMending) and str(error) not in self._refused
+        if refused and len(self._refused) < FEW:
+            self._refused.add(str(error))
             self.log.warning(f"{self.queue.settings.driver}.refused", error=str(error))
         else:
             self.log.debug(f"{self.queue.settings.driver}.broken", error=str(error))
