@@ -504,6 +504,18 @@ def test_a_step_in_a_transaction_sees_what_has_come_since_it_began(sent):
             assert single.dispatch().id == outside
 
 
+def test_a_session_that_commits_each_statement_is_refused(sent, table):
+    each = sent.engine.execution_options(isolation_level="AUTOCOMMIT")
+    told = pytest.raises(ConfigError, match="commits each statement by itself")
+    with Session(each) as session, told, sent.app.transaction(session):
+        send(sent.app)
+    assert table.rows() == []
+    with sent.engine.connect() as connection, sent.app.transaction(connection):
+        sent.app.call("t", b'{"n":1}').dispatch()
+        connection.commit()
+    assert len(table.rows()) == 1
+
+
 def test_a_transaction_of_another_database_is_refused(sent, table):
     other = sql.create_engine("sqlite://")
     told = pytest.raises(ConfigError, match="not in the database of connection")

@@ -95,6 +95,11 @@ def joined(connections: Connections, session: Any, name: str | None) -> Iterator
             " transaction there; `using(after_commit=True)` sends after it"
         )
     same_place(queue, connection)
+    if commits_each(connection):
+        raise ConfigError(
+            f"the session for connection '{queue.settings.name}' commits each statement by itself (AUTOCOMMIT): it has no"
+            " transaction to send in"
+        )
     with connections.lent(queue.settings.name, inside(queue, session)):
         yield
 
@@ -107,6 +112,17 @@ def connection_of(session: Any) -> sql.Connection:
     if isinstance(found, sql.Connection):
         return found
     raise ConfigError(f"{type(session).__name__} is neither a Session nor a Connection of SQLAlchemy")
+
+
+def commits_each(connection: sql.Connection) -> bool:
+    """As its driver tells it."""
+    if not connection.in_transaction():
+        connection.begin()  # as its first statement would
+    driven: Any = connection.connection.driver_connection
+    if hasattr(driven, "in_transaction"):  # of SQLite: None where nobody begins before a row is written
+        return driven.isolation_level is None and not driven.in_transaction
+    told = driven.get_autocommit() if hasattr(driven, "get_autocommit") else getattr(driven, "autocommit", False)
+    return bool(told)
 
 
 def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
