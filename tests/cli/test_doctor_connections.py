@@ -28,6 +28,16 @@ def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str
     assert not [each for each in checks if each["what"].startswith("x.") and each["sign"] == "fail"]
 
 
+def test_each_part_of_a_failover_is_looked_at(project: MakeProject, beanstalkd: Beanstalkd) -> None:
+    shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
+    shop.config(
+        f'[connections.tubes]\nurl = "{beanstalkd.url}"\n[connections.x]\ndriver = "failover"\n'
+        'connections = ["redis", "tubes"]\n'
+    )
+    assert findings(shop, "tubes", QD_CONNECTION="x")["tubes.answers"] == ("ok", beanstalkd.url)
+    assert shop.qd("config", "check", QD_CONNECTION="x", QD_TUBES_URL="beanstalkd://h:x").returncode == 78
+
+
 def test_sentinels_that_do_not_answer_are_named(project: MakeProject, sentinel: Sentinel) -> None:
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n', url=sentinel.url)
     found = findings(shop, "redis")

@@ -68,7 +68,7 @@ def test_entries_that_are_overdue(look: Look, redis: Client) -> None:
     report(redis, schedulers=[SCHEDULER])
     (line,) = look()
     assert line.sign == "warn"
-    assert line.value.startswith(("overdue: tidy for 1h ", "overdue: tidy for 2h "))
+    assert line.value.startswith(("overdue: tidy for 1h", "overdue: tidy for 2h"))
     assert ", report for " in line.value
 
 

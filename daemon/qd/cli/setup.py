@@ -98,7 +98,7 @@ def check() -> None:
     found = common.settings()
     for pool in ["", *pools()]:
         each = loaded(pool, _said(found))
-        for name in (each.default, each.control, each.work.connection):
+        for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
     _check_schedule(found)
     notes = [*configuration.strangers(found, os.environ), *configuration.strange_drivers(found)]

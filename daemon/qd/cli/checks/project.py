@@ -16,6 +16,7 @@ from qd.cli.begin import loaded, pools
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
 from qd.config import Settings
+from qd.config.settings import sent_to
 from qd.connectors.manager import check_url
 from qd.errors import QdError
 from qd.options.kinds import WITH_KEYSPACE
@@ -128,7 +129,7 @@ def connections(project: Project) -> dict[str, Settings]:
     for also where its pauses, locks and failed jobs stand, when it keeps none itself."""
     used = dict[str, Settings]()
     for found in project.pools.values():
-        for name in (found.work.connection, found.default, found.control):
+        for name in (found.work.connection, found.default, *sent_to(found.default, found.connections), found.control):
             used.setdefault(name, found)
     asked = common.given().connection
     if asked is not None:
@@ -138,4 +139,6 @@ def connections(project: Project) -> dict[str, Settings]:
 
 def with_home(name: str, settings: Settings) -> tuple[str, ...]:
     at = settings.connections.get(name)
-    return (name,) if at is None or at.driver in WITH_KEYSPACE else (name, settings.control)
+    if at is None or at.driver in WITH_KEYSPACE:
+        return (name,)
+    return (name, *sent_to(name, settings.connections), settings.control)
