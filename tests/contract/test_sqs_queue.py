@@ -415,3 +415,20 @@ def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeyp
     monkeypatch.setattr(queue.backend, "take", looked)
     assert queue.turn(held, ("mail",)).acked
     assert owned == [None]
+
+
+def test_a_beat_that_asks_sqs_nothing_does_not_tell_that_it_is_back(
+    connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = connect(0)
+    assert beat(keeper).broke is None
+
+    def away(*_: object) -> None:
+        raise ConnectionLost("away")
+
+    monkeypatch.setattr(keeper.backend, "standing", away)
+    assert beat(keeper).broke is None, "how much waits is asked every 30 seconds"
+    monkeypatch.setattr(keeper.outbox, "forward_all", away)
+    assert beat(keeper).broke is not None
+    monkeypatch.setattr(keeper.outbox, "forward_all", lambda *_: False)
+    assert beat(keeper).broke is not None

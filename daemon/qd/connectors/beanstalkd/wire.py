@@ -106,6 +106,8 @@ class Wire:
             raise self.refused(error) from None
         except OSError as error:
             self.close()
+            if self.about is not None:  # whoever gave up an answer is alive
+                self.about(0.0)
             raise ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}") from None
         except (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError):
             self.close()

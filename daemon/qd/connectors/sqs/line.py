@@ -83,6 +83,7 @@ class Line(Patience):
             text = answer.read()
         except (OSError, HTTPException, ssl.SSLError) as error:
             self.close()
+            self._lives()
             raise ConnectionLost(f"the connection to SQS at {parts.netloc} broke: {reason(error)}") from None
         except BaseException:
             self.close()
@@ -90,9 +91,13 @@ class Line(Patience):
         self._used = time.monotonic()
         if answer.will_close:
             self.close()
+        self._lives()
+        return answer.status, dict(answer.headers), text
+
+    def _lives(self) -> None:
+        """Whoever gave up an answer is alive, too: several calls one after the other may do so."""
         if self.about is not None:
             self.about(0.0)
-        return answer.status, dict(answer.headers), text
 
     def _read(self, sock: Any, buffer: Any) -> int:
         while True:

@@ -15,6 +15,7 @@ from qd.connectors.base import Outgoing, Reserved
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.keeping import BorrowedKeeping, Refused
 from qd.connectors.effects import Effect
+from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.effects import spoken
 from qd.connectors.scripts import script
@@ -149,6 +150,12 @@ class SqsQueue(BorrowedKeeping):
         handle = its.decode().partition(" ")[2]
         with suppress(ConnectionLost, ServerRefused):
             self.backend.show(queue, handle, delay)
+
+    def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
+        answer = super().beat(queues, asked)
+        if answer.broke is not None:
+            self._looked_for_waiting = float("-inf")  # a beat that asks SQS nothing does not tell that it is back
+        return answer
 
     def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
         """Those that were found so twice running: each look is paid for, and what SQS counts is some seconds old."""
