@@ -232,6 +232,21 @@ def test_a_job_that_the_server_finds_too_large_is_one_line(
     work.stop()
 
 
+def test_what_is_odd_is_told_at_the_start(project: MakeProject, server: Server, clean_redis: object) -> None:
+    """A server that forgets, and jobs that nobody will run."""
+    with Beanstalkd(binlog=False) as forgetful:
+        shop = Shop(project(jobs=JOBS), forgetful.url, server.url)
+        with forgetful.client() as client:
+            client.put(b"{}")
+            client.bury(client.reserve())
+        work = shop.project.work_off()
+        assert work.matches("connection.odd .*has no binlog: what waits is lost")
+        assert work.matches("connection.odd .*tube 'default' has a job that another program has buried")
+        said = " ".join(shop.project.qd("doctor").stdout.split())
+        assert "has no binlog" in said
+        assert "has buried" in said
+
+
 def wrong(shop: Shop, server: Server, what: str) -> list[str]:
     if what == "no memory":
         shop.write(control="tubes")

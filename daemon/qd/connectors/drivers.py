@@ -30,6 +30,7 @@ DRIVERS: Mapping[str, Driver] = {
     "beanstalkd": Driver(
         open="qd.connectors.beanstalkd.opening:open_queue",
         url="qd.connectors.beanstalkd.target:Target",
+        look="qd.connectors.beanstalkd.start:look",
     ),
     "sqs": Driver(
         open="qd.connectors.sqs.opening:open_queue",

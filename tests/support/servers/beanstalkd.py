@@ -11,13 +11,13 @@ LARGEST = 4 << 20  # bytes of a job; without -z it is 65,535
 
 
 class Beanstalkd(Running):
-    """url: beanstalkd://127.0.0.1:port. options: more words for the command line; a later -z wins."""
+    """url: beanstalkd://127.0.0.1:port. options: more words for the command line; a later -z wins. binlog: it keeps one."""
 
     name = "beanstalkd"
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, binlog: bool = True) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.binlog = options, binlog
 
     @property
     def url(self) -> str:
@@ -27,7 +27,9 @@ class Beanstalkd(Running):
         (self.folder / "binlog").mkdir()
 
     def command(self) -> list[str]:
-        kept = ["-b", str(self.folder / "binlog"), "-F"]  # no fsync: a killed one has written all the same
+        kept = (
+            ["-b", str(self.folder / "binlog"), "-F"] if self.binlog else []
+        )  # no fsync: a killed one has written, too
         return [
             program("beanstalkd"),
             "-l",

@@ -1,0 +1,45 @@
+"""What `qd work` and `qd doctor` find out about a beanstalkd and its tubes before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import greenstalk
+
+from qd.connectors.beanstalkd.target import refused_name
+from qd.connectors.beanstalkd.wire import Client, Wire
+from qd.errors import ConnectionLost, ServerRefused
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+
+
+def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+    """What is odd about it, in words. A server that does not answer is waited for later."""
+    wire = Wire(at.url or "")
+    try:
+        with wire.said() as client:
+            buried = [hint for queue in queues if not refused_name(queue) and (hint := left_buried(client, queue))]
+            return [*forgets(client, wire.place), *buried]
+    except (ConnectionLost, ServerRefused):
+        return []
+    finally:
+        wire.close()
+
+
+def forgets(client: Client, place: str) -> list[str]:
+    if client.stats()["binlog-current-index"]:
+        return []
+    return [f"beanstalkd at {place} has no binlog: what waits is lost when it ends; start it with -b and a folder"]
+
+
+def left_buried(client: Client, queue: str) -> str:
+    """That nobody runs what somebody has buried. "" where there is none."""
+    with suppress(greenstalk.NotFoundError):
+        count = client.stats_tube(queue)["current-jobs-buried"]
+        if count:
+            what = "a job" if count == 1 else f"{count} jobs"
+            return f"tube '{queue}' has {what} that another program has buried: none runs before it is kicked"
+    return ""
