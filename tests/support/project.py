@@ -80,6 +80,7 @@ class Project:
         words = [*arguments, "--config", str(self.root / "qd.toml")]
         writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # what is left in the folder fails the test
         paths = [*sys.path]
+        self._forget()
         try:
             return CliRunner().invoke(command, words, prog_name="qd", env=ours)
         finally:
@@ -87,9 +88,11 @@ class Project:
             self._forget()
 
     def _forget(self) -> None:
-        """The modules of this project: the next one has others of these names."""
+        """The modules of this project, and those of its names that another test has imported."""
+        own = {path.stem for path in self.root.iterdir() if path.suffix == ".py" or path.is_dir()}
         for name, module in [*sys.modules.items()]:
-            if str(getattr(module, "__file__", None) or "").startswith(f"{self.root}{os.sep}"):
+            place = str(getattr(module, "__file__", None) or "")
+            if place.startswith(f"{self.root}{os.sep}") or (name in own and place.startswith(tempfile.gettempdir())):
                 del sys.modules[name]
 
     def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_a_job_that_fails_by_hand_says_why(shop: Shop) -> None:
 def test_an_error_comes_out_with_nothing_of_qds_before_it(shop: Shop) -> None:
     with pytest.raises(ValueError, match="does not work") as raised:
         shop.work.using(tries=1).dispatch(1, fails=9)
-    assert raised.value.__context__ is None
+    assert raised.value.__context__ is sys.exc_info()[1]  # an alarm amid an except clause may have left one for ever
 
 
 def test_a_checkpoint_is_there_in_the_next_attempt(shop: Shop) -> None:

@@ -107,6 +107,7 @@ class Reaping:
         elif master.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
             leaves_with = Exit(exit_code) if known else Exit.IMPORT
-            master.stop(f"the app's import ended with {told(status)}", leaves_with, by_signal=True)
+            what = "the look before the start" if leaves_with is Exit.CONFIG else "the app's import"
+            master.stop(f"{what} ended with {told(status)}", leaves_with, by_signal=True)
         elif master.stopping is None:
             master.log.error("template.died", how=ending(status, oom=master.children.oom.killed(status)))
