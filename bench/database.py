@@ -170,9 +170,9 @@ def table(
 ) -> str:
     lines = [
         "## Databases", "",
-        f"Made by `python bench/database.py --write` on {time.strftime('%Y-%m-%d', time.gmtime())}: {rounds} rounds in turn,",
-        f"{jobs} jobs each, load {os.getloadavg()[0]:.1f} at the end. One worker process on each side; PostgreSQL and MariaDB",
-        "wait for the disk at each commit.",
+        f"Made by `python bench/database.py --write` on {time.strftime('%Y-%m-%d', time.gmtime())}: {rounds} rounds in",
+        f"turn, {jobs} jobs each, load {os.getloadavg()[0]:.1f} at the end. One worker process on each side; PostgreSQL and",
+        "MariaDB wait for the disk at each commit.",
         "",
         "|  | qd, jobs/s ↑ | Laravel's database driver | pickup on an idle queue, p50, ms ↓ | p99 |",
         "| --- | --: | --: | --: | --: |",
