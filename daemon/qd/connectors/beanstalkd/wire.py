@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import greenstalk
 
 from qd.connectors.beanstalkd.target import Target
+from qd.connectors.patience import Patience
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused, TooLarge, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 
@@ -54,7 +55,7 @@ class Patient(socket.socket):
                 raise TimeoutError("no answer in time")
 
 
-class Wire:
+class Wire(Patience):
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew. life: of the connection
     that is there; what an earlier one had reserved is not reserved any more."""
 
@@ -240,19 +241,14 @@ class Wire:
         finally:
             sock.seconds, sock.wake = self.timeout, -1
 
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        before = self.connect_timeout, self.timeout
-        try:
-            self.patience(seconds, seconds)
-            yield
-        finally:
-            self.patience(*before)
-
     def patience(self, connect: float, answer: float) -> None:
-        self.connect_timeout, self.timeout = connect, answer
-        if self._sock is not None:
+        super().patience(connect, answer)
+        if self._sock is None:
+            return
+        if identity(self._sock.fileno()) == self._file:
             self._sock.settimeout(answer)
+        else:
+            self.close()
 
     def close(self) -> None:
         client, sock, self._client, self._sock = self._client, self._sock, None, None
