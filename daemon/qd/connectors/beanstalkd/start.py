@@ -15,10 +15,13 @@ from qd.errors import ConnectionLost, ServerRefused
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
 
+PATIENCE = 1.0  # seconds to connect, and for each answer: a start does not wait for a server that hangs
+
 
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
     """What is odd about it, in words. A server that does not answer is waited for later."""
     wire = Wire(at.url or "")
+    wire.patience(PATIENCE, PATIENCE)
     try:
         with wire.said() as client:
             buried = [hint for queue in queues if not refused_name(queue) and (hint := left_buried(client, queue))]
