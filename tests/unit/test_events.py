@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from qd import DeclarationError, JobFailed, Looping
+from qd.options import WorkOptions
+from qd.worker.telling import SECONDS, Telling
 from tests.support.fakes import FakeQd
 
 
@@ -67,3 +69,10 @@ def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: Fake
     app.on(Looping)(interrupted)
     with pytest.raises(KeyboardInterrupt):
         app.emit(Looping("redis", ()))
+
+
+def test_the_time_announced_for_listeners_is_taken_back_after_them(app: FakeQd) -> None:
+    announced: list[float] = []
+    app.on(Looping)(lambda event: announced.append(-1.0))
+    assert Telling(app.listeners, WorkOptions(), announced.append).looping(lambda: None)
+    assert announced == [SECONDS, -1.0, 0.0]
