@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import select
 import socket
 import ssl
@@ -18,7 +19,7 @@ import pytest
 from qd.connectors.sqs.address import Address
 from qd.connectors.sqs.line import Line, Woken
 from qd.connectors.sqs.service import Service
-from qd.errors import ConnectionLost, ServerBusy, Unreachable
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from tests.support.certificates import Certificates
 from tests.support.clock import eventually
 
@@ -182,11 +183,20 @@ def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
     for _ in range(2):
         with pytest.raises(ServerBusy, match="cannot serve now"):
             service.call("get_queue_url", QueueName="mail")
-    small.acts += [says(b"<html>please log in</html>")]
-    with pytest.raises(ConnectionLost, match="answers what no SQS answers"):
-        service.call("get_queue_url", QueueName="mail")
+    for page in (b"<html>please log in</html>", b"[]", b'{"QueueUrl": "\xfc"}'):
+        small.acts += [says(page)]
+        with pytest.raises(ConnectionLost, match="answers what no SQS answers"):
+            service.call("get_queue_url", QueueName="mail")
+    for page, said in (
+        (b"<p>f\xfcr Sie\ngesperrt", "403: <p>f\ufffdr Sie gesperrt"),
+        (b'["no"]', '403: ["no"]'),
+        (b"", "403"),
+    ):
+        small.acts += [says(page, "403 Forbidden")]
+        with pytest.raises(ServerRefused, match=f"^{re.escape(said)}$"):
+            service.call("get_queue_url", QueueName="mail")
     service.close()
-    assert len(small.requests) == 3, "boto3 asks once, and not again by itself"
+    assert len(small.requests) == 8, "boto3 asks once, and not again by itself"
     assert not any(b"testing-secret" in request for request in small.requests)
 
 

@@ -6,6 +6,7 @@ boto3 is imported with this module, which is imported when a connection to SQS i
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ DENIED = (
 )  # fmt: skip
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 UNKNOWN = ("QueueDoesNotExist", "NonExistentQueue")
+SHOWN = 200  # characters of a page that is no answer of SQS
 WRONG_PLACE = "does the url name another program's port, or does a proxy ask for a login?"
 WAYS = "give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
 
@@ -89,10 +91,10 @@ class Service:
         headers = {key: text_of(value) for key, value in request.headers.items()}
         body = request.body.encode() if isinstance(request.body, str) else bytes(request.body or b"")
         status, answered, text = self.line.exchange(request.url, headers, body, self._seconds, self._wake)
-        if (
-            status == 200 and text.strip() and not text.lstrip().startswith(b"{")
-        ):  # which botocore would take for an answer
-            raise ConnectionLost(f"the server at {self.address.place} answers what no SQS answers: {WRONG_PLACE}")
+        if text.strip() and not is_object(text):
+            if status == 200:  # which botocore would take for an answer
+                raise ConnectionLost(f"the server at {self.address.place} answers what no SQS answers: {WRONG_PLACE}")
+            text = object_with(text)
         return AWSResponse(request.url, status, answered, Body(text))
 
     def classified(self, error: Exception) -> Exception:
@@ -125,6 +127,20 @@ def unclear(error: Exception, place: str) -> Exception:
     if isinstance(error, refusals.CredentialRetrievalError | refusals.UnauthorizedSSOTokenError):
         return WrongPassword(f"no credentials for SQS at {place}: {type(error).__name__}")
     return ConnectionLost(f"SQS at {place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def is_object(text: bytes) -> bool:
+    """As SQS answers: the text of a JSON object. Of anything else botocore raises whatever comes of it."""
+    try:
+        return text.decode().lstrip().startswith("{")
+    except UnicodeDecodeError:
+        return False
+
+
+def object_with(page: bytes) -> bytes:
+    """The page of a proxy, or of another program, as the message of an error."""
+    said = " ".join(page.decode("utf-8", "replace").split())
+    return json.dumps({"message": said[:SHOWN]}).encode()
 
 
 def text_of(value: str | bytes) -> str:
