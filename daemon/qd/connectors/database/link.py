@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sql
 from sqlalchemy.pool import NullPool
 
-from qd.connectors.database import servers
-from qd.connectors.database.servers import server_of, told
+from qd.connectors.database.servers import Again, server_of, told
 from qd.connectors.database.together import Asked, Said, together
 from qd.connectors.patience import Patience
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
@@ -150,7 +149,7 @@ class Link(Patience):
     def _begin(self) -> None:
         try:
             self.say(self.server.begin)
-        except servers.Again:
+        except Again:
             raise
         except ConnectionLost:
             if self.connected or not self._used:
