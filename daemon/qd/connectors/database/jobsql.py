@@ -1,4 +1,5 @@
-"""The statements on the table of jobs, in the words of each database. queue.py and its neighbours use them.
+"""The statements on the table of jobs, in the words of each database, but for those of a turn (turnsql.py). queue.py and
+its neighbours use them.
 
 Moments are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
 """
@@ -12,7 +13,6 @@ import sqlalchemy as sql
 from qd.connectors.database.servers import Server
 
 HIGHEST = 255  # attempts that Laravel's column holds
-OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
 
 
 class JobSql:
@@ -181,126 +181,6 @@ class JobSql:
             f" delayed_, (SELECT count(*) FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
             f" (SELECT created_at {waits} <= {self.second} ORDER BY available_at, id LIMIT 1) AS oldest,"
             f" {self.second} AS now_s FROM {self.clock}"
-        )
-
-    # -- a turn
-
-    @property
-    def ours_only(self) -> str:
-        """Not one of PHP's: its name stands on the top level, for nothing was opened before it. In doubt it is taken."""
-        at, text = ("strpos", "payload") if self.kind == "postgresql" else ("instr", "payload")
-        needle = "'" + (OBJECT_JOB.replace("\\", "\\\\") if self.kind == "mysql" else OBJECT_JOB) + "'"
-        needle = needle.replace(":", r"\:")
-        opened = [f"{at}(substr({text}, 2), '{each}')" for each in ("{", "[")]
-        behind = " AND ".join(f"({each} = 0 OR {each} > {at}({text}, {needle}))" for each in opened)
-        return f"NOT ({at}({text}, {needle}) > 0 AND {behind})"
-
-    @cached_property
-    def begin(self) -> sql.TextClause:
-        return sql.text("START TRANSACTION")
-
-    @cached_property
-    def commit(self) -> sql.TextClause:
-        return sql.text("COMMIT")
-
-    @cached_property
-    def next_ready(self) -> sql.TextClause:
-        """now: unix seconds."""
-        return self._ready_at(":now")
-
-    @cached_property
-    def next_now(self) -> sql.TextClause:
-        """By MySQL's own clock."""
-        return self._ready_at("UNIX_TIMESTAMP()")
-
-    def _ready_at(self, now: str) -> sql.TextClause:
-        attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
-        return sql.text(
-            f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
-            f" AND available_at <= {now} AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
-        )
-
-    @cached_property
-    def take(self) -> sql.TextClause:
-        return sql.text(
-            f"UPDATE {self.jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL"
-        )
-
-    @cached_property
-    def reserve(self) -> sql.TextClause:
-        """In place of what stood there: a reservation that PHP has taken over before."""
-        first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
-        names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
-        return sql.text(
-            f"{first} INTO {self.ours} ({names}, text_sum)"
-            " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
-        )
-
-    @cache  # noqa: B019  one a connection, which lives as long as its process
-    def seen(self, queues: int) -> sql.TextClause:
-        """us; how many other jobs this owner has of the queues; and a row for each of them that is paused."""
-        named = ", ".join(f":q{n}" for n in range(queues))
-        paused = ", ".join(f":p{n}" for n in range(queues))
-        return sql.text(
-            f"SELECT c.us, (SELECT count(*) FROM {self.ours} WHERE owner = :owner AND queue IN ({named})) AS busy, p.name"
-            f" FROM {self.clock} LEFT JOIN qd_names p ON p.name IN ({paused}) AND p.kind = 'string'"
-            " AND (p.expires_at IS NULL OR p.expires_at > c.us)"
-        )
-
-    @cache  # noqa: B019
-    def next_due(self, queues: int) -> sql.TextClause:
-        """The unix second in which the first of the delayed jobs is due, later than now."""
-        each = [
-            f"SELECT min(available_at) AS due FROM {self.jobs} WHERE queue = :q{n} AND reserved_at IS NULL"
-            " AND available_at > :now"
-            for n in range(queues)
-        ]
-        return sql.text(f"SELECT min(due) FROM ({' UNION ALL '.join(each)}) d")
-
-    @cache  # noqa: B019
-    def turn(self, queues: int) -> sql.TextClause:
-        """All of a turn as one statement of PostgreSQL, and so one commit: the job before goes, the next one is locked,
-        marked and told. Numbers of queues that nothing is taken from: shut."""
-        free = "j.reserved_at IS NULL AND j.available_at"
-        nexts = []
-        for n in range(queues):
-            before = f" AND NOT EXISTS (SELECT 1 FROM n{n - 1})" if n else ""
-            if n > 1:
-                before = "".join(f" AND NOT EXISTS (SELECT 1 FROM n{k})" for k in range(n))
-            nexts.append(
-                f"n{n} AS (SELECT j.id FROM {self.jobs} j WHERE j.queue = :q{n} AND {free} <= (SELECT us / 1000000 FROM c)"
-                f" AND NOT EXISTS (SELECT 1 FROM busy) AND NOT {n} = ANY(CAST(:shut AS int[]))"
-                f" AND NOT EXISTS (SELECT 1 FROM p WHERE p.name = :p{n}){before} AND {self.ours_only}"
-                f" ORDER BY j.available_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED)"
-            )
-        named = ", ".join(f":q{n}" for n in range(queues))
-        paused = ", ".join(f":p{n}" for n in range(queues))
-        dues = ", ".join(
-            f"(SELECT min(j.available_at) FROM {self.jobs} j WHERE j.queue = :q{n} AND {free} > c.us / 1000000)"
-            for n in range(queues)
-        )
-        columns = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
-        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in columns.split(", ")[1:])
-        return sql.text(
-            f"WITH c AS MATERIALIZED (SELECT us FROM {self.clock}),"
-            f" p AS MATERIALIZED (SELECT n.name FROM qd_names n, c WHERE n.name IN ({paused}) AND n.kind = 'string'"
-            " AND (n.expires_at IS NULL OR n.expires_at > c.us)),"
-            f" gone AS (DELETE FROM {self.ours} WHERE owner = :owner AND mark = :mark AND (text_sum IS NULL OR"
-            " text_sum = :sum) RETURNING job_id, attempts, reserved_at),"
-            f" done AS (DELETE FROM {self.jobs} j USING gone s WHERE {self.same} RETURNING j.id),"
-            f" busy AS MATERIALIZED (SELECT 1 FROM {self.ours} WHERE owner = :owner AND queue IN ({named}) AND"
-            " job_id NOT IN (SELECT job_id FROM gone)), "
-            + ", ".join(nexts)
-            + ", n AS ("
-            + " UNION ALL ".join(f"SELECT id FROM n{n}" for n in range(queues))
-            + f"), took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
-            f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
-            " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at),"
-            f" noted AS (INSERT INTO {self.ours} ({columns}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
-            f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})"
-            " SELECT (SELECT count(*) FROM done) AS acked, (SELECT count(*) FROM busy) AS busy, c.us, t.id, t.queue,"
-            f" t.payload, t.attempts, CASE WHEN t.id IS NULL THEN LEAST({dues}) END AS due,"
-            " (SELECT array_agg(name) FROM p) AS paused FROM c LEFT JOIN took t ON true"
         )
 
 

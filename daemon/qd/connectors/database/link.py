@@ -18,7 +18,7 @@ import sqlalchemy as sql
 from sqlalchemy.pool import NullPool
 
 from qd.connectors.database.servers import Again, server_of, told
-from qd.connectors.database.together import Asked, Said, together
+from qd.connectors.database.together import Said, Statement, together
 from qd.connectors.patience import Patience
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
 from qd.process.descriptors import ready_of
@@ -82,7 +82,7 @@ class Link(Patience):
         self._answered()
         return result
 
-    def together(self, asked: Sequence[Asked]) -> list[Said]:
+    def together(self, asked: Sequence[Statement]) -> list[Said]:
         """Several statements in one round trip, of MySQL and MariaDB. The first that fails is raised, as by `execute`."""
         connection = self._ready()
         try:

@@ -28,13 +28,13 @@ from qd.connectors.database.held import (
     spent,
     text_of,
 )
-from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.leases import Leases
 from qd.connectors.database.listening import Listening, channel
 from qd.connectors.database.servers import Again
 from qd.connectors.database.singles import SingleJobs
 from qd.connectors.database.tables import SECOND
 from qd.connectors.database.taking import Taking
+from qd.connectors.database.turnsql import TurnSql
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
@@ -70,7 +70,7 @@ class DatabaseQueue(KeyspaceQueue):
     ) -> None:
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.link = space.link
-        self.sql = JobSql(self.link.server, settings.table)
+        self.sql = TurnSql(self.link.server, settings.table)
         self.taking, self.leases = Taking(self), Leases(self)
         self._swept = time.monotonic()
         self.jobs = SingleJobs(self)

@@ -17,7 +17,7 @@ from qd.connectors.base import Reserved, Turn
 from qd.connectors.database.held import FRESH, Holding, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.jobsql import HIGHEST
 from qd.connectors.database.tables import SECOND, key_of
-from qd.connectors.database.together import Asked
+from qd.connectors.database.together import Statement
 from qd.connectors.keyspace import keys
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
@@ -154,7 +154,7 @@ class Taking:
         first = next((name for name in queues if name not in shut), None)  # it may be paused: then its row stays
 
         def step() -> Looked:
-            asked: list[Asked] = [(queue.sql.begin, {}), (queue.sql.seen(len(queues)), self._values(queues))]
+            asked: list[Statement] = [(queue.sql.begin, {}), (queue.sql.seen(len(queues)), self._values(queues))]
             if done is not None:
                 asked.insert(1, queue.leases.end_both(done))
             if first is not None:
@@ -164,7 +164,7 @@ class Taking:
             looked = self._found(
                 queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
             )
-            last: list[Asked] = [] if looked.row is None else self._reserving(looked.row, mark, looked.us)
+            last: list[Statement] = [] if looked.row is None else self._reserving(looked.row, mark, looked.us)
             queue.link.together([*last, (queue.sql.commit, {})])
             return looked._replace(acked=done is not None and said[1].changed == 2)
 
@@ -209,7 +209,7 @@ class Taking:
     def _next(self, name: str, now: int) -> Sequence[Any]:
         return self.queue.link.execute(self.queue.sql.next_ready, {"queue": name, "now": now}).all()
 
-    def _reserving(self, row: Row, mark: str, us: int) -> list[Asked]:
+    def _reserving(self, row: Row, mark: str, us: int) -> list[Statement]:
         queue = self.queue
         values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
         until = us + round(queue.settings.retry_after * SECOND)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sql
 from sqlalchemy.exc import DBAPIError
 
-Asked = tuple[sql.TextClause, Mapping[str, Any]]
+Statement = tuple[sql.TextClause, Mapping[str, Any]]
 SEVERAL, FOUND_ROWS = 1 << 16, 1 << 1  # flags of a connection; the second is what SQLAlchemy counts rows by
 
 
@@ -24,7 +24,7 @@ class Said(NamedTuple):
     changed: int
 
 
-def together(connection: sql.Connection, asked: Sequence[Asked]) -> list[Said]:
+def together(connection: sql.Connection, asked: Sequence[Statement]) -> list[Said]:
     """Raises DBAPIError."""
     cursor: Any = connection.connection.cursor()
     try:
