@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from qd.connectors.cluster.sending import Parcel, send_once
+from qd.connectors.cluster.sending import Errand, send_once
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.scripts import script
@@ -104,7 +104,7 @@ def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
         if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
             way.reply = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
     pushed = [way for way in ways if way.is_sent]
-    for way, reply in zip(pushed, send_once(wire, [way.parcel for way in pushed]), strict=True):
+    for way, reply in zip(pushed, send_once(wire, [way.errand for way in pushed]), strict=True):
         way.locked, way.reply = way.reply, reply
     _held(wire, [way for way in pushed if way.part.kind == "single" and isinstance(way.reply, int)])
     undone = {way.note.id for way in ways if is_undone(way)}
@@ -136,8 +136,8 @@ class Way:
         return single or self.part.kind in ("push", "keyed")
 
     @property
-    def parcel(self) -> Parcel:
-        return parcel_of(self.part, self.id)
+    def errand(self) -> Errand:
+        return errand_of(self.part, self.id)
 
 
 def _held(wire: ClusterWire, ways: Sequence[Way]) -> None:
@@ -160,7 +160,7 @@ def _taken_away(wire: ClusterWire, done: Sequence[Way]) -> None:
         homes.setdefault(way.note.home, {})[way.note.id] = None
     gone = wire.exchange([wire.plain("HDEL", home, *ids) for home, ids in homes.items()])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(wire, [way.parcel for way in done if way.is_sent or way.locked is not None])
+        _forgotten(wire, [way.errand for way in done if way.is_sent or way.locked is not None])
 
 
 def item_of(wire: ClusterWire, part: Part) -> Item:
@@ -179,38 +179,38 @@ def is_undone(way: Way) -> bool:
     return isinstance(way.reply, Exception)
 
 
-def parcel_of(part: Part, id: str) -> Parcel:
+def errand_of(part: Part, id: str) -> Errand:
     ready, args = part.names[0], part.args
     if part.kind == "push":
-        return Parcel(ready, id, args[0], float(args[1]))
+        return Errand(ready, id, args[0], float(args[1]))
     if part.kind == "single":
-        return Parcel(ready, id, args[3], float(args[2]))
-    return Parcel(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
+        return Errand(ready, id, args[3], float(args[2]))
+    return Errand(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
 
 
 def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]) -> Exception | None:
     """Send what a batch has put aside. told: name, delay, queue and payload of each, as batch.lua tells them. Returns why
     one of them could not be sent."""
-    parcels, names = list[Parcel](), list[bytes]()
+    errands, names = list[Errand](), list[bytes]()
     for at in range(0, len(told), 4):
         name, delay, queue, payload = told[at : at + 4]
         id = f"{batch}.{name.decode('utf-8', 'replace')}"
-        parcels.append(Parcel(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
+        errands.append(Errand(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
         names.append(name)
-    replies = send_once(wire, parcels)
+    replies = send_once(wire, errands)
     done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
     home = wire.names.real(f"{batch}:ends")
     chunks = [done[at : at + 1000] for at in range(0, len(done), 1000)]
     gone = wire.exchange([wire.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(wire, [parcels[place] for place in done])
+        _forgotten(wire, [errands[place] for place in done])
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
 
-def _forgotten(wire: ClusterWire, parcels: Sequence[Parcel]) -> None:
+def _forgotten(wire: ClusterWire, errands: Sequence[Errand]) -> None:
     seen: dict[str, list[str]] = {}
-    for parcel in parcels:
-        seen.setdefault(parcel.seen(wire), []).append(parcel.id)
+    for errand in errands:
+        seen.setdefault(errand.seen(wire), []).append(errand.id)
     wire.exchange([wire.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
 
 

@@ -15,7 +15,7 @@ REMEMBERED = 86400  # seconds that the id of a job is kept, as long as its note 
 CHUNK = 500  # jobs a call carries
 
 
-class Parcel(NamedTuple):
+class Errand(NamedTuple):
     """A job that is sent once. ready: the list of its queue, as everybody says it; key: as Outgoing has it."""
 
     ready: str
@@ -35,12 +35,12 @@ class Parcel(NamedTuple):
         return wire.names.real(self.ready) + ":seen"
 
 
-def send_once(wire: ClusterWire, parcels: Sequence[Parcel]) -> list[Any]:
+def send_once(wire: ClusterWire, errands: Sequence[Errand]) -> list[Any]:
     """For each 1, 0 where it was sent before, or why it was not: one call for each queue."""
-    replies: list[Any] = [None] * len(parcels)
+    replies: list[Any] = [None] * len(errands)
     groups: dict[str, list[int]] = {}
-    for place, parcel in enumerate(parcels):
-        groups.setdefault(parcel.ready, []).append(place)
+    for place, errand in enumerate(errands):
+        groups.setdefault(errand.ready, []).append(place)
     chunks = [
         (ready, places[at : at + CHUNK]) for ready, places in groups.items() for at in range(0, len(places), CHUNK)
     ]
@@ -48,7 +48,7 @@ def send_once(wire: ClusterWire, parcels: Sequence[Parcel]) -> list[Any]:
     for ready, places in chunks:
         real = wire.names.real(ready)
         names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed", ":seen")]]
-        words = [word for place in places for word in parcels[place].words]
+        words = [word for place in places for word in errands[place].words]
         items.append(wire.at(script("once"), names, [REMEMBERED, *words]))
     for (_, places), reply in zip(chunks, wire.exchange(items), strict=True):
         for number, place in enumerate(places):
