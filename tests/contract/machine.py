@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qd.config import ConnectionSettings
-from qd.connectors.base import Reserved, Turn
+from qd.connectors.base import Released, Reserved, Turn
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, ServerRefused
@@ -306,7 +306,7 @@ class Machine(RuleBasedStateMachine):
             attempts = read(held.member).attempts - (answer == "hand back")
             text = answered(held.member, held.mark, attempts=attempts)
             delay = 60 if answer == "release with a delay" else 0
-            assert worker.release(held, text, delay, head=answer == "hand back") is leased
+            assert worker.release(held, Released(text, delay, head=answer == "hand back")) is leased
             if leased and count is not None:
                 count.attempts, count.unanswered = attempts, None
 
@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
             if between == "another has it" and free:
                 self.turn(free[0], (queue,))
             leased = member in self.look(queue).reserved
-            assert keeper.give_back(queue, owner, member, member, 0) is leased
+            assert keeper.give_back(queue, owner, member, Released(member)) is leased
 
     @precondition(lambda self: self.master < len(TOKENS) - 1)
     @rule()

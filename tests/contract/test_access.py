@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qd.config import ConnectionSettings
+from qd.connectors.base import Released
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
@@ -146,9 +147,9 @@ def test_a_worker_needs_few_commands(users, connect, seen):
     assert queue.ack(take(queue))
     held = take(queue)
     assert queue.held(["a"]) == held
-    assert queue.release(held, answered(held.member, held.mark), 0.5)
+    assert queue.release(held, Released(answered(held.member, held.mark), 0.5))
     held = take(queue)
-    assert queue.release(held, answered(held.member, held.mark), 0, head=True)
+    assert queue.release(held, Released(answered(held.member, held.mark), head=True))
     held = take(queue)
     assert queue.checkpoint(held, saving(held.member, held.mark, b"7"))
     (mine,) = seen.reserved("a")
@@ -226,7 +227,7 @@ def test_a_keeper_needs_few_commands(users, connect, seen):
     assert (done.reclaimed, done.lost) == (1, [])
     queue.note_death("a", "Tok3nTok3n.1.1", b"{}")
     assert queue.owners("a") == [queue.owner]
-    assert queue.give_back("a", queue.owner, held.member, held.member, 0)
+    assert queue.give_back("a", queue.owner, held.member, Released(held.member))
     assert queue.wire.call("HGETALL", "qd:masters")
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from qd.config import ConnectionSettings
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost
@@ -44,7 +44,7 @@ def queue(proxy: Proxy) -> Iterator[RedisQueue]:
     made.push("warm", job(0))
     made.bury(take(made, "warm"), b"{}", b"raw")
     made.push("warm", job(0))
-    made.release(take(made, "warm"), job(0), 0)
+    made.release(take(made, "warm"), Released(job(0)))
     made.ack(take(made, "warm"))
     made.later("warm", job(0), 60)
     yield made
@@ -101,8 +101,8 @@ def test_an_answer_whose_reply_is_lost_was_given_once(queue, proxy, seen, way):
     held = take(queue)
     text = answered(held.member, held.mark)
     ways: dict[str, Callable[[], object]] = {
-        "ready": lambda: queue.release(held, text, 0),
-        "delayed": lambda: queue.release(held, text, 60),
+        "ready": lambda: queue.release(held, Released(text)),
+        "delayed": lambda: queue.release(held, Released(text, 60)),
         "failed": lambda: queue.bury(held, b"{}", text),
     }
     proxy.cut()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.scripts import Script, script
 from qd.keeper.dead import Dead
@@ -76,15 +76,15 @@ def test_a_late_checkpoint_does_not_take_the_place_of_a_newer_one(queue, seen):
 
 Way = Callable[[RedisQueue, Seen, Reserved], object]
 WAYS: dict[str, Way] = {
-    "a release": lambda queue, seen, held: queue.release(held, answered(held.member, held.mark), 0),
+    "a release": lambda queue, seen, held: queue.release(held, Released(answered(held.member, held.mark))),
     "a hand-back": lambda queue, seen, held: queue.release(
-        held, answered(held.member, held.mark, attempts=0), 0, head=True
+        held, Released(answered(held.member, held.mark, attempts=0), head=True)
     ),
     "a delay": lambda queue, seen, held: (
-        queue.release(held, answered(held.member, held.mark, exceptions=1), 60),
+        queue.release(held, Released(answered(held.member, held.mark, exceptions=1), 60)),
         [seen.call("ZADD", "a", "delayed", "XX", 1, text) for text in seen.delayed("a")],
     ),
-    "a crash": lambda queue, seen, held: queue.give_back("a", queue.owner, held.member, held.member, 0),
+    "a crash": lambda queue, seen, held: queue.give_back("a", queue.owner, held.member, Released(held.member)),
     "a lease that ran out": lambda queue, seen, held: (
         seen.call("ZADD", "a", "reserved", "XX", 1, held.member),
         beat(queue, "a", reclaim=True),

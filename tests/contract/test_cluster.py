@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from qd.config import ConnectionSettings
-from qd.connectors.base import Claim, Outgoing, Reserved
+from qd.connectors.base import Claim, Outgoing, Released, Reserved
 from qd.connectors.batches import Callback, Entry, NewBatch
 from qd.connectors.cluster import ends, steps, ticking
 from qd.connectors.cluster.names import slot_of
@@ -158,7 +158,7 @@ def answer(queue: ClusterQueue, held: Reserved, way: str, effects: list[Effect])
     if way == "ack":
         return queue.ack(held, effects)
     if way == "release":
-        return queue.release(held, answered(held.member, held.mark), 60, effects=effects)
+        return queue.release(held, Released(answered(held.member, held.mark), 60), effects)
     return queue.bury(held, b"{}", job(1), effects)
 
 

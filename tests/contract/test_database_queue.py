@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from qd import Qd
 from qd.config import ConnectionSettings
-from qd.connectors.base import Outgoing, Reserved
+from qd.connectors.base import Outgoing, Released, Reserved
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import look, open_space
@@ -167,7 +167,7 @@ def test_jobs_are_taken_in_order_and_acked_with_the_next(queue):
 def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, table):
     queue.push_many([("a", job(n), None) for n in (1, 2)])
     held = take(queue)
-    assert queue.release(held, answered(held.member, held.mark, attempts=0), 0, head=True)
+    assert queue.release(held, Released(answered(held.member, held.mark, attempts=0), head=True))
     assert table.rows("id, attempts, reserved_at")[0][1:] == (0, None)
     assert ids(queue) == ["id1", "id2"]
 
@@ -175,12 +175,12 @@ def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, t
 def test_one_that_is_released_goes_to_the_tail_with_its_counts(queue, table):
     queue.push_many([("a", job(n), None) for n in (1, 2)])
     held = take(queue)
-    assert queue.release(held, answered(held.member, held.mark, exceptions=1), 0)
+    assert queue.release(held, Released(answered(held.member, held.mark, exceptions=1)))
     assert [row.attempts for row in table.rows()] == [0, 1]
     assert queue.ack(take(queue))
     again = take(queue)
     assert (read(again.member).attempts, read(again.member).exceptions) == (2, 1)
-    assert queue.release(again, answered(again.member, again.mark), 500)
+    assert queue.release(again, Released(answered(again.member, again.mark), 500))
     due = queue.turn(None, ["a"]).next_due
     assert due is not None
     assert 499 < due <= 501
@@ -205,7 +205,7 @@ def test_attempts_of_php_count_and_a_crash_of_ours_is_none(queue, table):
     held = take(queue)
     assert read(held.member).attempts == 3
     assert original(held.member, held.start, held.length, held.before) == from_php(7)
-    assert queue.give_back("a", f"{TOKEN}/1", held.member, held.member, 0)  # its worker died
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))  # its worker died
     assert table.rows()[0].attempts == 2  # what a worker of PHP goes on from
     again = take(queue)
     assert (read(again.member).attempts, read(again.member).crashes) == (3, 1)
@@ -221,7 +221,7 @@ def test_a_lease_that_ran_out_is_a_crash_for_the_next_and_lost_for_the_first(con
     again = take(second)
     assert (read(again.member).attempts, read(again.member).crashes) == (1, 1)
     assert first.ack(held) is False
-    assert first.release(held, answered(held.member, held.mark), 0) is False
+    assert first.release(held, Released(answered(held.member, held.mark))) is False
     assert first.checkpoint(held, saving(held.member, held.mark, b"1")) is False
     assert first.held(["a"]) is None
     assert second.ack(again)
@@ -279,7 +279,7 @@ def test_what_a_job_saves_stands_in_its_row_and_an_older_text_answers_nothing(qu
     assert queue.owned("a", f"{TOKEN}/1") == new.member
     assert queue.checkpoint(held, saving(held.member, held.mark, b'"late"')) is False
     assert queue.ack(held) is False
-    assert queue.give_back("a", f"{TOKEN}/1", new.member, new.member, 0)
+    assert queue.give_back("a", f"{TOKEN}/1", new.member, Released(new.member))
     again = take(queue)
     assert (read(again.member).crashes, read(again.member).checkpoint) == (1, b'{"row":7}')
 
@@ -424,7 +424,7 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
     assert found is not None
     assert queue.jobs.stop(found)
     assert beat(queue).cancelled == [(1, 1)]
-    assert queue.give_back("a", f"{TOKEN}/1", held.member, held.member, 0)
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))
     assert b'.c"' in take(queue).before
     assert beat(queue).cancelled == []
 
@@ -551,7 +551,7 @@ def test_four_workers_at_once_take_each_job_once(connect, table):
             held, acked = turn.reserved, None
             payload = read(held.member)
             if payload.attempts == 1 and payload.id in ("id7", "id77", "id177"):
-                assert queue.release(held, answered(held.member, held.mark), 0)
+                assert queue.release(held, Released(answered(held.member, held.mark)))
             else:
                 done[slot].append(str(payload.id))
                 acked = held

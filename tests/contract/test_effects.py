@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qd.config import ConnectionSettings
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.effects import Effect, Free, Push
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
@@ -30,7 +30,7 @@ NEXT = job(7)
 def answer(way: str, queue: RedisQueue, held: Reserved, *effects: Effect) -> bool:
     ways: dict[str, Callable[[], bool]] = {
         "ack": lambda: queue.ack(held, effects),
-        "release": lambda: queue.release(held, job(1), 60, effects=effects),
+        "release": lambda: queue.release(held, Released(job(1), 60), effects),
         "bury": lambda: queue.bury(held, b"{}", job(1), effects),
     }
     return ways[way]()

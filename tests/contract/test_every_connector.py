@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from qd.connectors.base import Connector, Reserved
+from qd.connectors.base import Connector, Released, Reserved
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original
@@ -98,7 +98,7 @@ def test_each_reserve_after_a_release_is_one_attempt_more(tried: Tried) -> None:
         if attempt == 1:
             assert original(held.member, held.start, held.length, held.before) == payload
         if attempt < 3:
-            assert queue.release(held, answer(held), 0)
+            assert queue.release(held, Released(answer(held)))
     assert queue.ack(held)
     assert tried.empty()
 
@@ -107,7 +107,7 @@ def test_a_released_job_goes_to_the_tail(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1, 2, 3)
     held = take(queue)
-    assert queue.release(held, answer(held), 0)
+    assert queue.release(held, Released(answer(held)))
     assert in_order(tried, drained(queue, 3), [2, 3, 1])
 
 
@@ -115,7 +115,7 @@ def test_a_job_that_is_handed_back_stands_at_the_head(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1, 2, 3)
     held = take(queue)
-    assert queue.release(held, answer(held), 0, head=True)
+    assert queue.release(held, Released(answer(held), head=True))
     assert in_order(tried, drained(queue, 3), [1, 2, 3] if tried.can("head") else [2, 3, 1])
 
 
@@ -123,7 +123,7 @@ def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> Non
     queue = tried.connect()
     put(tried, queue, 1)
     held, before = take(queue), time.monotonic()
-    assert queue.release(held, answer(held), 2.0)
+    assert queue.release(held, Released(answer(held), 2.0))
     put(tried, queue, 2)
     taken: dict[int, tuple[int, float]] = {}
     for held in drained(queue, 2):
@@ -152,7 +152,7 @@ def test_an_answer_after_the_ack_adds_nothing(tried: Tried, how: str) -> None:
     if how == "bury":
         assert queue.bury(held, b"{}", job_of("quick", 1)) is False
     else:
-        assert queue.release(held, answer(held), 60 if how == "delay" else 0) is False
+        assert queue.release(held, Released(answer(held), 60 if how == "delay" else 0)) is False
     assert tried.empty()
     assert tried.sizes().failed == 0
 
@@ -187,7 +187,7 @@ def many(tried: Tried, count: int) -> None:
     assert tried.sizes().ready == count
     held = take(queue)
     assert number(held) == 0 or not tried.can("order")
-    assert queue.release(held, answer(held), 0)
+    assert queue.release(held, Released(answer(held)))
     held = take(queue)
     assert queue.clear("default") == count - 1
     assert (tried.sizes().ready, tried.sizes().reserved) == (0, 1)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from qd.connectors.base import Released
 from qd.errors import QdError
 from qd.payload import read
 from qd.unit import answered, original
@@ -39,7 +40,7 @@ def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
     held = take(queue)
     assert json.loads(bytes(read(held.member).data)) == said
     assert original(held.member, held.start, held.length, held.before) == payload
-    assert queue.release(held, answered(held.member, held.mark), 0)
+    assert queue.release(held, Released(answered(held.member, held.mark)))
     again = take(queue)
     assert json.loads(bytes(read(again.member).data)) == said
     assert queue.ack(again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.effects import Free, Keep
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import drain, job, one_place, steal, take
@@ -132,7 +132,7 @@ def test_a_cancelled_job_that_is_put_back_is_marked_to_be_dropped(queue, connect
     queue.push("a", job(1))
     held = take(queue)
     assert queue.jobs.stop(queue.jobs.find("a", "id1"))
-    assert queue.release(held, held.member.replace(b'.1"', b'.-"'), delay)
+    assert queue.release(held, Released(held.member.replace(b'.1"', b'.-"'), delay))
     again = take(connect(2))
     assert again.before.endswith(b'.c"')
     assert connect(2).ack(again)
@@ -158,7 +158,7 @@ def test_a_key_of_cancelled_jobs_that_somebody_has_spoilt_costs_nothing_else(que
     queue.push("a", job(1))
     held = take(queue)
     assert beat(queue, "a", slots=[1]).cancelled == []
-    assert queue.release(held, held.member, 0)
+    assert queue.release(held, Released(held.member))
     again = take(queue)
     assert queue.ack(again)
     seen.client.call("DEL", "qd:cancel")

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from qd.connectors.base import Outgoing
+from qd.connectors.base import Outgoing, Released
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import QdError
 from qd.payload import read
@@ -129,7 +129,7 @@ def test_a_taken_job_can_not_be_cancelled_and_keeps_its_retries(queue, seen):
     assert queue.cancel_keyed("a", NAME) is False
     assert queue.move_keyed("a", NAME, 5.0) is False
     queue.post([keyed(2, delay=60.0)])  # a job of its own, which says nothing about the one that runs
-    assert queue.release(held, held.member.replace(b',"rsv":"' + held.mark.encode() + b'"', b""), 0.0)
+    assert queue.release(held, Released(held.member.replace(b',"rsv":"' + held.mark.encode() + b'"', b"")))
     assert drain(queue) == ["id1"]
     assert queue.cancel_keyed("a", NAME) is True
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.connectors.base import Reserved, Sizes, Turn
+from qd.connectors.base import Released, Reserved, Sizes, Turn
 from qd.connectors.keyspace.queue import Bounds
 from qd.connectors.redis.queue import RedisQueue
 from qd.payload import read
@@ -223,7 +223,7 @@ def test_the_data_of_a_fifth_attempt_are_the_bytes_that_were_pushed(queue, seen,
         payload = read(held.member)
         assert (payload.attempts, payload.crashes, bytes(payload.data)) == (attempt, 0, AWKWARD)
         if attempt < 5:
-            assert queue.release(held, answered(held.member, held.mark, exceptions=attempt, held=5), 0)
+            assert queue.release(held, Released(answered(held.member, held.mark, exceptions=attempt, held=5)))
     assert payload.exceptions == 4
     assert queue.ack(held)
 
@@ -234,14 +234,14 @@ def test_a_reservation_without_an_answer_costs_a_crash_and_no_attempt(queue, see
         payload = read(take(queue).member)
         assert (payload.attempts, payload.crashes) == (1, crashes)
         (member,) = seen.reserved("a")
-        assert queue.give_back("a", "Tok3nTok3n/1", member, member, 0)
+        assert queue.give_back("a", "Tok3nTok3n/1", member, Released(member))
 
 
 def test_a_crash_is_still_one_when_another_program_has_written_the_payload_again(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     scattered = json.dumps(json.loads(held.member), sort_keys=True).encode()  # other order, spaces behind the colons
-    assert queue.release(held, scattered, 0)
+    assert queue.release(held, Released(scattered))
     again = take(queue)
     payload = read(again.member)
     assert (payload.attempts, payload.crashes, payload.rsv) == (1, 1, again.mark)
@@ -290,7 +290,7 @@ def test_an_ack_of_a_lost_lease_is_no_success(queue, seen):
 @pytest.mark.parametrize(("head", "order"), [(False, [2, 3, 1]), (True, [1, 2, 3])])
 def test_a_released_job_goes_to_the_tail_or_to_the_head(queue, seen, head, order):
     queue.push_many([("a", job(n), None) for n in (1, 2, 3)])
-    assert queue.release(take(queue), job(1), 0, head=head)
+    assert queue.release(take(queue), Released(job(1), head=head))
     assert seen.ready("a") == [job(n) for n in order]
     assert (seen.reserved("a"), seen.owners("a"), seen.tokens("a")) == ({}, {}, 3)
 
@@ -298,14 +298,14 @@ def test_a_released_job_goes_to_the_tail_or_to_the_head(queue, seen, head, order
 def test_a_job_released_with_a_delay_is_due_after_it(queue, seen):
     queue.push("a", job(1))
     held, before = take(queue), seen.now()
-    assert queue.release(held, job(1), 7.5)
+    assert queue.release(held, Released(job(1), 7.5))
     assert before + 7.5 <= seen.delayed("a")[job(1)] <= seen.now() + 7.501
     assert (seen.reserved("a"), seen.owners("a"), seen.ready("a"), seen.tokens("a")) == ({}, {}, [], 0)
 
 
 def test_a_short_delay_of_a_release_wakes_who_waits(queue, seen):
     queue.push("a", job(1))
-    assert queue.release(take(queue), job(1), 0.5)
+    assert queue.release(take(queue), Released(job(1), 0.5))
     assert seen.tokens("a") == 1
 
 
@@ -315,9 +315,9 @@ def test_an_answer_to_a_lost_lease_adds_nothing(queue, seen, answer):
     lost = take(queue)
     steal(seen, lost)
     ways: dict[str, Callable[[], bool]] = {
-        "tail": lambda: queue.release(lost, job(1), 0),
-        "head": lambda: queue.release(lost, job(1), 0, head=True),
-        "delay": lambda: queue.release(lost, job(1), 60),
+        "tail": lambda: queue.release(lost, Released(job(1))),
+        "head": lambda: queue.release(lost, Released(job(1), head=True)),
+        "delay": lambda: queue.release(lost, Released(job(1), 60)),
         "bury": lambda: queue.bury(lost, b"{}", job(1)),
     }
     assert ways[answer]() is False

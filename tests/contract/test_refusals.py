@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from qd.config import ConnectionSettings
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
 from qd.connectors.scripts import script
@@ -87,8 +87,8 @@ OTHERS: dict[str, Operation] = {
     "a turn that moves what is due": lambda queue, held: turns(queue, 2, 3),
     "a turn that acks": lambda queue, held: queue.turn(held, ["a"]),
     "ack": lambda queue, held: queue.ack(held),
-    "release": lambda queue, held: queue.release(held, answered(held.member, held.mark), 0),
-    "release with a delay": lambda queue, held: queue.release(held, answered(held.member, held.mark), 5),
+    "release": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark))),
+    "release with a delay": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark), 5)),
     "checkpoint": lambda queue, held: queue.checkpoint(held, saving(held.member, held.mark, b"7")),
     "bury": lambda queue, held: queue.bury(held, b"{}", b"raw"),
     "a beat": lambda queue, held: beat(queue, "a", slots=[1], report="{}"),

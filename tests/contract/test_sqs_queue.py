@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qd.config import load
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.outbox import FEW, next_slice
 from qd.connectors.keeping import Asked
@@ -81,7 +81,7 @@ def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect:
     queue = connect()
     queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
     first = take(queue)
-    assert queue.release(first, answered(first.member, first.mark), 1.0)
+    assert queue.release(first, Released(answered(first.member, first.mark), 1.0))
     other = take(queue)
     assert number(other) == 3, "another group goes on"
     assert queue.ack(other)
@@ -90,7 +90,7 @@ def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect:
         again = take(queue)
         assert (number(again), read(again.member).attempts) == (1, attempt)
         if attempt == 2:
-            assert queue.release(again, answered(again.member, again.mark), 0)
+            assert queue.release(again, Released(answered(again.member, again.mark)))
     assert queue.ack(again)
     last = take(queue)
     assert number(last) == 2
@@ -103,7 +103,7 @@ def test_the_job_of_a_dead_worker_stays_before_the_others_of_its_group(connect: 
     queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
     held = take(queue)
     assert keeper.owned(FIFO, "Tok3nTok3n/1") == held.member
-    assert keeper.give_back(FIFO, "Tok3nTok3n/1", held.member, held.member, 0)
+    assert keeper.give_back(FIFO, "Tok3nTok3n/1", held.member, Released(held.member))
     assert queue.ack(held) is False, "it has lost it"
     again = take(connect(2))
     assert (number(again), read(again.member).attempts, read(again.member).crashes) == (1, 1, 1)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from qd.connectors.base import Outgoing
+from qd.connectors.base import Outgoing, Released
 from qd.connectors.effects import Free, Hold
 from qd.connectors.redis.queue import RedisQueue
 from qd.errors import QdError
@@ -69,7 +69,7 @@ def test_taken_or_put_back_its_lock_begins_anew(queue, seen):
     seen.client.call("EXPIRE", key, 5)
     held = take(queue)
     assert seen.client.call("TTL", key) > 1000  # a day: the payload says no other
-    assert queue.release(held, held.member, 60.0, effects=[Hold(LOCK, "id1", 110.0)])
+    assert queue.release(held, Released(held.member, 60.0), [Hold(LOCK, "id1", 110.0)])
     assert 100 < seen.client.call("TTL", key) <= 110
 
 

@@ -41,6 +41,15 @@ class Reserved(NamedTuple):
     before: bytes  # and what stood there before
 
 
+class Released(NamedTuple):
+    """How a reserved job goes back. text: as it is to stand; delay: seconds until it is due, 0: at once, at the tail (or
+    head) of ready."""
+
+    text: bytes
+    delay: float = 0.0
+    head: bool = False
+
+
 class Outgoing(NamedTuple):
     """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
     it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "ISSUE NAME", where it waits
@@ -242,10 +251,8 @@ class Connector(Protocol):
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
         """Forget a finished job. False: its lease was lost, somebody else may have run it."""
 
-    def release(
-        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
-    ) -> bool:
-        """Put it back as `text`: due in `delay` seconds, or at once at the tail (or head) of ready. False: lease lost."""
+    def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        """Put it back. False: lease lost."""
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from qd.connectors.base import Connector
+from qd.connectors.base import Connector, Released
 from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, ServerRefused
 
@@ -58,17 +58,7 @@ class Keeping(Connector, Protocol):
     def owned(self, queue: str, owner: str) -> bytes | None:
         """The payload that `owner` holds, with its mark."""
 
-    def give_back(
-        self,
-        queue: str,
-        owner: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        *,
-        head: bool = False,
-        effects: Sequence[Effect] = (),
-    ) -> bool:
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Release, of a job that `owner`, now dead, held. False: it does not hold it as `member` any more."""
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from qd.connectors.base import reserved_of
+from qd.connectors.base import Released, reserved_of
 from qd.connectors.effects import Effect
 from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
@@ -93,7 +93,7 @@ class Dead:
         mark = reserved_of(queue, member, f"{self.hands.token}.{number}.").mark
         if not mark or split_mark(mark).generation > generation:
             return  # its successor's
-        if self.queue.give_back(queue, owner, member, member, 0):
+        if self.queue.give_back(queue, owner, member, Released(member)):
             self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
 
     def _is_told(self, slot: Slot) -> bool:
@@ -118,14 +118,14 @@ class Dead:
             return
         mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
         verdict = Verdict(slot[W.VERDICT]) if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
-        text, delay, head = answer_of(slot, member, mark, verdict)
+        back = answer_of(slot, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
-        moved = self.queue.give_back(queue, owner, member, text, delay, head=head, effects=longer_lock(member, delay))
+        moved = self.queue.give_back(queue, owner, member, back, longer_lock(member, back.delay))
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=delay or None)
+        self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=back.delay or None)
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
@@ -180,7 +180,7 @@ class Dead:
                     unseen.append(owner)
                     continue
                 member = self.queue.owned(queue, owner)
-                if member is not None and self.queue.give_back(queue, owner, member, member, 0):
+                if member is not None and self.queue.give_back(queue, owner, member, Released(member)):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
@@ -188,21 +188,21 @@ class Dead:
         return not unseen
 
 
-def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> tuple[bytes, float, bool]:
-    """What the dead worker would have answered: the text, its delay, and whether it goes to the head of the queue.
+def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> Released:
+    """What the dead worker would have answered.
 
     As it stands: a crash, which the next reserve counts. Hooks of a job that was failing already are not called again.
     """
     if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
         unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
-        return answered(member, mark, attempts=unbegun, ended="h"), 0.0, False
+        return Released(answered(member, mark, attempts=unbegun, ended="h"))
     if verdict == Verdict.HAND_BACK:
-        return answered(member, mark, attempts=before_this(mark)), 0.0, True
+        return Released(answered(member, mark, attempts=before_this(mark)), head=True)
     if verdict == Verdict.TIMEOUT:
-        return timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000, False
+        return Released(timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000)
     if verdict == Verdict.CANCELLED:
-        return answered(member, mark, ended="c"), 0.0, False
-    return member, 0.0, False
+        return Released(answered(member, mark, ended="c"))
+    return Released(member)
 
 
 def before_this(mark: str) -> int:

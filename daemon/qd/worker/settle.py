@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from qd.connectors.base import Connector, Reserved
+from qd.connectors.base import Connector, Released, Reserved
 from qd.connectors.effects import Effect
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
@@ -38,7 +38,7 @@ class Settler:
         attempts = payload.attempts if back.spends else payload.attempts - 1
         text = _saved(job, unsaved)
         text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
-        return self.queue.release(job, text, back.delay, head=back.head, effects=effects)
+        return self.queue.release(job, Released(text, back.delay, back.head), effects)
 
     def tell_back(self, job: Reserved, back: Back) -> None:
         level = "warning" if back.error is not None else "info"

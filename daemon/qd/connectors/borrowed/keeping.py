@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from qd.connectors.base import Released
 from qd.connectors.borrowed.memory import Memory
 from qd.connectors.borrowed.queue import Borrowed
 from qd.connectors.effects import Effect
@@ -114,18 +115,8 @@ class BorrowedKeeping(Borrowed):
             if there is False or (there is None and float(at) < now - LONGEST):
                 self.space.call("ZREM", name, raw)
 
-    def give_back(
-        self,
-        queue: str,
-        owner: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        *,
-        head: bool = False,
-        effects: Sequence[Effect] = (),
-    ) -> bool:
-        its = self._put_back(queue, owner, member, text, delay, head, effects)
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        its = self._put_back(queue, owner, member, back, effects)
         if not isinstance(its, bytes):
             return False
         with suppress(ConnectionLost, ServerRefused):  # who is handed it out deletes it

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cached_property
 from math import ceil
 
-from qd.connectors.base import Reserved, Turn
+from qd.connectors.base import Released, Reserved, Turn
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.counted import counted, uncounted
 from qd.connectors.borrowed.outbox import digest
@@ -206,15 +206,13 @@ class Borrowed(BorrowedSending):
         self._send_on(effects)
         return its != 0
 
-    def release(
-        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
-    ) -> bool:
-        its = self._put_back(held.queue, self.owner, held.member, text, delay, head, effects)
+    def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        its = self._put_back(held.queue, self.owner, held.member, back, effects)
         self._over(held.queue, its)
-        if its != 0 and not delay:
+        if its != 0 and not back.delay:
             self.outbox.try_to_forward([held.queue])
-        elif its != 0 and OBJECT_JOB in text:
-            self._leave_to_php(held.queue, delay)
+        elif its != 0 and OBJECT_JOB in back.text:
+            self._leave_to_php(held.queue, back.delay)
         self._send_on(effects)
         return its != 0
 
@@ -225,12 +223,13 @@ class Borrowed(BorrowedSending):
         self.space.call("SET", *self._keys(keys.elsewhere(queue)), now + delay, "EX", ceil(delay) + LOOKS_AWAY)
 
     def _put_back(
-        self, queue: str, owner: str, member: bytes, text: bytes, delay: float, head: bool, effects: Sequence[Effect]
+        self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect]
     ) -> bytes | int:
         self.outbox.note([queue])
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
         names = [*[kind(queue) for kind in kinds], keys.CANCEL]
-        return self._answer("parcel_release", queue, names, (owner, member, text, delay, int(head)), effects)
+        args = (owner, member, back.text, back.delay, int(back.head))
+        return self._answer("parcel_release", queue, names, args, effects)
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)

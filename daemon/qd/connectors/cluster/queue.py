@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import Limits, Reserved, Turn
+from qd.connectors.base import Limits, Released, Reserved, Turn
 from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
 from qd.connectors.keeping import Answer, Asked
@@ -119,7 +119,7 @@ class ClusterQueue(KeyspaceQueue):
         """As well as it goes: what stays in hand is found by `held`."""
         try:
             text = answered(found.member, found.mark, attempts=max(0, int(found.mark.rpartition(".")[2]) - 1))
-            self.release(found, text, 0, head=True)
+            self.release(found, Released(text, head=True))
         except (ConnectionLost, ServerRefused, ValueError):
             return
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from qd.connectors.base import Released
 from qd.connectors.database.held import Holding, bytes_of, dropped, member_of
 from qd.connectors.database.tables import SECOND
 from qd.connectors.keeping import Answer, Asked
@@ -75,7 +76,7 @@ def _reclaimed(queue: DatabaseQueue, queues: Sequence[str], us: int) -> int:
             text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
             if queue.space.call("HDEL", cancel, row.mark):
                 text = dropped(text, row.mark)
-            count += queue.leases.put_back(row.queue, held, text, 0.0)
+            count += queue.leases.put_back(row.queue, held, Released(text))
         queue.leases.forget(held, row.mark)
     return count
 

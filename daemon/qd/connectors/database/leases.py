@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 
-from qd.connectors.base import Reserved
+from qd.connectors.base import Released, Reserved
 from qd.connectors.database.held import Holding, base_of, column_of, dropped, sum_of, text_of
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
@@ -45,44 +45,36 @@ class Leases:
         return self.sql.end_both, {"owner": self.queue.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
     def given_back(
-        self,
-        queue: str,
-        owner: str,
-        mark: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        head: bool,
-        effects: Sequence[Effect],
+        self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
     ) -> bool:
         found = self.holding(queue, owner, mark, member)
         if found is None:
             return False
         (cancel,) = self.queue.names(keys.CANCEL)
         if self.queue.space.call("HGET", cancel, mark) is not None:
-            text, delay, head = dropped(text, mark), 0.0, False
+            back = Released(dropped(back.text, mark))
             self.queue.space.call("HDEL", cancel, mark)
-        there = self.put_back(queue, found, text, delay, head=head)
+        there = self.put_back(queue, found, back)
         self.forget(found, mark)
         if there:
             self.queue.do(effects)
         return there
 
-    def put_back(self, queue: str, found: Holding, text: bytes, delay: float, *, head: bool = False) -> bool:
+    def put_back(self, queue: str, found: Holding, back: Released) -> bool:
         """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
-        row = self.queue.row(queue, text, self.queue.now_us(), delay, column_of)
-        if delay <= 0 and not head:
+        row = self.queue.row(queue, back.text, self.queue.now_us(), back.delay, column_of)
+        if back.delay <= 0 and not back.head:
             if self.one(self.sql.delete, found):
                 self.link.execute(self.sql.insert, row).close()
                 self.queue.tell({queue})
                 return True
             return False
         more = {"payload": row["payload"], "spent": row["attempts"]}
-        if head:
+        if back.head:
             there = self.one(self.sql.put_head, found, **more)
         else:
             there = self.one(self.sql.put_back, found, **more, due=row["due"])
-        if there and delay < 1:
+        if there and back.delay < 1:
             self.queue.tell({queue})
         return there
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sql
 
-from qd.connectors.base import Limits, Outgoing, Reserved, Sizes, Turn
+from qd.connectors.base import Limits, Outgoing, Released, Reserved, Sizes, Turn
 from qd.connectors.database.held import (
     bytes_of,
     member_of,
@@ -196,20 +196,10 @@ class DatabaseQueue(KeyspaceQueue):
             more, said = spoken(effects, self.settings.prefix)
             script("ended").call(self.space, self._keys(*more), *said)
 
-    def give_back(
-        self,
-        queue: str,
-        owner: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        *,
-        head: bool = False,
-        effects: Sequence[Effect] = (),
-    ) -> bool:
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Of a job that `owner` has, or had until it died."""
         mark = owners_mark(owner, member)
-        return self.atomic(lambda: self.leases.given_back(queue, owner, mark, member, text, delay, head, effects))
+        return self.atomic(lambda: self.leases.given_back(queue, owner, mark, member, back, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         return self.atomic(lambda: self.leases.saved(held, member))

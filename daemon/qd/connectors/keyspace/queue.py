@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Reserved, Sizes, Ticks, reserved_of
+from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Released, Reserved, Sizes, Ticks, reserved_of
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keyed, keys
@@ -145,27 +145,17 @@ class KeyspaceQueue:
         names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
         return bool(script("ack").call(self.space, names, self.owner, done.member, *said))
 
-    def release(
-        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
-    ) -> bool:
-        return self.give_back(held.queue, self.owner, held.member, text, delay, head=head, effects=effects)
+    def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        return self.give_back(held.queue, self.owner, held.member, back, effects)
 
-    def give_back(
-        self,
-        queue: str,
-        owner: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        *,
-        head: bool = False,
-        effects: Sequence[Effect] = (),
-    ) -> bool:
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """The keeper's release: of a job that `owner`, now dead, held."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
         more, said = spoken(effects, self.settings.prefix)
         names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
-        return bool(script("release").call(self.space, names, owner, member, text, delay, int(head), *said))
+        return bool(
+            script("release").call(self.space, names, owner, member, back.text, back.delay, int(back.head), *said)
+        )
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)

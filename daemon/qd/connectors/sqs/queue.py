@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from qd.connectors.base import Outgoing, Reserved
+from qd.connectors.base import Outgoing, Released, Reserved
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.keeping import BorrowedKeeping, Refused
 from qd.connectors.effects import Effect
@@ -103,35 +103,23 @@ class SqsQueue(BorrowedKeeping):
 
     # -- what is put back
 
-    def release(
-        self, held: Reserved, text: bytes, delay: float, *, head: bool = False, effects: Sequence[Effect] = ()
-    ) -> bool:
-        if not stays(held.queue, delay):
-            return super().release(held, text, delay, head=head, effects=effects)
-        its = self._keep(held.queue, self.owner, held.member, text, effects)
+    def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        if not stays(held.queue, back.delay):
+            return super().release(held, back, effects)
+        its = self._keep(held.queue, self.owner, held.member, back.text, effects)
         self._hand = None
         self.backend.hold(None)
         if isinstance(its, bytes):
-            self._show(held.queue, its, delay)
+            self._show(held.queue, its, back.delay)
             self._send_on(effects)
         return isinstance(its, bytes)
 
-    def give_back(
-        self,
-        queue: str,
-        owner: str,
-        member: bytes,
-        text: bytes,
-        delay: float,
-        *,
-        head: bool = False,
-        effects: Sequence[Effect] = (),
-    ) -> bool:
-        if not stays(queue, delay):
-            return super().give_back(queue, owner, member, text, delay, head=head, effects=effects)
-        its = self._keep(queue, owner, member, text, effects)
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        if not stays(queue, back.delay):
+            return super().give_back(queue, owner, member, back, effects)
+        its = self._keep(queue, owner, member, back.text, effects)
         if isinstance(its, bytes):
-            self._show(queue, its, delay)
+            self._show(queue, its, back.delay)
         return isinstance(its, bytes)
 
     def _keep(self, queue: str, owner: str, member: bytes, text: bytes, effects: Sequence[Effect]) -> bytes | int:
@@ -186,7 +174,7 @@ class SqsQueue(BorrowedKeeping):
         whose = {flat[n + 1]: flat[n].decode() for n in range(0, len(flat), 2)}
         for member in expired:
             if member in whose:
-                self.give_back(queue, whose[member], member, member, 0)
+                self.give_back(queue, whose[member], member, Released(member))
             else:
                 self.space.call("ZREM", reserved, member)
         return len(expired)
