@@ -1,8 +1,22 @@
 """Between an app and its connections, in both directions.
 
-out        send <- route, parcel, skeleton, hooks      every dispatch; chain and batch (several) of more than one
-in hand    running, pipeline                           the job that runs and what stands around it
-           middleware, places <- asking, common        the middleware that comes with qd, and what it asks the store
-the end    ends                                        what it does to lock, chain, batch and record
-afterwards results, keyed, retrying, named             a job by its id or key, a batch's failed ones, a queue by name
+send                  the one way out, of every dispatch
+route, skeleton       what stays the same from dispatch to dispatch, and a payload with holes
+parcel, hooks         a job that is made and not sent yet; what the app adds to its payload
+chain, batch          jobs one after the other; jobs that are counted together
+several               what both ask of their calls
+
+running, pipeline     the job in hand, and what stands around it
+middleware            the middleware that comes with qd
+concurrency           that of it which lets only so many run
+asking, common        how middleware asks the store; what all jobs of an app share
+
+results, keyed        a job that was sent, by its id or its key
+retrying, named       the failed ones of a batch; a queue by its name
+
+own                   drivers that an app brings: sync, failover, those of app.extend
+at_once, run_at_once  sync: each job runs where it is sent
+shared                what all threads have of it
+job_here, batch_here  run(): here and now, without a connection
+here, memory          what such a job has in place of one
 """

@@ -1,7 +1,7 @@
 """What the end of a job does beside taking it away. A connector does all of it in the step that answers the job, or none
 of it: a worker that is killed in between has answered nothing.
 
-connectors/ends.py works them out from a payload's ties; Queue.ack, release and bury take them, and Jobs.drop.
+connectors/ends.py works them out from a payload's ties; Connector.ack, release and bury take them, and Jobs.drop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Redis Cluster: a keyspace whose names are spread over many servers, and the queue on it.
 
-names      what a key is called there, and its slot
-nodes      which server has a slot
-exchange   commands to many servers at once, followed where a slot has gone
-wire       the keyspace: one connection to each server
-steps      what one server does in one step, where its keys stand on several: the parts, and how none is lost or doubled
-queue      turn and wait over several slots
+names, nodes          what a key is called there, and its slot; which server has a slot
+wire, scanning        the keyspace: one connection to each server; SCAN over all of them
+exchange              commands to many servers at once, followed where a slot has gone
+steps                 a step whose keys stand in several slots: which calls it is there
+ends, sending         what stands in other slots is noted and done after; jobs that are sent once
+queue, waiting        turn and wait over several slots
+beating, ticking      the keeper's beat; ticks of the schedule
 """

@@ -1,1 +1,25 @@
-"""Queues and what is kept beside them in the tables of a database: PostgreSQL, MySQL, MariaDB, SQLite."""
+"""Queues and what is kept beside them in the tables of a database: PostgreSQL, MySQL, MariaDB, SQLite.
+
+servers, link         what each kind has in its own way; one connection, whose errors are qd's
+together, sockets     several statements in one round trip; the descriptor behind a driver's connection
+patient               psycopg with an end to every wait
+target, opening       the url; how the manager opens queue and keyspace
+tables, jobtables     the tables: qd's own and Laravel's
+migrate, rights       who makes them; may this user use them
+
+queue                 the queue on Laravel's table jobs: sends, and hands the rest to
+taking, leases        a turn; what becomes of a reservation
+held                  a job in hand as rows tell it
+jobsql, turnsql       their statements
+listening, beating    the wait for a job; a keeper's beat
+singles, joining      single jobs by their ids; pushes inside a caller's transaction
+
+keyspace, step        everything else, by the scripts of Redis: a step is one transaction
+lua                   runs such a script beside the database
+commands, words       Redis's commands by their words, and its replies
+strings, hashes       commands on strings and on hashes and sets,
+lists, sorted         on lists and on sorted sets
+items, tokens         the rows under a name; the wait for a token in a list
+queued, rows          the names of queues in a step,
+jobrows               which are rows of the table of jobs
+"""

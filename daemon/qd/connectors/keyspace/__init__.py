@@ -1,1 +1,8 @@
-"""What a connection keeps beside its ready jobs, on any keyspace: `keys` is the table of names, `base` the contract."""
+"""What a connection keeps beside its ready jobs, on any keyspace.
+
+base, keys            the contract: names, and steps on them; every name that qd writes
+queue                 a queue, but for the turn of a worker and its wait
+sending, keyed        many jobs at once; those that wait under a name
+effects, batches      what goes with an answer; jobs that are counted together
+jobs, ticks, beat     single jobs by their ids; the schedule; the keeper's call
+"""
