@@ -9,7 +9,8 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def shop(project: Callable[..., Project]) -> Project:
 
 # -- supervisord and systemd
 
+Check = Callable[[Looked, Path], Iterator[Finding]]
+
+
+def judged_by(check: Check, file: Path, text: str) -> Finding:
+    """What is found about this file, when that stands in it."""
+    file.write_text(text)
+    (found,) = check(Looked(), file)
+    return found
+
+
+def setting_of(line: Finding) -> str:
+    """KEY=VALUE, as the way out names it."""
+    setting = re.match(r"\w+=\w+", line.fix)
+    assert setting
+    return setting[0]
+
 
 @pytest.mark.parametrize(
     ("key", "value", "says"),
@@ -46,19 +63,12 @@ def shop(project: Callable[..., Project]) -> Project:
     ],
 )
 def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
-    file, good = folder / "my.conf", (ROOT / "supervisor" / "qd.conf").read_text()
-
-    def judged(text: str) -> Finding:
-        file.write_text(text)
-        (found,) = supervisord.check(Looked(), file)
-        return found
-
+    judged = partial(judged_by, supervisord.check, folder / "my.conf")
+    good = (ROOT / "supervisor" / "qd.conf").read_text()
     assert judged(good).sign == "ok"
     line = judged(edited(good, key, value))
     assert says in line.value
-    setting = re.match(r"\w+=\w+", line.fix)
-    assert setting
-    assert judged(edited(good, key, None) + f"{setting[0]}\n").sign == "ok"
+    assert judged(edited(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
 
 
 def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
@@ -98,20 +108,13 @@ def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
     ],
 )
 def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path) -> None:
-    file, good = folder / "my.service", (ROOT / "supervisor" / "qd@.service").read_text()
-
-    def judged(text: str) -> Finding:
-        file.write_text(text)
-        (found,) = systemd.check(Looked(), file)
-        return found
-
+    judged = partial(judged_by, systemd.check, folder / "my.service")
+    good = (ROOT / "supervisor" / "qd@.service").read_text()
     assert judged(good).sign == "ok"
     line = judged(edited(good, key, value))
     assert says in line.value
-    setting = re.match(r"\w+=\w+", line.fix)
-    assert setting
     section = "[Unit]" if "[Unit]" in line.fix else "[Service]"
-    assert judged(edited(good, key, None).replace(section, f"{section}\n{setting[0]}", 1)).sign == "ok"
+    assert judged(edited(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
 
 
 @pytest.mark.parametrize("command", ["/x/python -m qd work", "/x/qd schedule work"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
+from qd import Qd
 from tests.support.ledger import JOBS, Ledger
 from tests.support.project import MakeProject, Project, Start, ready
 from tests.support.resp import Client
@@ -25,3 +27,13 @@ def ledger(shop: Project, redis: Client) -> Ledger:
 def start(shop: Project) -> Start:
     """start(*arguments, workers=1): a `qd work` of the shop whose workers are ready."""
     return partial(ready, shop)
+
+
+@pytest.fixture
+def step(app: Qd) -> Any:
+    """The job that a chain or batch in test_tied.SHOP is made of, of a file's own app."""
+
+    @app.job("step", tries=1)
+    def step(run: int, name: str, fails: bool = False) -> None: ...
+
+    return step

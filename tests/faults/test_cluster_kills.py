@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.config import ConnectionSettings
 from qd.connectors.cluster.queue import ClusterQueue
 from tests.faults.test_tied import SHOP
 from tests.support.clock import eventually
-from tests.support.fakes import settings
 from tests.support.linekill import LineKill
 from tests.support.project import MakeProject
+from tests.support.pushing import producer
 from tests.support.reliability import Figures
 from tests.support.servers.cluster import Cluster
 from tests.support.witness import Witness
@@ -33,19 +32,8 @@ def once(run: int, name: str) -> None:
 
 @pytest.fixture
 def app(cluster: Cluster) -> Iterator[Qd]:
-    """A producer in this process."""
-    made = Qd()
-    made.settings = settings(redis=ConnectionSettings("redis", url=cluster.url))
-    yield made
-    made.connections.close()
-
-
-@pytest.fixture
-def step(app: Qd) -> Any:
-    @app.job("step", tries=1)
-    def step(run: int, name: str, fails: bool = False) -> None: ...
-
-    return step
+    with producer(cluster.url) as made:
+        yield made
 
 
 @pytest.fixture

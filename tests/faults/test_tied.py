@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.config import ConnectionSettings
 from tests.support.clock import eventually
-from tests.support.fakes import settings
 from tests.support.linekill import LineKill
 from tests.support.project import MakeProject, Project
+from tests.support.pushing import producer
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -48,19 +47,8 @@ def shop(project: MakeProject) -> Project:
 
 @pytest.fixture
 def app(server: Server) -> Iterator[Qd]:
-    """A producer in this process."""
-    made = Qd()
-    made.settings = settings(redis=ConnectionSettings("redis", url=server.url))
-    yield made
-    made.connections.close()
-
-
-@pytest.fixture
-def step(app: Qd) -> Any:
-    @app.job("step", tries=1)
-    def step(run: int, name: str, fails: bool = False) -> None: ...
-
-    return step
+    with producer(server.url) as made:
+        yield made
 
 
 class Sweep:

@@ -69,11 +69,6 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=SHOP)
 
 
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
 def send(shop: Project, code: str) -> str:
     """The batch's id."""
     return shop.python(f"from jobs import *\nbatch = {code}\nprint(batch.id)").stdout.strip()

@@ -36,11 +36,6 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=SHOP)
 
 
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
 def test_each_job_runs_when_the_one_before_has_succeeded(shop: Project, witness: Witness) -> None:
     shop.python("from jobs import *\napp.chain(step.bind('a'), aside.bind('b'), step.bind('c')).dispatch()")
     shop.work_off("default", "other")

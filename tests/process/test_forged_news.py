@@ -105,11 +105,6 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=LIES)
 
 
-@pytest.fixture
-def witness(shop: Project) -> Witness:
-    return Witness(shop)
-
-
 @pytest.mark.parametrize("lie", LIED)
 def test_a_lie_changes_nothing(shop: Project, witness: Witness, redis: Client, lie: str) -> None:
     work = shop.work("-w", "1")

@@ -56,6 +56,16 @@ def said(shop: Deployed, line: str, seconds: float = 15.0) -> None:
     eventually(lambda: line in ran(shop.root), seconds, what=f"{line!r} from a job")
 
 
+def new_release_runs(shop: Deployed, redis: Client, line: str, job: str, **data: object) -> None:
+    """A job that is pushed again and again is run by the new release, and says so by this line."""
+
+    def runs() -> bool:
+        push(redis, job, data)
+        return line in ran(shop.root)
+
+    eventually(runs, 20, every=0.2, what=f"{line!r} of the new release")
+
+
 def test_file_as_shipped_runs_jobs_and_stops_clean(start: Start, shop: Deployed, redis: Client) -> None:
     supervisord = start()
     supervisord.started()
@@ -92,11 +102,7 @@ def test_reload_runs_the_new_release_in_the_same_program(start: Start, shop: Dep
     shop.release("2")
     assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
 
-    def new_code() -> bool:
-        push(redis, "note", {"text": "b"})
-        return "note b 2" in ran(shop.root)
-
-    eventually(new_code, 20, every=0.2, what="a job run by the new release")
+    new_release_runs(shop, redis, "note b 2", "note", text="b")
     assert len(supervisord.starts()) == 1
     assert supervisord.troubles() == []
 
@@ -109,11 +115,7 @@ def test_jobs_run_in_the_folder_of_the_release_also_after_a_reload(start: Start,
     shop.release("2")
     assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
 
-    def moved() -> bool:
-        push(redis, "where", {})
-        return f"where {shop.root}/releases/2" in ran(shop.root)
-
-    eventually(moved, 20, every=0.2, what="a job run in the folder of the new release")
+    new_release_runs(shop, redis, f"where {shop.root}/releases/2", "where")
 
 
 def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
@@ -125,11 +127,7 @@ def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
     shop.release("2")
     assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
 
-    def new_code() -> bool:
-        push(redis, "note", {"text": "b"})
-        return "note b 2" in ran(shop.root)
-
-    eventually(new_code, 20, every=0.2, what="a job run by the new release")
+    new_release_runs(shop, redis, "note b 2", "note", text="b")
     log = shop.log()
     assert "left-behind" in log
     assert " ERROR " not in log

@@ -1,13 +1,27 @@
-"""Payloads put into the queue by hand, without a process of their own: quick, and as any producer could."""
+"""Jobs sent by this process, without one of their own: payloads put into the queue by hand, and an app that sends."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from qd import Qd
+from qd.config import ConnectionSettings
 from qd.payload import make
+from tests.support.fakes import settings
 from tests.support.resp import Client
+
+
+@contextmanager
+def producer(url: str) -> Iterator[Qd]:
+    """An app whose jobs go to that server."""
+    made = Qd()
+    made.settings = settings(redis=ConnectionSettings("redis", url=url))
+    yield made
+    made.connections.close()
 
 
 def push(redis: Client, job: str, *, count: int = 1, queue: str = "default", **data: object) -> None:

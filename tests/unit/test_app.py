@@ -25,11 +25,6 @@ SOURCE = Path(qd.__file__).parents[1]
 
 
 @pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
-@pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """An empty current folder, and nothing of qd in the environment."""
     monkeypatch.chdir(tmp_path)

@@ -14,11 +14,6 @@ from tests.support.fakes import FakeQd
 
 
 @pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
-@pytest.fixture
 def step(app: FakeQd) -> Any:
     @app.job("step")
     def step(n: int, text: str = "") -> None: ...

@@ -14,12 +14,6 @@ from qd.payload import read
 from qd.signing import Signing
 from tests.support.fakes import FakeQd, settings
 
-
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 # -- options that are worked out
 
 

@@ -12,12 +12,6 @@ from qd.options import WorkOptions
 from qd.worker.telling import SECONDS, Telling
 from tests.support.fakes import FakeQd
 
-
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 # -- the shape of a listener
 
 

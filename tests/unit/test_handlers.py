@@ -57,11 +57,6 @@ class OrderPaidTwice(OrderPaid):
     times: int = 2
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 # -- commands
 
 

@@ -21,11 +21,6 @@ from tests.support.fakes import FakeQd
 HERE = __name__
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 def declared(app: FakeQd, name: str) -> Declared:
     found = app.registry.get(name)
     assert found is not None

@@ -21,11 +21,6 @@ from tests.support.fakes import FakeQd
 TIES = Ties(batch="b1", chain=(Link("mail", 5.0, '{"job":"next/é"}'),))
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 def made(app: FakeQd, call: Call[None], ties: Ties | None = None) -> Parcel:
     _, plan, data = call._to_send()
     return app._send.parcel(plan, data, ties)

@@ -14,11 +14,6 @@ from tests.support.fakes import FakeQd
 Next = Callable[[], object]
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 def noting(name: str, seen: list[str]) -> Any:
     def around(job: RunningJob, call_next: Next) -> object:
         seen.append(f"{name} in")

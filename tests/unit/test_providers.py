@@ -51,11 +51,6 @@ class Making:
 
 
 @pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
-@pytest.fixture
 def making(app: FakeQd) -> Making:
     made = Making()
     app.provide(Session, made.session)

@@ -32,11 +32,6 @@ from tests.support.fakes import FakeQd
 
 
 @pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
-@pytest.fixture
 def heard(app: FakeQd) -> list[Event]:
     events: list[Event] = []
     app.on(Event)(events.append)

@@ -37,11 +37,6 @@ FIRST = [
 KEYS = [*FIRST, "id", "attempts", "delay"]
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 def welcome(to: str, subject: str = "Hello") -> str:
     return f"{subject}, {to}"
 

@@ -21,11 +21,6 @@ from qd.middleware import (
 from tests.support.fakes import FakeQd
 
 
-@pytest.fixture
-def app() -> FakeQd:
-    return FakeQd()
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
