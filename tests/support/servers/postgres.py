@@ -44,8 +44,8 @@ def template() -> Path:
 
 
 class Postgres(Running):
-    """url is the empty database of the login, over TCP; socket_url the same over the unix socket. durable: each commit
-    waits for the disk, for measurements; a killed server loses nothing without it."""
+    """url is the empty database of the login. durable: each commit waits for the disk, for measurements; a killed server
+    loses nothing without it."""
 
     name = "postgres"
     ending = signal.SIGINT  # fast: it does not wait for who is connected
@@ -59,10 +59,6 @@ class Postgres(Running):
     @property
     def url(self) -> str:
         return self.url_of("postgres")
-
-    @property
-    def socket_url(self) -> str:
-        return f"postgresql+psycopg://{NAME}@/postgres?host={self.folder}&port={self.port}"
 
     def url_of(self, database: str) -> str:
         return f"postgresql+psycopg://{NAME}@127.0.0.1:{self.port}/{database}"
