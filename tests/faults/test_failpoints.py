@@ -10,6 +10,7 @@ import pytest
 from qd.config import ConnectionSettings
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
+from tests.support.clock import eventually
 from tests.support.failpoints import ACTIONS, POINTS, Failing
 from tests.support.ledger import Ledger
 from tests.support.procs import Procs
@@ -70,7 +71,7 @@ def test_what_a_dead_worker_reserved_late_is_found_by_the_next_in_its_place(
         work.child("waiting on")
         pause(work)
     seat = int(work.child("paused").cmdline()[0].split()[2])
-    (token,) = redis.hash("qd:masters")
+    (token,) = eventually(lambda: redis.hash("qd:masters"), what="its keeper's first report")
     late = RedisQueue(ConnectionSettings("redis", url=server.url), Reserver(token, seat))
     ledger.push()
     assert late.turn(None, ["default"]).reserved is not None

@@ -86,7 +86,7 @@ def ledger_of(shop: Project, sentinel: Sentinel) -> Iterator[Ledger]:
 
 
 @pytest.mark.fault(
-    "42",
+    "46",
     "kill -9 of the primary under three sentinels during a storm of pushes, and a failover that is asked for",
     "all that the new primary acknowledged is done; workers go on with it by themselves; one line each way",
 )

@@ -372,7 +372,7 @@ def test_stop_when_empty_restarts_for_two_minutes(pool: Pool) -> None:
     end = time.monotonic() + 120
     eventually(lambda: time.monotonic() > end or pool.state() == "failed", 130, every=1)
     assert pool.show("Result") == "success"
-    assert 20 < int(pool.show("NRestarts")) < 90
+    assert 5 < int(pool.show("NRestarts")) < 90  # beyond any start limit, and with RestartSec between them
 
 
 def test_rig_leaves_the_machine_as_it_was(rig: systemd.Rig) -> None:
