@@ -16,6 +16,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 from qd.masks import masked
@@ -168,7 +169,7 @@ class Log:
 
 def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
     """Fields that are None are left out; `trace` stands under the line, indented."""
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
+    clock = f"{local(int(at))}.{int(at * 1000) % 1000:03d}"
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
     line = " ".join([clock, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
     trace = fields.get("trace")
@@ -178,10 +179,20 @@ def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, o
 
 
 def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
-    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
+    clock = f"{utc(int(at))}.{int(at * 1000) % 1000:03d}Z"
     kept = {"child" if key == "pid" else key: value for key, value in fields.items() if value is not None}
     head = {"time": clock, "level": level, "role": role, "pid": os.getpid(), "event": event}
     return json.dumps(head | kept, ensure_ascii=True, default=str).replace("\x7f", "\\u007f") + "\n"
+
+
+@lru_cache(1)  # a second has many lines
+def local(second: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+
+
+@lru_cache(1)
+def utc(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def quoted(value: object) -> str:

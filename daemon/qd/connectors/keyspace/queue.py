@@ -113,7 +113,8 @@ class KeyspaceQueue:
 
     def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
         """Only the number of jobs that were added is a yes."""
-        added = script(name).call(self.space, self._keys(*names), *args)
+        kept = tuple(self._keys(*names))  # the same again and again: evalsha packs a tuple once
+        added = script(name).call(self.space, kept, *args)
         if added != len(args) // (2 if name == "later" else 1):
             self.space.close()
             raise ConnectionLost(self.space.stranger)

@@ -1,0 +1,44 @@
+"""What a call to the server is packed of, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.queue import KeyspaceQueue
+from qd.connectors.redis import speech
+from qd.connectors.scripts import Script
+
+SENT: dict[str, tuple[Callable[[KeyspaceQueue], None], list[Arg]]] = {
+    "push": (lambda queue: queue.push("packing", b"{}"), [b"{}"]),
+    "later": (lambda queue: queue.later("packing", b"{}", 5.0), [5.0, b"{}"]),
+}
+
+
+class Space:
+    """Packs what it is asked to run, and says that one job was added."""
+
+    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> int:
+        speech.evalsha(script, names, args)
+        return 1
+
+
+@pytest.mark.parametrize("how", SENT)
+def test_the_names_of_a_queue_are_packed_with_its_first_job_only(how: str, monkeypatch: pytest.MonkeyPatch):
+    send, told = SENT[how]
+    space: Any = Space()
+    queue = KeyspaceQueue(ConnectionSettings("redis"), space)
+    send(queue)
+    packed = list[list[Arg]]()
+
+    def noted(args: Sequence[Arg]) -> bytes:
+        packed.append(list(args))
+        return b""
+
+    monkeypatch.setattr(speech, "packed_items", noted)
+    send(queue)
+    assert packed == [told]
