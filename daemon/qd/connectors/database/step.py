@@ -1,6 +1,6 @@
 """A step of the keyspace on tables: the names that it touches, locked and read once, and written once at its end.
 
-The commands (strings.py, hashes.py, lists.py, sets.py) work on a Step. A reading one stands outside of a transaction and
+The commands (strings.py, hashes.py, lists.py, sorted.py) work on a Step. A reading one stands outside of a transaction and
 locks nothing.
 """
 

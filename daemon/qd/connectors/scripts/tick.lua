@@ -1,5 +1,5 @@
 -- Take ticks of entries of the schedule, each for one scheduler only, and send the jobs of those that send one. In
--- front: due, keyed, single (see PARTS in scripts.py).
+-- front: due, keyed, single (see PARTS in __init__.py).
 -- KEYS ticks, ready, delayed, notify, keyed, and a lock for each that sends "single" (ticks alone where none sends)
 -- ARGV for each tick, no field twice: field, what it was read as ("": it was not there), what it is to be, the tick in ms, and
 --   none  |  push, delay in s, payload  |  single, owner, ms it holds the lock, delay, payload  |  keyed, name, issue, delay, payload
