@@ -139,7 +139,7 @@ class Beanstalkd:
             if len(queues) > 1 and not self._ready(client, queue):
                 return None
             self.wire.watch(client, (queue,))
-        self.wire.write(b"reserve-with-timeout 0\r\n")
+        self._deletes.send(b"reserve-with-timeout 0\r\n")
         self._deletes.read()
         job = self.wire.reserved()
         self._deletes.look_at_doubtful()
@@ -184,7 +184,7 @@ class Beanstalkd:
 
     # -- answers
 
-    def drop(self, queue: str, id: str, handle: str) -> None:
+    def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
         """What this connection has reserved is deleted by its number; else it is looked at first, whether it is the one."""
         with self._lock:
             ours = self._reserved(id)
@@ -193,9 +193,10 @@ class Beanstalkd:
                 if not self.there(queue, id) or self._deleted(int(handle)):
                     self._deletes.gone.append((queue, id))
                 return
-            with self.wire.said():
-                if self.wire.life == ours.life:
-                    self._deletes.begin(queue, id, ours)
+            self._deletes.add(queue, id, ours)
+            if not soon:
+                with self.wire.said():
+                    self._deletes.send()
 
     def _deleted(self, number: int) -> bool:
         """False: somebody has it reserved, who will find out. The connection of a worker that was just killed is gone in a

@@ -14,16 +14,26 @@ class Deletes:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.gone = list[tuple[str, str]]()
+        self._unsent = list[tuple[str, str, Touched]]()
         self._begun = list[tuple[str, str, Touched]]()
         self._doubtful = list[tuple[str, str]]()  # were not there to delete
 
-    def begin(self, queue: str, id: str, held: Touched) -> None:
-        self.wire.write(b"delete %d\r\n" % held.job)
-        self._begun.append((queue, id, held))
+    def add(self, queue: str, id: str, held: Touched) -> None:
+        """It goes with the next `send`."""
+        self._unsent.append((queue, id, held))
+
+    def send(self, command: bytes = b"") -> None:
+        """Write what was added, and a command behind it, in one piece. A connection that broke meanwhile has reserved none
+        of them: a keeper looks after these."""
+        ours = [each for each in self._unsent if each[2].life == self.wire.life]
+        self._unsent.clear()
+        self._begun += ours
+        if ours or command:
+            self.wire.write(b"".join([b"delete %d\r\n" % held.job for _, _, held in ours]) + command)
 
     @property
     def pending(self) -> bool:
-        return bool(self._begun or self._doubtful)
+        return bool(self._unsent or self._begun or self._doubtful)
 
     def read(self) -> None:
         """The answers, which come before any other. Those of a connection that broke do not: a keeper looks after these."""
@@ -43,6 +53,7 @@ class Deletes:
                 self.gone.append((queue, id))
 
     def settle(self) -> None:
+        self.send()
         self.read()
         self.look_at_doubtful()
 

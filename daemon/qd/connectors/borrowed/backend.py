@@ -66,8 +66,9 @@ class Backend(Protocol):
     def hold(self, parcel: Parcel | None) -> None:
         """Keep it reserved, however long it takes, until the next call of this. None: there is nothing to keep any more."""
 
-    def drop(self, queue: str, id: str, handle: str) -> None:
-        """Delete a job. It need not be done when this returns: `gone` tells. One that is not there is gone."""
+    def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
+        """Delete a job. It need not be done when this returns: `gone` tells. One that is not there is gone. soon: a `take`
+        follows, and what is not `slow` deletes it with that."""
 
     def gone(self, wait: bool = False) -> list[tuple[str, str]]:
         """(queue, id) of dropped ones that are deleted for certain, each told once. wait: let all of them be, first."""

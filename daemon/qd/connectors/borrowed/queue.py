@@ -1,16 +1,17 @@
 """A queue whose server keeps jobs and nothing else: that one is the `backend`, all else stands in a borrowed keyspace.
 
     push, later             to the backend; a keyed or unique job, a job of a batch, a tick: to the outbox, and on from there
-    turn  backend.take      a job is reserved over there,
+    turn  backend.take      a job is reserved over there, and the one before deleted
           parcel_turn.lua   the job before is acked here, and the new one leased: owner, counts, mark
-          backend.drop      then the one before is deleted over there
+          backend.drop      then the one before is deleted over there, where the look has not (one that is slow, or broke)
     ack, release, bury      the step of every connection, with the job's effects, and a note that its parcel is ended; then
                             it is deleted over there. What is put back is a new job, with its counts, in the outbox
     wait                    by the backend
 
 Who has a job in hand is said here, and nowhere else: as long as a keeper renews the lease no other worker runs it, also when
 the backend hands it out once more (a connection broke, its server was started anew). A worker that is given such a one puts
-it back; one that is given an ended one deletes it. So a worker may be killed between any two of these calls.
+it back; one that is given an ended one deletes it. Until the step that answers it, a job stands here with all of its bytes,
+deleted over there or not. So a worker may be killed between any two of these calls.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Borrowed(BorrowedSending):
 
     answers = (*BorrowedSending.answers, *OWN)
     _parcel: Parcel | None = None  # reserved over there, and not yet leased here
-    _hand: Parcel | None = None  # in which the job came that this worker has in hand
+    _hand: Parcel | None = None  # in which the job came that this worker has in hand,
+    _mark = ""  # reserved under this one
     _sends = False  # something stood in an outbox at the last look
     _paused: frozenset[str] | None = None  # those that the last look found; None: nobody has looked
 
@@ -76,7 +78,7 @@ class Borrowed(BorrowedSending):
             acked, done = turn.acked, None
         for _ in range(TRIES):
             try:
-                self._parcel = self._parcel or self._look(queues, shut)
+                self._parcel = self._parcel or self._look(done, queues, shut)
             except (ConnectionLost, ServerRefused) as error:
                 if done is not None:  # acked all the same: its worker may be killed before that server is back
                     self._step(done, queues, None)
@@ -96,17 +98,24 @@ class Borrowed(BorrowedSending):
         shut_too = tuple([queue for queue in queues if queue in turn.paused or queue in shut])
         return turn._replace(acked=acked, paused=shut_too, malformed=malformed)
 
-    def _look(self, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
-        """One that is paused after this is found by the step."""
+    def _look(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
+        """One that is paused after this is found by the step. What is done is deleted over there with the same call: it
+        stands here until that step, and runs once more from here if that does not come to pass."""
         open_ = [queue for queue in queues if queue not in (self._paused or ()) and queue not in shut]
-        return self.backend.take(open_, 0.0) if open_ else None
+        if not open_:
+            return None
+        if done is not None and self._hand is not None and self._mark == done.mark:
+            self.backend.drop(self._hand.queue, self._hand.id, self._hand.handle, soon=True)
+        return self.backend.take(open_, 0.0)
 
     def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> tuple[bytes, Turn]:
         """The call of parcel_turn.lua, and what follows of it over there. Returns what became of the parcel."""
         self.turns += 1
         names = self._turned.get(tuple(queues)) or self._turned_of(tuple(queues))
         leased = counted(parcel) if parcel is not None else b""
-        args = self._args(done, queues, parcel, leased)
+        gone = self.backend.gone()
+        deleted = self._of_hand(done, gone)
+        args = self._args(done, deleted, queues, parcel, leased, gone)
         reply = script("parcel_turn").call(self.space, names, *args)
         acked, its, became, wait, outbox, member, mark, start, length, before = reply[:10]
         if acked == -2:
@@ -115,12 +124,15 @@ class Borrowed(BorrowedSending):
         self._paused = frozenset(paused)
         if parcel is not None:
             self._parcel = None
-        if done is not None:
+        if deleted:
+            self._hand = None
+            self.backend.hold(None)
+        elif done is not None:
             self._over(done.queue, its if acked == 1 else 0)
         job = None
         if parcel is not None and became == b"leased":
             job = uncounted(Reserved(parcel.queue, member, mark.decode(), start, length, before), parcel, leased)
-            self._hand = parcel
+            self._hand, self._mark = parcel, job.mark
             self.backend.hold(parcel)
         elif parcel is not None:
             self._pass_on(parcel, became)
@@ -134,13 +146,29 @@ class Borrowed(BorrowedSending):
         names = self._turned[queues] = tuple(self._keys(*[kind(queue) for queue in queues for kind in TURNED]))
         return names
 
-    def _args(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None, leased: bytes) -> list[Arg]:
-        acks: list[Arg] = [0, ""] if done is None else [queues.index(done.queue) + 1, done.member]
+    def _of_hand(self, done: Reserved | None, gone: list[tuple[str, str]]) -> str:
+        """The id of the parcel that `done` came in, when it is deleted over there, and taken out of `gone`. Else ""."""
+        hand = self._hand
+        if done is None or hand is None or self._mark != done.mark or (hand.queue, hand.id) not in gone:
+            return ""
+        gone.remove((hand.queue, hand.id))
+        return hand.id
+
+    def _args(
+        self,
+        done: Reserved | None,
+        deleted: str,
+        queues: Sequence[str],
+        parcel: Parcel | None,
+        leased: bytes,
+        gone: Sequence[tuple[str, str]],
+    ) -> list[Arg]:
+        acks: list[Arg] = [0, "", ""] if done is None else [queues.index(done.queue) + 1, done.member, deleted]
         its: list[Arg] = [0, "", "", "", ""]
         if parcel is not None:
             its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased, digest(parcel.body)]
-        gone = [word for queue, id in self.backend.gone() if queue in queues for word in (queues.index(queue) + 1, id)]
-        return [*self._fixed, f"{self.base}{self.turns}", *acks, *its, *gone]
+        known = [word for queue, id in gone if queue in queues for word in (queues.index(queue) + 1, id)]
+        return [*self._fixed, f"{self.base}{self.turns}", *acks, *its, *known]
 
     def _pass_on(self, parcel: Parcel, became: bytes) -> None:
         """One that is none for this worker."""
@@ -169,7 +197,7 @@ class Borrowed(BorrowedSending):
         if found is not None and self._parcel is not None and self._parcel.queue == found.queue:
             its = self.space.call("HGET", *self._keys(keys.holding(found.queue)), self.owner) or b""
             if its.decode().partition(" ")[0] == self._parcel.id:
-                self._hand, self._parcel = self._parcel, None
+                self._hand, self._mark, self._parcel = self._parcel, found.mark, None
                 self.backend.hold(self._hand)
         return found
 

@@ -4,8 +4,9 @@
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most   4 seconds it keeps them
 --       5 bytes of them at most   6 bytes of a payload at most, 0: any   7 what the names of locks begin with
 --       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
---       11 index of the queue of the parcel, 0 for none   12 its id   13 its handle   14 its payload
---       15 a digest of that payload   16... index of a queue and an id: parcels that are deleted over there, and need not be known any more
+--       11 the id of its parcel when that is deleted over there by now, else ''
+--       12 index of the queue of the parcel, 0 for none   13 its id   14 its handle   15 its payload
+--       16 a digest of that payload   17... index of a queue and an id: parcels that are deleted over there, and need not be known any more
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the parcel that was acked or '',
 --           what became of the parcel in hand (see below), ms until the next delayed job in the outbox or -1,
 --           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
@@ -15,7 +16,7 @@
 --   back as it is; 'none': there was none
 -- Add before remove: whatever stops this script, every payload still stands somewhere.
 
-local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[11])
+local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[12])
 local READY, DELAYED, RESERVED, OWNERS, TAKEN, HOLDING, ENDED, PAUSED, FAILED, FAILED_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local ELSEWHERE, RESENT, SENDING, EACH, BEFORE, BEHIND = 11, 12, 13, 13, 0.5, 4 -- seconds before and behind the moment at which PHP is to look
 local time = redis.call('TIME')
@@ -28,13 +29,18 @@ local function key(i, which) return KEYS[(i - 1) * EACH + which] end
 if done > 0 then
   acked = redis.call('ZREM', key(done, RESERVED), ARGV[10])
   if acked == 1 or redis.call('HGET', key(done, OWNERS), owner) == ARGV[10] then
-    if acked == 1 then parcel = note_answered(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner) end
+    if acked == 1 and ARGV[11] ~= '' then
+      parcel = ARGV[11]
+      redis.call('HDEL', key(done, TAKEN), parcel)
+    elseif acked == 1 then
+      parcel = note_answered(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner)
+    end
     free = done
   end
 else
   redis.call('HDEL', key(1, OWNERS), '')
 end
-for k = 16, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
+for k = 17, #ARGV, 2 do redis.call('ZREM', key(tonumber(ARGV[k]), ENDED), ARGV[k + 1]) end
 for i = 1, #KEYS / EACH do
   if i ~= free and redis.call('HGET', key(i, OWNERS), owner) then return {-2, '', 'none', -1, '', '', '', 0, 0, ''} end
   local shut = redis.call('EXISTS', key(i, PAUSED), key(i, ELSEWHERE)) > 0
@@ -59,12 +65,12 @@ end
 -- What is just being sent is counted, too: its sender may not come back.
 local function doubled(p)
   if redis.call('EXISTS', key(at, RESENT), key(at, SENDING)) == 0 then return false end
-  local most_often, counts = redis.call('HGET', key(at, RESENT), ARGV[15]), false
+  local most_often, counts = redis.call('HGET', key(at, RESENT), ARGV[16]), false
   if not most_often and redis.call('LLEN', key(at, SENDING)) > 0 then
     for _, each in ipairs(redis.call('LRANGE', key(at, SENDING), 0, -1)) do counts = counts or each == p end
   end
   if not most_often and not counts then return false end
-  local often = redis.call('HINCRBY', key(at, RESENT), 'taken ' .. ARGV[15], 1)
+  local often = redis.call('HINCRBY', key(at, RESENT), 'taken ' .. ARGV[16], 1)
   redis.call('EXPIRE', key(at, RESENT), 86400)
   return most_often and often > tonumber(most_often)
 end
@@ -78,7 +84,7 @@ end
 
 local function lease(id, text)
   redis.call('HSET', key(at, TAKEN), id, owner)
-  redis.call('HSET', key(at, HOLDING), owner, id .. ' ' .. ARGV[13])
+  redis.call('HSET', key(at, HOLDING), owner, id .. ' ' .. ARGV[14])
   redis.call('ZADD', key(at, RESERVED), now + ARGV[2], text)
   redis.call('HSET', key(at, OWNERS), owner, text)
 end
@@ -86,7 +92,7 @@ end
 local function take(id, p)
   if redis.call('ZSCORE', key(at, ENDED), id) then return 'ended' end
   if held(id) then
-    redis.call('HSET', key(at, HOLDING), redis.call('HGET', key(at, TAKEN), id), id .. ' ' .. ARGV[13]) -- the last handle counts
+    redis.call('HSET', key(at, HOLDING), redis.call('HGET', key(at, TAKEN), id), id .. ' ' .. ARGV[14]) -- the last handle counts
     return 'held'
   end
   if held_back[at] then
@@ -117,7 +123,7 @@ local function take(id, p)
 end
 
 local became, text, mark, start, length, before = 'none', '', '', 0, 0, ''
-if at > 0 then became, text, mark, start, length, before = take(ARGV[12], ARGV[14]) end
+if at > 0 then became, text, mark, start, length, before = take(ARGV[13], ARGV[15]) end
 if free and not (became == 'leased' and at == free) then -- else the new one stands in its place
   redis.call('HDEL', key(free, OWNERS), owner)
   if parcel ~= '' then redis.call('HDEL', key(free, HOLDING), owner) end

@@ -148,7 +148,7 @@ class SqsBackend(Patience):
         if self._loose is not None and self._loose.id == id:
             self._loose = None
 
-    def drop(self, queue: str, id: str, handle: str) -> None:
+    def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
         self._settled(id)
         self._undeleted = [*self._undeleted[-LATER:], (queue, id, handle)]
         self._delete()

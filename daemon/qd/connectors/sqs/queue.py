@@ -56,8 +56,8 @@ class SqsQueue(BorrowedKeeping):
 
     # -- a message of a FIFO queue with the text that is kept for it
 
-    def _look(self, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
-        return self._with_text(super()._look(queues, shut))
+    def _look(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
+        return self._with_text(super()._look(done, queues, shut))
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         if self._parcel is None:

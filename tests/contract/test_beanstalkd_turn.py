@@ -1,0 +1,166 @@
+"""A turn on beanstalkd: what is done is deleted with the look for the next job, and acked by the step that leases that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qd.config import load
+from qd.connectors.base import Released, Reserved
+from qd.connectors.beanstalkd.backend import Beanstalkd as Backend
+from qd.connectors.beanstalkd.wire import Wire
+from qd.connectors.borrowed.keeping import BorrowedKeeping
+from qd.connectors.manager import open_queue
+from qd.errors import ConnectionLost
+from qd.payload import make, read
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.server import Server
+from tests.support.servers.beanstalkd import Beanstalkd
+
+TOKEN = "Tok3nTok3n"
+ENDED = "qd:at:tubes:queues:mail:qd-ended"
+Open = Callable[[int], BorrowedKeeping]
+pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:at:tubes:qd:outbox")]
+
+
+@pytest.fixture
+def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[Open]:
+    """connect(slot): a connection of its own."""
+    path, opened = tmp_path / "qd.toml", list[BorrowedKeeping]()
+    path.write_text(
+        f'[qd]\ndefault = "tubes"\ncontrol = "redis"\n[connections.redis]\nurl = "{server.url}"\n'
+        f'[connections.tubes]\nurl = "{beanstalkd.url}"\n'
+    )
+
+    def one(slot: int) -> BorrowedKeeping:
+        found = open_queue(load(path, environ={}), "tubes", token=TOKEN, slot=slot)
+        assert isinstance(found, BorrowedKeeping)
+        opened.append(found)
+        return found
+
+    yield one
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def queue(connect: Open) -> BorrowedKeeping:
+    """With jobs 1 to 3 in `mail`, the first of them in hand."""
+    found = connect(1)
+    found.push_many([("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
+    return found
+
+
+def number(held: Reserved | None) -> int | None:
+    return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
+
+
+def wire_of(queue: BorrowedKeeping) -> Wire:
+    assert isinstance(queue.backend, Backend)
+    return queue.backend.wire
+
+
+def broken(*_: Any) -> Any:
+    raise ConnectionLost("broken")
+
+
+def rest(queue: BorrowedKeeping, done: Reserved | None) -> list[int | None]:
+    """The jobs that come yet, each acked."""
+    found = list[int | None]()
+    while (done := queue.turn(done, ("mail",)).reserved) is not None:
+        found.append(number(done))
+    return found
+
+
+def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
+    queue: BorrowedKeeping, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, written = queue.turn(None, ("mail",)).reserved, list[bytes]()
+    wire = wire_of(queue)
+    write = wire.write
+
+    def noted(command: bytes) -> None:
+        written.append(command)
+        write(command)
+
+    monkeypatch.setattr(wire, "write", noted)
+    turn = queue.turn(first, ("mail",))
+    assert turn.acked
+    (only,) = written
+    assert [line.split()[0] for line in only.splitlines()] == [b"delete", b"reserve-with-timeout"]
+    assert redis.call("EXISTS", ENDED) == 0
+    assert rest(queue, turn.reserved) == [3]
+
+
+def test_a_worker_that_dies_with_its_job_deleted_and_not_acked_loses_nothing(
+    queue: BorrowedKeeping, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs again, as each that ended and was not acked: from where its lease stands."""
+    first = queue.turn(None, ("mail",)).reserved
+    assert first is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.space, "run", broken)
+        with pytest.raises(ConnectionLost):
+            queue.turn(first, ("mail",))
+    queue.backend.close()
+    keeper = connect(0)
+    assert keeper.owned("mail", queue.owner) == first.member
+    assert keeper.give_back("mail", queue.owner, first.member, Released(first.member))
+    assert sorted(map(str, rest(connect(2), None))) == ["1", "2", "3"]
+    assert redis.call("EXISTS", ENDED) == 0
+
+
+def test_a_step_that_broke_before_it_was_done_is_made_good(
+    queue: BorrowedKeeping, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queue.turn(None, ("mail",)).reserved
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.space, "run", broken)
+        with pytest.raises(ConnectionLost):
+            queue.turn(first, ("mail",))
+    mine = queue.held(("mail",))
+    assert (mine and mine.mark) == (first and first.mark)
+    turn = queue.turn(first, ("mail",))
+    assert (turn.acked, number(turn.reserved)) == (True, 2)
+    assert rest(queue, turn.reserved) == [3]
+    assert redis.call("EXISTS", ENDED) == 0
+
+
+def test_a_step_whose_reply_was_lost_has_deleted_the_right_one(
+    queue: BorrowedKeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, run = queue.turn(None, ("mail",)).reserved, queue.space.run
+
+    def lost(*words: Any) -> Any:
+        run(*words)
+        broken()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.space, "run", lost)
+        with pytest.raises(ConnectionLost):
+            queue.turn(first, ("mail",))
+    second = queue.held(("mail",))
+    assert number(second) == 2
+    assert rest(queue, second) == [3]
+
+
+def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
+    queue: BorrowedKeeping, connect: Open, beanstalkd: Beanstalkd
+) -> None:
+    """It broke while the job ran, and another worker is given that job as well."""
+    other, first = connect(2), queue.turn(None, ("mail",)).reserved
+    wire_of(queue).close()
+    eventually(lambda: other.backend.standing("mail").ready == 3)
+    second = other.turn(None, ("mail",)).reserved
+    assert number(second) == 2, "the first is in hand: it was put back"
+    turn = queue.turn(first, ("mail",))
+    assert (turn.acked, number(turn.reserved)) == (True, 3)
+    assert rest(other, second) == []
+    assert rest(queue, turn.reserved) == []
+    with beanstalkd.client() as client:
+        assert "mail" not in client.tubes() or client.stats_tube("mail")["current-jobs-delayed"] == 0
