@@ -8,6 +8,7 @@
 declare(strict_types=1);
 
 use App\Jobs\Again;
+use App\Jobs\Buries;
 use App\Jobs\Report;
 use App\Jobs\Stuck;
 use Illuminate\Bus\Dispatcher as BusDispatcher;
@@ -179,6 +180,7 @@ function application(): Container
     // String jobs whose name is not a class: what a service provider of the application would bind.
     $app->bind('shared.note', Report::class);
     $app->bind('shared.again', Again::class);
+    $app->bind('shared.buried', Buries::class);
     $app->bind('fails.once', Report::class);
     $app->bind('stuck.in.php', Stuck::class);
     $app->bind('stuck.in.python', Report::class);

@@ -49,6 +49,16 @@ final class Again
     }
 }
 
+/** Buried: no worker runs it before somebody kicks it. Only on beanstalkd. */
+final class Buries
+{
+    public function fire(Job $job, $data): void
+    {
+        witness($job->getName(), $job, $data);
+        $job->bury();
+    }
+}
+
 /** Never comes to its end, for tests that end its worker. */
 final class Stuck
 {

@@ -35,7 +35,7 @@ LIMITS: Limits = {
     "memory": "beanstalkd keeps jobs alone: locks, failed jobs, pauses and batches stand in the control connection",
 }
 Peek = Callable[[Client], "greenstalk.Job[bytes]"]
-COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases): (\d+)", re.M)  # of stats-job, in its order
+COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases|buries): (\d+)", re.M)  # of stats-job, in its order
 CLOSING = 0.3  # seconds in which beanstalkd sees that a connection has ended
 LONGEST = 2.0**32 - 1  # seconds a job may be delayed
 MANY, MUCH = 100, 1 << 16  # jobs, and bytes, that are put before the first answer is read
@@ -155,9 +155,9 @@ class Beanstalkd:
         attempts, crashes, ttr = 0, 0, self.ttr
         if not queue or b'"attempts"' not in job.body:
             text = self.wire.stats_of(job.id)
-            ttr, reserves, timeouts, releases = (int(each) for each in COUNTS.findall(text))
+            ttr, reserves, timeouts, releases, buries = (int(each) for each in COUNTS.findall(text))
             queue = queue or str(client.stats_job(job)["tube"])
-            attempts, crashes = releases + timeouts, max(0, reserves - 1 - releases - timeouts)
+            attempts, crashes = releases + timeouts, max(0, reserves - 1 - releases - timeouts - buries)
         id = id_of(job)
         if self._mine and self.wire.life != next(iter(self._mine.values())).life:
             self._mine.clear()  # they were reserved by a connection that broke

@@ -24,7 +24,9 @@ def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]
     wire.patience(PATIENCE, PATIENCE)
     try:
         with wire.said() as client:
-            buried = [hint for queue in queues if not refused_name(queue) and (hint := left_buried(client, queue))]
+            buried = [
+                hint for queue in queues if not refused_name(queue) and (hint := left_buried(client, at.name, queue))
+            ]
             return [*forgets(client, wire.place), *buried]
     except (ConnectionLost, ServerRefused):
         return []
@@ -38,11 +40,12 @@ def forgets(client: Client, place: str) -> list[str]:
     return [f"beanstalkd at {place} has no binlog: what waits is lost when it ends; start it with -b and a folder"]
 
 
-def left_buried(client: Client, queue: str) -> str:
-    """That nobody runs what somebody has buried. "" where there is none."""
+def left_buried(client: Client, name: str, queue: str) -> str:
+    """That nobody runs what somebody has buried. name: of the connection. "" where there is none."""
     with suppress(greenstalk.NotFoundError):
         count = client.stats_tube(queue)["current-jobs-buried"]
         if count:
             what = "a job" if count == 1 else f"{count} jobs"
-            return f"tube '{queue}' has {what} that another program has buried: none runs before it is kicked"
+            way = f"`qd failed kick -c {name} -q {queue}`"
+            return f"tube '{queue}' has {what} that another program has buried: none runs before it is kicked ({way})"
     return ""
