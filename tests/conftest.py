@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import clock, reliability
 from tests.support.project import Project
@@ -32,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault(row, what, holds): a row of the table of faults (support/reliability.py)")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that has us in the background; tests send it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long an example takes says nothing about what it tries; all else is Hypothesis's own (in CI: the same examples).
+    settings.register_profile("steady", settings(), deadline=None, suppress_health_check=list(HealthCheck))
+    settings.load_profile("steady")
     page = config.getoption("--reliability")
     config.pluginmanager.register(reliability.Report(Path(page) if page else None))
 

@@ -280,8 +280,9 @@ def test_a_server_that_keeps_nothing(shop: Project, own: Server) -> None:
 
 
 def test_a_replica(shop: Project, own: Server) -> None:
-    with Server() as master, own.client() as client:
+    with Server("--repl-diskless-sync-delay", "0") as master, own.client() as client:
         client.call("REPLICAOF", "127.0.0.1", str(master.port))
+        eventually(lambda: "master_link_status:up" in client.text("INFO", "replication"), what="a copy of all it has")
         at(shop, own.url)
         found = doctor(shop)
         line = found.line("redis.role")
@@ -378,16 +379,16 @@ def test_a_clock_that_is_wrong(own: Server, monkeypatch: pytest.MonkeyPatch) -> 
     real = server.clock
     wire = Wire(own.url)
     assert server.skew(wire, "redis").sign == "ok"
-    monkeypatch.setattr(server, "clock", lambda: real() + 7)
+    monkeypatch.setattr(server, "clock", lambda: real() + 30)
     line = server.skew(wire, "redis")
     assert line.sign == "warn"
     assert re.fullmatch(
-        r"this clock is (6\.[5-9]|7\.\d) s ahead of the server's", line.value
+        r"this clock is (2[5-9]|3[0-5])\.\d s ahead of the server's", line.value
     )  # as slow as its answer is
     monkeypatch.setattr(server, "clock", lambda: real() - 90)
     line = server.skew(wire, "redis")
     assert line.sign == "fail"
-    assert re.fullmatch(r"this clock is (89|90)\.\d s behind the server's", line.value)
+    assert re.fullmatch(r"this clock is (8[5-9]|9[0-5])\.\d s behind the server's", line.value)
     wire.close()
 
 
@@ -417,8 +418,13 @@ def test_an_embedded_server_is_not_started(shop: Project) -> None:
 # -- the queues
 
 
+def just_now() -> int:
+    """For as long as a test may take: that nobody works on a queue is told once a job waits for ten seconds."""
+    return int(time.time()) + 600
+
+
 def test_an_unknown_name_at_the_head(shop: Project, redis: Client) -> None:
-    push(redis, "mail.welcom")
+    push_raw(redis, make("mail.welcom", b"{}", created_at=just_now()))
     found = doctor(shop)
     line = found.line("queue default")
     assert (found.code, line.sign) == (1, "fail")
@@ -483,19 +489,18 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
     eventually(lambda: redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
     eventually(lambda: redis.call("HLEN", "qd:masters") == 1, 20, what="a report")
     assert doctor(shop).line("queue default").sign == "ok"
-    for process in work.session():
-        process.kill()
-    work.process.wait(10)
+    work.sweep()
     line = doctor(shop).line("queue default")
     assert (line.sign, line.value) == ("warn", "1 job in the hands of masters that are gone")
     (shop.root / "go").touch()
-    shop.work_off()  # the way out
+    work = shop.work("-w", "1")  # the way out
+    work.wait_line("job.done")
+    work.stop()
     assert doctor(shop).bad() == []
 
 
 def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> None:
-    just_now = int(time.time()) + 600  # for as long as the test may take: nobody works on it
-    push_raw(redis, make("mail.welcome", b"{}", created_at=just_now))
+    push_raw(redis, make("mail.welcome", b"{}", created_at=just_now()))
     for command, undo, what, said in (
         (
             ("pause", "default", "--reason", "db"),
@@ -524,10 +529,19 @@ def test_jobs_that_wait_and_nobody_works(shop: Project, redis: Client) -> None:
     line = doctor(shop).line("work on default")
     told = ("warn", "1 ready and no live master works on it", "start `qd work default`")
     assert (line.sign, line.value, line.fix) == told
-    report(redis, queues=["default"], version=__version__)
-    assert doctor(shop).bad() == []
     now = float(redis.text("TIME")[0])
-    report(redis, queues=["default"], version=__version__, workers=[{"slot": 0}], stuck={"default": now - 60})
+    report(
+        redis, queues=["default"], version=__version__, seen_at=now + 600
+    )  # it reports for as long as the test takes
+    assert doctor(shop).bad() == []
+    report(
+        redis,
+        queues=["default"],
+        version=__version__,
+        workers=[{"slot": 0}],
+        stuck={"default": now - 60},
+        seen_at=now + 600,
+    )
     assert "nothing taken for 1m" in doctor(shop).line("work on default").value
 
 

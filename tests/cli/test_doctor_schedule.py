@@ -18,6 +18,8 @@ from tests.support.doctor import doctor
 from tests.support.project import MakeProject
 from tests.support.resp import Client
 
+pytestmark = pytest.mark.usefixtures("still")
+
 SCHEDULER = {"slot": 2, "pid": 5, "state": "waiting", "entries": 2}
 Look = Callable[[], list[Finding]]
 

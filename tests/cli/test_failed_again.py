@@ -66,9 +66,10 @@ def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
-    bury(redis, "a", at=NOW - 3600)
-    bury(redis, "b", at=NOW - 1800, error="KeyError")
-    bury(redis, "c", at=NOW - 600, error="KeyError")
+    now = time.time()  # and not NOW, from which on all the tests before this one have run
+    bury(redis, "a", at=now - 3600)
+    bury(redis, "b", at=now - 1800, error="KeyError")
+    bury(redis, "c", at=now - 600, error="KeyError")
     counts = document(qd("failed", verb, "--error", "KeyError", "--older-than", "20m", "--dry-run", "--json"))
     assert counts["would"] == 1
     assert left(redis) == ["a", "b", "c"]

@@ -432,7 +432,7 @@ def test_live_of_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
 
 
 def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
-    sign(age=9)
+    sign(age=3)
     assert lives(qd)[0] == 0
     sign(age=12)
     code, said = lives(qd)

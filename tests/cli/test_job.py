@@ -44,6 +44,7 @@ def test_a_delayed_job_and_when_it_is_due(qd: Run, app: Qd) -> None:
     assert document(qd("job", handle.id, "--json"))["due_at"] > 1e9
 
 
+@pytest.mark.usefixtures("still")
 def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)

@@ -13,6 +13,8 @@ from qd.cli.maintenance import of_day
 from tests.cli.conftest import Run, document, done, report
 from tests.support.resp import Client
 
+pytestmark = pytest.mark.usefixtures("still")
+
 IN_FULL = r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ \([+-]\d\d:\d\d\)"
 
 

@@ -26,12 +26,12 @@ def test_the_leases_of_live_workers_are_renewed_and_no_others(connect, seen):
     queues[0].push_many([("a", job(n), None) for n in range(3)])
     held = [take(queue) for queue in queues]
     for one in held:
-        seen.call("ZADD", "a", "reserved", "XX", seen.now() + 1, one.member)
+        seen.call("ZADD", "a", "reserved", "XX", seen.now() + 15, one.member)
     before = seen.now()
     assert beat(queues[0], "a", slots=[1]).lost == []
     leases = seen.reserved("a")
     assert before + 30 - 0.001 <= leases[held[0].member] <= seen.now() + 30.001
-    assert all(leases[one.member] < before + 5 for one in held[1:])
+    assert all(leases[one.member] <= before + 15 for one in held[1:])
     assert all(queue.ack(one) for queue, one in zip(queues, held, strict=True))
 
 
@@ -122,7 +122,7 @@ def test_what_is_due_is_moved_with_a_token_each(queue, seen):
     done = beat(queue, "a", "b")
     assert seen.ready("a") == [job(0), job(1), job(2)]
     assert (seen.tokens("a"), seen.delayed("a")) == (3, {})
-    assert 89_000 < done.due_ms <= 90_001
+    assert 60_000 < done.due_ms <= 90_001
     assert drain(queue) == ["id0", "id1", "id2"]
 
 

@@ -50,7 +50,7 @@ def test_the_job_of_a_killed_worker_runs_again_at_once(tried: Tried, figures: Fi
     first, second = tried.shop.noted("S", 1)
     figures.add(connection=tried.kind.name, back=[float(second[-1]) - float(first[-1])])
     assert end[2] == "1" or not tried.can("counts")
-    assert work.matches(r'worker.died .*how="signal 9 \(SIGKILL\)')
+    work.wait_line(r'worker.died .*how="signal 9 \(SIGKILL\)')
     eventually(tried.empty)
     work.stop()
 
@@ -81,12 +81,13 @@ def test_the_job_of_a_killed_tree_runs_again(tried: Tried, figures: Figures) -> 
 
 
 def test_a_lease_that_is_renewed_keeps_its_job_and_one_that_nobody_renews_is_taken_again(tried: Tried) -> None:
-    """The first job lasts three leases, beside a worker that has nothing to do but to wait for what another host had."""
-    tried.shop.lease()
+    """The first job lasts longer than its lease, beside a worker that has nothing to do but to wait for what another host
+    had. The lease is long enough for a machine that stands still for some seconds: some servers wait for nobody's keeper."""
+    tried.shop.lease(2 * LEASE)
     elsewhere = tried.connect(token="ElseWhere1")
     tried.push(2)
     take(elsewhere)
-    tried.push(1, seconds=3.0 * LEASE)
+    tried.push(1, seconds=3.0 * LEASE)  # from when it begins: a lease and a half
     work = ready(tried.shop, workers=2)
     tried.shop.wait_noted("E", 2)
     tried.shop.wait_noted("E", 1)

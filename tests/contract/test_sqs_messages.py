@@ -188,11 +188,9 @@ def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there
 ) -> None:
     messages.url("mail")
     messages.service.line.timeout = 0.3
-    stopped = threading.Thread(target=sqs.stands_still, args=(1.0,))
-    stopped.start()
-    said = eventually(lambda: refusal(messages))
+    with sqs.suspended():
+        said = eventually(lambda: refusal(messages))
     assert (type(said), "no answer in time" in str(said)) == (ConnectionLost, True)
-    stopped.join()
     gone = Messages(Service(Address(f"{URL}http://127.0.0.1:1")))
     with pytest.raises(Unreachable, match=r"127.0.0.1:1 does not answer: connection refused"):
         gone.url("mail")

@@ -80,12 +80,14 @@ def nothing(queue: SqsQueue, name: str = FIFO) -> bool:
 def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect: Open, redis: Client) -> None:
     queue = connect()
     queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
-    first = take(queue)
-    assert queue.release(first, Released(answered(first.member, first.mark), 1.0))
+    first, hand = take(queue), queue._hand
+    assert hand is not None
+    assert queue.release(first, Released(answered(first.member, first.mark), 600.0))
     other = take(queue)
     assert number(other) == 3, "another group goes on"
     assert queue.ack(other)
     assert nothing(queue), "its own group waits"
+    assert queue.backend.messages.hide(FIFO, hand.handle, 0)  # ten minutes later
     for attempt in (2, 3):
         again = take(queue)
         assert (number(again), read(again.member).attempts) == (1, attempt)
@@ -175,12 +177,11 @@ def test_a_name_that_sqs_cannot_have_is_refused_before_it_is_asked(connect: Open
 
 
 def test_a_keeper_keeps_the_message_of_a_live_worker_hidden(connect: Open) -> None:
-    queue, keeper = connect(lease=2), connect(0, lease=2)
+    queue, keeper = connect(lease=4), connect(0, lease=60)
     queue.push("mail", job(1))
     held = take(queue, "mail")
-    for _ in range(4):
-        beat(keeper, 1)
-        assert keeper.backend.messages.receive("mail", 1, seconds=1) is None
+    beat(keeper, 1)
+    assert keeper.backend.messages.receive("mail", 1, seconds=5) is None
     assert queue.ack(held)
 
 
@@ -248,14 +249,21 @@ def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: O
     queue = connect(options="&longest_delay=500")
     queue.later("mail", job(1), 500)
     queue.later("mail", job(2), 600)
-    queue.later(FIFO, job(3), 3)
+    queue.later(FIFO, job(3), 300)
     assert (queue.backend.messages.counts("mail").delayed, queue.sizes("mail").delayed) == (1, 2)
     assert (queue.backend.messages.counts(FIFO).delayed, queue.sizes(FIFO).delayed) == (0, 1)
     assert nothing(queue)
+    queue.space.call("ZADD", *queue._keys(f"queues:{FIFO}:delayed"), "XX", 1, job_there(queue))  # five minutes later
     keeper = connect(0)
     eventually(lambda: beat(keeper) and keeper.backend.messages.counts(FIFO).visible)
     assert number(take(queue)) == 3
     assert queue.clear("mail") == 1
+
+
+def job_there(queue: SqsQueue) -> bytes:
+    """The one that waits in the outbox of the FIFO queue."""
+    (found,) = queue.space.call("ZRANGE", *queue._keys(f"queues:{FIFO}:delayed"), 0, -1)
+    return bytes(found)
 
 
 # -- other programs

@@ -57,8 +57,9 @@ def test_a_wait_ends_when_a_job_comes(connect, seen, wake, delay):
     waiting.done()
     if delay is None:
         assert worker.ack(take(worker, "a", "b"))
-    else:
-        assert worker.turn(None, ["a", "b"]).next_due is not None  # woken to shorten its wait
+    else:  # woken to shorten its wait; on a slow machine that is over already
+        turn = worker.turn(None, ["a", "b"])
+        assert turn.next_due is not None or worker.ack(turn.reserved)
 
 
 def test_a_wait_ends_at_once_when_there_is_a_token_already(queue, seen, wake):

@@ -19,8 +19,9 @@ def eventually(
 ) -> T:
     """The first true answer of `predicate`, asked again until then for `seconds` at most.
 
-    An AssertionError inside the predicate counts as "not yet" and is told if it stays so. Whoever waits leaves the machine
-    to what he waits for: he asks for a third of the time at most, and the longer it takes the less often.
+    An AssertionError inside the predicate counts as "not yet" and is told if it stays so. It is asked once more when the
+    time is over: this process may have stood still. Whoever waits leaves the machine to what he waits for: he asks for a
+    third of the time at most, and the longer it takes the less often.
     """
     began = time.monotonic()
     deadline = began + seconds
@@ -35,6 +36,6 @@ def eventually(
         except AssertionError as error:
             last = error
         now = time.monotonic()
-        if now > deadline:
+        if asked > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what or repr(predicate)} (last answer: {last!r})")
         time.sleep(max(every, min(SELDOM, (now - began) / 40), min(SELDOM_ANSWERED, 2 * (now - asked))))

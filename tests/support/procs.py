@@ -165,15 +165,18 @@ class Procs:
 
     def sweep(self) -> list[str]:
         """End what is left of the session, by pid; the titles of what was ended."""
-        left = [(process, titled(process)) for process in self.session()]
-        for process, _ in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
+        titles = [titled(process) for process in self.session()]
+        eventually(self._swept, 20, what="a dead session")
         self.process.wait(20)
-        eventually(lambda: not self.session(), 20, what="a dead session")
-        return [title for _, title in left]
+        return titles
+
+    def _swept(self) -> bool:
+        """Asked again: one that is killed may just have forked another."""
+        left = self.session()
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not left
 
 
 def parent(process: psutil.Process) -> int:

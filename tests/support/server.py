@@ -27,7 +27,7 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-SEATS, PORTS = 8, 1_500  # processes of tests at most, and the ports of each
+SEATS, PORTS = 8, 1_250  # processes of tests at most, and the ports of each: below 20,000, where those of a bus begin
 GIVEN: set[int] = set()
 
 

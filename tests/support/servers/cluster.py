@@ -12,7 +12,8 @@ from tests.support.servers.started import Started
 
 SLOTS = 16384
 SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))
-OPTIONS = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "5000")
+# No node is without its slots because another was killed, or had no CPU, for some seconds of a test.
+OPTIONS = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "60000")
 
 
 class Cluster(Started):
@@ -44,7 +45,7 @@ class Cluster(Started):
 
     def settled(self) -> None:
         """Wait until each of them knows the others and all slots."""
-        eventually(lambda: all(map(knows_all, self.nodes)), 30, what="a cluster that is ok")
+        eventually(lambda: all(map(knows_all, self.nodes)), 60, what="a cluster that is ok")
 
     def node_of(self, key: str) -> Server:
         """The server on which `key` stands."""

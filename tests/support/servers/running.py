@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +18,8 @@ import psutil
 from tests.support.clock import eventually
 from tests.support.server import die_with_parent, free_port
 from tests.support.servers.started import Started
+
+HALTED = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 class Running(Started):
@@ -68,8 +72,7 @@ class Running(Started):
         """As in a power cut: SIGKILL to it and to what it has forked, and wait."""
         if self.process is None:
             return
-        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        family += [child for one in family for child in one.children(recursive=True)]
+        family = self._family() if self.process.poll() is None else []
         for each in family:
             try:
                 each.kill()
@@ -99,6 +102,25 @@ class Running(Started):
         """End it, also when it is stopped or busy, and take its folder away."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside, it answers nobody."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def _family(self) -> list[psutil.Process]:
+        """It and what it has forked. It stands still from then on: one that it forks meanwhile would be left."""
+        assert self.process is not None
+        first = psutil.Process(self.process.pid)
+        with suppress(psutil.NoSuchProcess):
+            first.suspend()
+            eventually(lambda: first.status() in HALTED, 20, what=f"{self.name} that stands still")
+        return [first, *first.children(recursive=True)]
 
     def _begin(self) -> None:
         with (self.folder / "log").open("ab") as log:

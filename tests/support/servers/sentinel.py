@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+import hiredis
 
 from tests.support.clock import eventually
 from tests.support.peers import redis_server
@@ -14,7 +17,10 @@ from tests.support.servers.running import Running
 from tests.support.servers.started import Started
 
 SERVICE = "qd"  # the name under which sentinels know the primary
-DOWN_AFTER = 1000  # ms without an answer until a sentinel takes a server for dead
+DOWN_AFTER = (
+    10_000  # ms without an answer until a sentinel takes a server for dead: one that has no CPU for a moment is not
+)
+QUICK = 1000  # the same while a server is dead
 GIVE_UP = 4000  # ms after which a failover that did not come about is tried again
 
 
@@ -50,6 +56,13 @@ class Watcher(Running):
 
     def client(self) -> Client:
         return Client(str(self.folder / "s.sock"))
+
+    def start(self) -> Self:
+        """It goes on after a moment in which the whole machine stood still: else it would do nothing for half a minute."""
+        super().start()
+        with self.client() as client, suppress(hiredis.ReplyError):  # an older one has no such setting
+            client.call("SENTINEL", "DEBUG", "tilt-trigger", 3_600_000)
+        return self
 
     def primary_port(self) -> int:
         with self.client() as client:
@@ -100,7 +113,7 @@ class Sentinel(Started):
 
     def settled(self) -> None:
         """Wait until all is well: the sentinels see each other and each server, and the replicas follow."""
-        eventually(lambda: {each.sees() for each in self.watchers} == {("master", 2, 2)}, 60, what="sentinels at ease")
+        eventually(lambda: {each.sees() for each in self.watchers} == {("master", 2, 2)}, 120, what="sentinels at ease")
         eventually(lambda: followers(self.primary) == 2, 60, what="replicas that follow")
 
     @property
@@ -111,8 +124,12 @@ class Sentinel(Started):
     def failover(self, *, back: bool = True) -> Server:
         """SIGKILL to the primary; the new one, once all agree on it. back: the old one is there again, as a replica."""
         old = self.primary
-        old.kill()
-        new = eventually(lambda: self._agreed(old), 60, what="another primary for all sentinels")
+        self._down_after(QUICK)
+        try:
+            old.kill()
+            new = eventually(lambda: self._agreed(old), 120, what="another primary for all sentinels")
+        finally:
+            self._down_after(DOWN_AFTER)
         if back:
             self.bring_back(old)
         return new
@@ -122,6 +139,11 @@ class Sentinel(Started):
         node.start(*(("--replicaof", "127.0.0.1", str(self.primary.port)) if as_replica else ()))
         if as_replica:
             self.settled()
+
+    def _down_after(self, ms: int) -> None:
+        for each in self.watchers:
+            with each.client() as client:
+                client.call("SENTINEL", "SET", SERVICE, "down-after-milliseconds", ms)
 
     def _agreed(self, but: Server | None = None) -> Server | None:
         ports = {each.primary_port() for each in self.watchers}

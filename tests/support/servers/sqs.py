@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import sys
 import threading
 import urllib.request
@@ -58,10 +57,8 @@ class Sqs(Running):
 
     def stands_still(self, seconds: float) -> None:
         """It answers nobody for so long."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        threading.Event().wait(seconds)
-        self.process.send_signal(signal.SIGCONT)
+        with self.suspended():
+            threading.Event().wait(seconds)
 
     def client(self):
         """A boto3 client for SQS."""
