@@ -565,8 +565,9 @@ def test_laravels_cache_that_is_away(shop: Project) -> None:
 def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     redis.call("SET", "qd:restart", f"{now - 300:.6f}")
-    report(redis, "T1", version="0.0.1", root=True, booted_at=now - 400, queues=["default"])
-    report(redis, "T2", version="0.0.1", host="app-2", seen_at=now - 200, queues=["default"])
+    told = {"version": "0.0.1", "queues": ["default"]}
+    report(redis, "T1", **told, root=True, booted_at=now - 400, seen_at=now + 600)  # for as long as the test takes
+    report(redis, "T2", **told, host="app-2", seen_at=now - 200)
     lines = doctor(shop).lines
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
