@@ -80,7 +80,7 @@ def test_starts_and_stops_under_load_lose_and_double_nothing(
         work = shop.work("-w", "2", "--stop-timeout", "0.5s" if name == "deadline" else "25s")
         for seconds in draw.choices([0.001, 0.02, 0.3, 1.0], [20, 10, 2, 1], k=15):
             ledger.push(seconds=seconds)
-        work.wait_line("job.done")
+        work.wait_line("job.done", 60)
         time.sleep(draw.uniform(0.0, 0.2))  # any moment will do
         began = time.monotonic()
         code = WAYS[name](work, draw)

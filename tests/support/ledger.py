@@ -159,33 +159,37 @@ class Ledger:
 
     def in_flight(self) -> set[int]:
         """The jobs that killed processes had in hand, or had just ended and not answered yet."""
-        return {mine[-1].n for kill in self.kills if (mine := self._of(kill))}
+        return {mine[-1].n for _, mine in self._killed()}
 
-    def _of(self, kill: Kill) -> list[Note]:
-        return [note for note in self.notes if note.pid == kill.pid and note.at <= kill.at + 0.2]
+    def _killed(self) -> list[tuple[Kill, list[Note]]]:
+        """Each kill of a process that had begun a job, with what that process had noted until then."""
+        of_pid: dict[int, list[Note]] = {}
+        for note in self.notes:
+            of_pid.setdefault(note.pid, []).append(note)
+        until = [(kill, [note for note in of_pid.get(kill.pid, ()) if note.at <= kill.at + 0.2]) for kill in self.kills]
+        return [(kill, mine) for kill, mine in until if mine]
 
     def overlaps(self) -> list[int]:
         """Jobs that ran in two places at one moment. A span without an end lasts to its process's kill, else to the next
         note of the same process."""
         ended_at = {kill.pid: kill.at for kill in self.kills}
         spans: dict[int, list[tuple[float, float]]] = {}
-        notes = self.notes
-        for place, note in enumerate(notes):
-            if note.kind != "S":
-                continue
-            later = next((other.at for other in notes[place + 1 :] if other.pid == note.pid), None)
-            spans.setdefault(note.n, []).append((note.at, later or ended_at.get(note.pid, note.at)))
-        return [n for n, each in spans.items() if crosses(sorted(each))]
+        later: dict[int, float] = {}  # pid -> its note after this one
+        for note in reversed(self.notes):
+            if note.kind == "S":
+                end = later.get(note.pid, ended_at.get(note.pid, note.at))
+                spans.setdefault(note.n, []).append((note.at, end))
+            later[note.pid] = note.at
+        return sorted(n for n, each in spans.items() if crosses(sorted(each)))
 
     def recoveries(self) -> list[float]:
         """For each kill that interrupted a job: seconds until that job started again."""
-        found = []
-        for kill in self.kills:
-            mine = self._of(kill)
-            if not mine or mine[-1].kind == "E":
-                continue
-            again = [note.at for note in self.starts(mine[-1].n) if note.at > kill.at]
-            found.append(min(again) - kill.at if again else float("inf"))
+        found, starts = [], dict[int, list[float]]()
+        for note in self.starts():
+            starts.setdefault(note.n, []).append(note.at)
+        for kill, mine in self._killed():
+            if mine[-1].kind == "S":
+                found.append(min((at for at in starts[mine[-1].n] if at > kill.at), default=float("inf")) - kill.at)
         return found
 
     def conserve(self, *, doubles: Iterable[int] = ()) -> None:
