@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,8 +91,9 @@ def watched(cron: str, entries: int, seconds: float) -> tuple[float, list[float]
 def found(master: int, log: Path) -> psutil.Process:
     for _ in range(300):
         for child in psutil.Process(master).children(recursive=True):
-            if " ".join(child.cmdline()).startswith("qd: scheduler"):
-                return child
+            with suppress(psutil.Error):  # a child that has just ended
+                if " ".join(child.cmdline()).startswith("qd: scheduler"):
+                    return child
         time.sleep(0.1)
     sys.exit(f"no scheduler came up within 30 s: {log.read_text()}")
 
@@ -121,6 +123,8 @@ def section(rows: list[list[str]], entries: int, seconds: float) -> str:
     told += (
         f"`qd schedule work`, {entries:,} entries, each of which sends a job; each case watched for {seconds:.0f} s.\n"
     )
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        told += "The machine had other work, over which all of this had precedence (`chrt -f 10`).\n"
     return f"{HEAD}\n{told}\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

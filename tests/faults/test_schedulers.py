@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
 
+from qd.schedule.timing import Every
 from tests.support.resp import Client
 from tests.support.schedulers import Several, run
 from tests.support.server import Server
@@ -62,3 +64,23 @@ def test_each_tick_is_taken_exactly_once_by_five_schedulers_of_whom_one_dies_eac
 def test_each_of_a_thousand_ticks_is_taken_exactly_once(server: Server, clean_redis: Client, tmp_path: Path) -> None:
     killed = watch(server, clean_redis, tmp_path / "log", 1000, seed=11, seconds=0.1)
     assert killed > 10
+
+
+@pytest.mark.slow
+def test_each_of_a_thousand_ticks_whose_jobs_were_made_before_them_is_taken_exactly_once(
+    server: Server, clean_redis: Client, tmp_path: Path
+) -> None:
+    base, seconds = round(time.time()), 0.1
+    for n in range(4):
+        clean_redis.call("HSET", "qd:ticks", f"j{n}", f"{base * 1000} x {Every(seconds).mark}")
+    several = Several(server.url, seconds, 4, SKEWS, tmp_path / "log", "early")
+    try:
+        enough = lambda: sum(clean_redis.call("LLEN", f"queues:q{n}") for n in range(4)) >= 1000  # noqa: E731
+        run(several, 100, enough, random.Random(13))
+    finally:
+        several.close()
+    assert several.killed > 10
+    for n in range(4):
+        last = int(str(clean_redis.text("HGET", "qd:ticks", f"j{n}")).split()[0])
+        ids = [json.loads(raw)["id"] for raw in clean_redis.call("LRANGE", f"queues:q{n}", 0, -1)]
+        assert len(set(ids)) == len(ids) == round((last / 1000 - base) / seconds)

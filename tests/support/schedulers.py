@@ -1,7 +1,8 @@
-"""A scheduler that stands alone, to be killed: `python -m tests.support.schedulers URL SECONDS COUNT`, started by `Several`.
+"""A scheduler that stands alone, to be killed: `python -m tests.support.schedulers URL SECONDS COUNT KIND`, of `Several`.
 
 COUNT entries send a job each to a queue of their own, and as many run a function, all of them every SECONDS. A job's payload
-and the list `ran:NAME` say the tick, so that each can be looked for by itself.
+and the list `ran:NAME` say the tick, so that each can be looked for by itself. KIND "early": only
+jobs, and they do not say it.
 """
 
 from __future__ import annotations
@@ -67,8 +68,24 @@ def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
     return app, entries
 
 
-def main(url: str, seconds: str, count: str) -> None:
-    app, entries = app_of(url, float(seconds), int(count))
+def early_app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
+    """Entries of jobs in whose making no code of the app's has a part."""
+    app = Qd()
+    app.settings = load(code={"url": url}, environ={})
+
+    @app.job("tick")
+    def tick(entry: int) -> None: ...
+
+    entries = list[Entry]()
+    for n in range(count):
+        job = tick.bind(n).using(queue=f"q{n}")
+        job._origin = None
+        entries.append(Entry(f"j{n}", JobTask(job), Every(seconds)))
+    return app, entries
+
+
+def main(url: str, seconds: str, count: str, kind: str) -> None:
+    app, entries = (early_app_of if kind == "early" else app_of)(url, float(seconds), int(count))
     scheduler = Scheduler(app, app.settings, Log("scheduler"), entries=entries, host=str(os.getpid()))
     poll = select.poll()  # libfaketime does not bear time.sleep()
     while True:
@@ -78,8 +95,10 @@ def main(url: str, seconds: str, count: str) -> None:
 class Several:
     """So many of them, each with a clock of its own."""
 
-    def __init__(self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path) -> None:
-        self._words = [sys.executable, "-m", "tests.support.schedulers", url, str(seconds), str(count)]
+    def __init__(
+        self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path, kind: str = "mixed"
+    ) -> None:
+        self._words = [sys.executable, "-m", "tests.support.schedulers", url, str(seconds), str(count), kind]
         self._skews, self._log = skews, log.open("ab")
         self._living = [self._start(skew) for skew in skews]
         self.killed = 0

@@ -47,10 +47,11 @@ class Route(NamedTuple):
     unique: Pattern | None
     hooks: PayloadHooks
 
-    def parcel(self, plan: Plan, data: bytes, seed: bytes, ties: Ties | None) -> Parcel:
-        """Raises ArgumentError: it is too large. DeclarationError: a delay that is none."""
+    def parcel(self, plan: Plan, data: bytes, seed: bytes, ties: Ties | None, now: float | None = None) -> Parcel:
+        """now: unix seconds, another moment than this one. Raises ArgumentError: it is too large. DeclarationError: a delay
+        that is none."""
         delay = 0.0 if plan.delay is None else due_in(plan.delay, self.job)
-        now, id, uuid = time.time(), new_id(seed), new_uuid(seed)
+        now, id, uuid = time.time() if now is None else now, new_id(seed), new_uuid(seed)
         if self.ties is not None or ties is not None or plan.key is not None:
             ties = self._tied(plan, data, id, ties)
             id = uuid if ties.unique is not None else id  # who finds the lock taken learns the id of its owner

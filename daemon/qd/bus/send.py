@@ -75,10 +75,10 @@ class Send:
             parcels.append(route.parcel(plan, data, noise[number * SEED : (number + 1) * SEED], None))
         return self.post(parcels)
 
-    def parcel(self, plan: Plan, data: bytes, ties: Ties | None = None) -> Parcel:
-        """Make it and do not send it. ties: of a chain or batch, beside those of the job itself. Raises ArgumentError,
-        DeclarationError, ConfigError."""
-        return self.route(plan).parcel(plan, data, os.urandom(SEED), ties)
+    def parcel(self, plan: Plan, data: bytes, ties: Ties | None = None, now: float | None = None) -> Parcel:
+        """Make it and do not send it. ties: of a chain or batch, beside those of the job itself. now: unix seconds at which
+        it counts as made, where that is not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
+        return self.route(plan).parcel(plan, data, os.urandom(SEED), ties, now)
 
     def post(self, parcels: Sequence[Parcel]) -> list[str]:
         """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction

@@ -32,6 +32,13 @@ class JobTask(msgspec.Struct, frozen=True):
         sender, plan, data = self.call._to_send()
         return cast("Send", sender).parcel(plan, data)
 
+    def early(self, at: float) -> Parcel | None:
+        """The payload of a tick that is yet to come, unix seconds. None: code of the app's may have a part in it."""
+        if type(self.call) is not Call:
+            return None
+        sender, plan, data = self.call._to_send()
+        return cast("Send", sender).parcel(plan, data, now=at)
+
     @property
     def plan(self) -> Plan:
         """How it is sent; of a chain its first job."""

@@ -69,7 +69,13 @@ class Place:
     few: tuple[int, int] = (0, 0)  # between these moments not too many were missed: see moments.decided
     lost: bool = False  # the store had its field once, and has lost it
     answered: Due | None = None  # a tick that its filters were asked about, with what they said
+    early: Want | None = None  # a tick that is yet to come, with its job (early.py)
     unsure: dict[bytes, Want] = made(default_factory=dict)
+
+    def want(self, due: Due) -> Want:
+        """That tick, by now. What was made for it before goes out once."""
+        early, self.early = self.early, None
+        return early if early is not None and early.due == due else Want(self, due)
 
     def saw(self, raw: bytes, now: int, late: int) -> str:
         """The field is this. Returns what is strange about it, in words."""

@@ -34,6 +34,14 @@ class EntryJob:
         except Exception as error:
             raise Broke(said(error)) from error
 
+    def early(self, at: int) -> Parcel | None:
+        """As parcel(), for the tick `at`, unix ms, which is yet to come. None: that is to be made, or what is wrong with it
+        to be told, at its moment."""
+        try:
+            return None if self._send.hooks else self._task.early(at / 1000)
+        except Exception:
+            return None
+
     def outgoing(self, parcel: Parcel) -> Outgoing | None:
         """What is sent in the step that takes the tick. None: it sends itself."""
         return None if sends_itself(parcel) else outgoing(parcel)

@@ -1,6 +1,6 @@
 """The schedule as it runs, on every host that wants to; no scheduler leads.
 
-    turn     reap what ended; look at the servers (once a second); take what is due; say when to come again
+    turn     reap what ended; look at the servers; take what is due; make some of what is next; say when to come again
     due      heap of moments -> pauses, filters -> one claim a tick (tick.lua) -> told
     asked    filters of the user's own: in a process of its own (asking.py); the tick is due again with its answer
     jobs     claimed and sent in one step, all that are due at once
@@ -14,8 +14,10 @@ and reckons on from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
+from operator import attrgetter
 
 from qd.app import Qd
 from qd.config import Settings
@@ -26,6 +28,7 @@ from qd.log import Log
 from qd.schedule import Entry
 from qd.scheduler.asking import Asking, asks
 from qd.scheduler.claims import Place, Want
+from qd.scheduler.early import Early
 from qd.scheduler.guard import Guard
 from qd.scheduler.jobs import EntryJob, job_of
 from qd.scheduler.lanes import Lanes
@@ -36,14 +39,12 @@ from qd.scheduler.taking import Taken, Taker, still
 from qd.scheduler.telling import Teller
 from qd.store.schedule import sweep
 
-AT_ONCE = 500  # ticks that are made ready before they are claimed
+AT_ONCE = 500
 ROUNDS = 20  # looks at what is due in one turn
 MOMENT = 0.05  # seconds of one turn in which is caught up with what is behind, and a claim at least
 FEW = 100  # ticks of one claim then
 
-
-def order_of(place: Place) -> int:
-    return place.order
+order_of = attrgetter("order")
 
 
 class Scheduler:
@@ -91,6 +92,7 @@ class Scheduler:
             self._place(order, entry, job_of(app, entry, guard))
         for reach in self._reaches.values():
             reach.shares = len(self._reaches) > 1
+        self._early = [Early(reach, self._taker) for reach in self._reaches.values()]
 
     def _reach(self, name: str) -> Reach:
         if name not in self._reaches:
@@ -119,6 +121,8 @@ class Scheduler:
         if self.drained:
             self._lanes.leave_taken()
         self._keep()
+        if not (self.paused or self.drained or self._over) and any(early.step() for early in self._early):
+            return 0.0  # there are more to make
         return min(1.0, self.runs.wants, self._asking.wants, *[self._wants(reach) for reach in self._reaches.values()])
 
     def _wants(self, reach: Reach) -> float:
@@ -181,13 +185,14 @@ class Scheduler:
             found = reach.in_time()
             if not found:
                 break
-            self._claim(reach, [want for _, places in found for want in self._sorted(reach, places)])
+            self._claim(reach, self._sorted(reach, found))
         self._catch_up(reach)
 
-    def _claim(self, reach: Reach, wants: Sequence[Want]) -> None:
-        taken = list[Taken]()
-        for start in range(0, len(wants), AT_ONCE):
-            taken += self._taker.claim(reach, wants[start : start + AT_ONCE])
+    def _claim(self, reach: Reach, wants: Iterable[Want]) -> None:
+        """Some at a time: the first are taken before the others are looked at, and all of them before any is told."""
+        coming, taken = iter(wants), list[Taken]()
+        while some := list(islice(coming, AT_ONCE)):
+            taken += self._taker.claim(reach, some)
         for run in self._taker.tell(taken):
             self._lanes.run(reach, run)  # taken before, as was found out now
 
@@ -202,9 +207,9 @@ class Scheduler:
 
     def _behind(self, reach: Reach, until: float) -> list[Want]:
         """The next few out of the backlog, one at least."""
-        wants = list[Want]()
+        wants: list[Want] = []
         while (place := reach.backlog.next(order_of)) is not None:
-            self._sort(reach, place, wants, reach.line)
+            wants += self._sort(reach, place, reach.line)
             if not reach.backlog.together:  # all of that moment
                 self._lanes.add(reach, reach.line)
                 reach.line = []
@@ -212,24 +217,26 @@ class Scheduler:
                 break
         return wants
 
-    def _sorted(self, reach: Reach, places: list[Place]) -> list[Want]:
+    def _sorted(self, reach: Reach, found: Sequence[tuple[int, list[Place]]]) -> Iterator[Want]:
         """Those that are claimed now; others go into a lane."""
-        wants, line = list[Want](), list[tuple[Place, Due]]()
-        for place in sorted(places, key=order_of):
-            self._sort(reach, place, wants, line)
-        self._lanes.add(reach, line)
-        return wants
+        for _, places in found:
+            line: list[tuple[Place, Due]] = []
+            for place in sorted(places, key=order_of):
+                yield from self._sort(reach, place, line)
+            self._lanes.add(reach, line)
 
-    def _sort(self, reach: Reach, place: Place, wants: list[Want], line: list[tuple[Place, Due]]) -> None:
+    def _sort(self, reach: Reach, place: Place, line: list[tuple[Place, Due]]) -> Sequence[Want]:
+        """What is claimed now; else it is asked about, in a lane, or added to this line."""
         due = self._decided(reach, place, reach.now)
         if due is None or not self._has_asked(reach, place, due):
-            return
+            return ()
         if place.job is not None or not due.runs or due.said:
-            wants.append(Want(place, due))
-        elif place.entry.background:
+            return (place.want(due),)
+        if place.entry.background:
             self._lanes.add(reach, [(place, due)])
         else:
             line.append((place, due))
+        return ()
 
     def _has_asked(self, reach: Reach, place: Place, due: Due) -> bool:
         """Whether it is known what the user's filters say, as far as there are any. Else they are being asked."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from qd.schedule.entry import Missed
@@ -125,6 +125,10 @@ class Moments(Generic[T]):
     @property
     def next(self) -> int | None:
         return self._heap[0] if self._heap else None
+
+    def at(self, moment: int) -> Sequence[T]:
+        """What is due then, in the order of add()."""
+        return self._at.get(moment, ())
 
     def __len__(self) -> int:
         return sum(map(len, self._at.values()))

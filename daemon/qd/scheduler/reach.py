@@ -184,7 +184,9 @@ class Reach:
 
     def decided(self, place: Place, now: int) -> Due | None:
         """What is to be done about an entry that has a field. None: nothing yet."""
-        missed = place.entry.missed
+        first, missed = self.next_after(place, place.last), place.entry.missed
+        if first is not None and first <= now <= first + self.late:
+            return Due(first)  # as a rule
         due = decided(partial(self.next_after, place), place.last, now, self.late, missed, place.few)
         if due is None:
             self.plan(place)

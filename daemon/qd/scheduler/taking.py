@@ -13,6 +13,7 @@ from qd.scheduler.asking import refusal
 from qd.scheduler.claims import Place, Tokens, Want
 from qd.scheduler.guard import Broke, Guard
 from qd.scheduler.jobs import EntryJob
+from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.telling import Teller
 from qd.store.schedule import Field, pause_of, written_field
@@ -54,7 +55,6 @@ class Taker:
             return []
         began = time.monotonic()
         for want in wants:
-            self.alive(HOLDS, want.place.entry.name)
             self._make_ready(want)
         self.alive(HOLDS, "")
         parcels = [want.parcel for want in wants if want.parcel is not None]
@@ -71,17 +71,32 @@ class Taker:
 
     def _make_ready(self, want: Want) -> None:
         place, due = want.place, want.due
-        want.after = written_field(Field(due.at, self._tokens.next(), place.key[1]))
+        want.after = want.after or self._after(want)
         if not due.runs or not place.raw:
             return
         want.skip = self.why_not(place.entry, due.at / 1000) or due.said or ""
-        if want.skip or place.job is None:
-            return
+        if want.skip:
+            want.parcel = want.job = None
+        elif place.job is not None and want.parcel is None:
+            self._make(place.job, want)
+
+    def _after(self, want: Want) -> bytes:
+        return written_field(Field(want.due.at, self._tokens.next(), want.place.key[1]))
+
+    def _make(self, job: EntryJob, want: Want) -> None:
+        self.alive(HOLDS, want.place.entry.name)
         try:
-            want.parcel = place.job.parcel()
-            want.job = place.job.outgoing(want.parcel)
+            want.parcel = job.parcel()
+            want.job = job.outgoing(want.parcel)
         except Broke as broke:
             want.error = f"its job could not be made: {broke}"
+
+    def make_early(self, place: Place, at: int) -> None:
+        """What can be made of a tick that is yet to come. Whether it runs is decided at its moment."""
+        job, place.early = place.job, None
+        if job is not None and not place.entry.filters and (parcel := job.early(at)) is not None:
+            want = place.early = Want(place, Due(at), job=job.outgoing(parcel), parcel=parcel)
+            want.after = self._after(want)
 
     def why_not(self, entry: Entry, tick: float) -> str:
         """Why this tick does not run as far as the scheduler itself can tell, "" when it does; the user's own filters are

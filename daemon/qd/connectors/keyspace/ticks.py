@@ -34,7 +34,9 @@ class KeptTicks:
         if isinstance(reply, Exception):
             return [Claimed(refused=reply)] * len(call.places)
         if isinstance(reply, list) and len(reply) == 1 + len(call.places):
-            return [answer_of(each, reply[0] / 1000) for each in reply[1:]]
+            now = reply[0] / 1000
+            plain = (Claimed(now, early=True), Claimed(now, taken=True))
+            return [plain[each] if isinstance(each, int) else answer_of(each, now) for each in reply[1:]]
         self.space.close()
         raise ConnectionLost(self.space.stranger)
 
@@ -81,13 +83,12 @@ def text_of(name: bytes) -> str:
 
 
 def answer_of(reply: Any, now: float) -> Claimed:
+    """Of a tick that was refused, not taken, or whose job was not sent."""
     if isinstance(reply, Exception):
         return Claimed(now, refused=reply)
     if isinstance(reply, list):
         return Claimed(now, found=reply[0] or b"")
-    if isinstance(reply, bytes):
-        return Claimed(now, taken=True, holder=reply.decode("utf-8", "replace"))
-    return Claimed(now, taken=bool(reply), early=not reply)
+    return Claimed(now, taken=True, holder=reply.decode("utf-8", "replace"))
 
 
 def calls_of(prefix: str, claims: Sequence[Claim]) -> list[Call]:
