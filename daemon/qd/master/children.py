@@ -40,7 +40,7 @@ class Worker:
     interrupted: bool = False
     cancelled: int | None = None  # the turn whose job was told to end, because somebody cancelled it
     cancelled_at: int = 0
-    stack_taken: bool = False
+    stack_at: int = 0  # when it was asked for its stack
     verdict: Verdict | None = None  # set when the master has killed it
     ready_at: float = 0.0  # monotonic, 0 not yet
     killed_at: float = 0.0
@@ -71,9 +71,10 @@ class Worker:
 
     def take_stack(self) -> None:
         """Have its fault handler write where it is, while it still can."""
-        if not self.stack_taken and TAKE_STACK is not None:
-            self.send(TAKE_STACK)
-        self.stack_taken = True
+        if not self.stack_at:
+            self.stack_at = now()
+            if TAKE_STACK is not None:
+                self.send(TAKE_STACK)
 
     @property
     def deadline(self) -> int:
@@ -220,7 +221,7 @@ class Children:
 
     def stack(self, worker: Worker) -> str:
         """The last Python stack that the worker's fault handler wrote; empty when there is none."""
-        if worker.stack_fd is None or not worker.stack_taken:
+        if worker.stack_fd is None or not worker.stack_at:
             return ""
         try:
             size = os.fstat(worker.stack_fd).st_size

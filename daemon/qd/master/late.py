@@ -40,12 +40,13 @@ class Late:
                 self._judge_silence(worker, self.silence.of(worker) - silence)
 
     def _judge_job(self, worker: Worker, memory_hard: int) -> None:
+        """One that this process sees late, since it stood still itself, has its time for the stack all the same: what stood
+        still with it may end by itself meanwhile."""
         late, cancelled = since(worker.deadline), since(worker.cancel_deadline)
-        if max(late, cancelled) > GRACE - STACK:
-            worker.take_stack()
-        if cancelled > GRACE:
+        told = max(late, cancelled) > GRACE - STACK and has_told(worker)
+        if told and cancelled > GRACE:
             self.children.kill(worker, Verdict.CANCELLED)
-        elif late > GRACE:
+        elif told and late > GRACE:
             self.children.kill(worker, Verdict.TIMEOUT)
         elif memory_hard and (vitals.rss_of(worker.pid) or 0) > memory_hard:
             self.children.kill(worker, Verdict.MEMORY)
@@ -54,11 +55,10 @@ class Late:
         """A crash, whatever it was doing: it may hold a job that it had not noted yet."""
         if over <= 0:
             if worker.slot[W.SILENT]:  # it was slow, and is there again
-                worker.slot[W.SILENT], worker.stack_taken = 0, False
+                worker.slot[W.SILENT], worker.stack_at = 0, 0
             return
         worker.slot[W.SILENT] = 1
-        if over < STACK or not worker.stack_taken:
-            worker.take_stack()
+        if not has_told(worker):
             return
         self.log.error(
             worker.event("silent"),
@@ -89,6 +89,14 @@ class Late:
                 if worker.has_job and deadline:
                     left = (deadline - at) / 1e9
                     yield from (left + GRACE - STACK, left + GRACE)
+            if worker.stack_at:
+                yield (worker.stack_at - at) / 1e9 + STACK
+
+
+def has_told(worker: Worker) -> bool:
+    """Whether it was asked for its stack, and has had the time to write it."""
+    worker.take_stack()
+    return since(worker.stack_at) >= STACK
 
 
 def since(deadline: int) -> float:
