@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from qd.cli.schedule.minute import AWAY, MINUTE, minute_of
 from tests.support.clock import eventually
+from tests.support.moved import MovedServer
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject, Project
 from tests.support.resp import Client
@@ -54,6 +57,8 @@ def logs():
 app.schedule(logs).every_minute().name("logs")
 """
 
+YOUNG = 15  # seconds of a minute
+
 NOT_NOW = """
 app.schedule(lambda: note("no")).cron("0 0 29 2 *").name("leap")
 app.schedule(lambda: note("no")).every_minute().when(lambda: False).name("filtered")
@@ -63,10 +68,28 @@ app.schedule(lambda: note("yes")).every_minute().name("ran")
 """
 
 
+@pytest.fixture(scope="module")
+def moved() -> Iterator[MovedServer]:
+    with MovedServer("2026-06-01T12:00:00Z") as server:
+        yield server
+
+
 @pytest.fixture
-def early(redis: Client) -> None:
-    """The minute of the server's clock is young enough that a test ends in it."""
-    eventually(lambda: int(redis.text("TIME")[0]) % 60 < 51, 20, every=0.2)
+def server(moved: MovedServer) -> Iterator[MovedServer]:
+    """In place of the tests' usual one: by its clock it is no longer late in a minute, when a test asks for that."""
+    with moved.client() as client:
+        client.call("FLUSHALL")
+        yield moved
+        client.call("FLUSHALL")
+
+
+@pytest.fixture
+def early(server: MovedServer, redis: Client) -> None:
+    """The minute of the server's clock is so young that a test ends in it, also on a host that is busy."""
+    now = lambda: int(redis.text("TIME")[0])  # noqa: E731
+    if now() % MINUTE >= YOUNG:
+        server.set(datetime.fromtimestamp((now() // MINUTE + 1) * MINUTE, UTC).isoformat())
+    eventually(lambda: now() % MINUTE < YOUNG, 20)
 
 
 def shop_of(project: MakeProject, entries: str) -> tuple[Project, Witness]:

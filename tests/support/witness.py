@@ -4,7 +4,6 @@ until the test makes the file `go`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.support.clock import eventually
 from tests.support.project import Project
@@ -36,11 +35,20 @@ def boom() -> None:
     raise ValueError("this job never works")
 """
 
+# Behind JOBS: one that lasts until the test says go(), however long the test is held up before it.
+LASTS = """
+@app.job("lasts")
+def lasts(n: int = 0) -> None:
+    note("start", n, os.getpid())
+    held()
+    note("end", n, os.getpid())
+"""
+
 
 class Witness:
     def __init__(self, project: Project) -> None:
-        self._file: Path = project.root / "witness"
-        project.allowed.add("witness")
+        self._file, self._go = project.root / "witness", project.root / "go"
+        project.allowed |= {"witness", "go"}
 
     @property
     def lines(self) -> list[str]:
@@ -48,6 +56,10 @@ class Witness:
 
     def starting(self, word: str) -> list[str]:
         return [line for line in self.lines if line.startswith(word)]
+
+    def go(self) -> None:
+        """What is held() may end."""
+        self._go.touch()
 
     def wait(self, word: str, count: int = 1, seconds: float = 20.0) -> list[str]:
         """At least `count` lines that start with `word`."""
