@@ -204,8 +204,9 @@ def run(shop: Project, redis: Client, count: int, kills: tuple[int, ...] = ()) -
     """Retry all, with a kill -9 whenever so many are ready again. Returns the peak of its memory."""
     most = 0
     for kill in (*kills, None):
+        slow = [] if kill is None else ["--rate", str(count // 5)]  # it cannot come through before it is seen
         command = subprocess.Popen(
-            [*QD, "failed", "retry", "--all"], cwd=shop.root, env=shop.env(), stdout=subprocess.DEVNULL
+            [*QD, "failed", "retry", "--all", *slow], cwd=shop.root, env=shop.env(), stdout=subprocess.DEVNULL
         )
         process = psutil.Process(command.pid)
         while command.poll() is None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 def test_a_lone_job_is_back_at_once_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start()
     for _ in range(10):
-        (n,) = ledger.push(seconds=1.0)
+        (n,) = ledger.push(seconds=50, again=0.0)  # long: however late its kill comes, it is in it
         ledger.kill(ledger.wait_start(n).pid)
         again = ledger.wait_start(n, 2)
         assert again.attempt == 1

@@ -16,7 +16,7 @@ from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import KEEPS, Server
 
 WAYS = ("sleep", "sleep", "sleep", "cpu", "hold")
 
@@ -71,8 +71,8 @@ def test_jobs_much_longer_than_their_lease_run_once(
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server that the test may kill. What was acknowledged is on its disk."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    """A server that the test may kill. What was acknowledged stays."""
+    with Server(*KEEPS) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project, Start
 from tests.support.reliability import Figures
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import KEEPS, Server
 
 
 def two_masters(shop: Project) -> list[Procs]:
@@ -40,7 +40,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
 
 
 def test_no_lease_is_taken_for_expired_right_after_an_outage(project: MakeProject, figures: Figures) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with Server(*KEEPS) as server:
         shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')
         client = server.client()
         ledger, masters = Ledger(shop, client), two_masters(shop)

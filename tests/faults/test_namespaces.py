@@ -98,7 +98,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     work.wait_line("master.ready")
     master = work.child("qd: master")
     for number in range(6):
-        (n,) = ledger.push(seconds=1.0)
+        (n,) = ledger.push(seconds=50, again=0.0)
         taken_over(work, crowd, ledger, with_number(work, ledger.wait_start(n).pid))
         if number == 2:
             taken_over(work, crowd, ledger, work.child("qd: keeper"))
@@ -109,7 +109,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
             master.send_signal(each)
         ledger.wait_all()
     assert not crowd.dead()
-    (last,) = ledger.push(seconds=1.0)
+    (last,) = ledger.push(seconds=50, again=0.0)
     ledger.kills.append(Kill(ledger.wait_start(last).pid, time.monotonic()))
     gone = [namespace.inner(process.pid) for process in work.children("qd: ")]
     master.kill()

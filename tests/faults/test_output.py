@@ -42,7 +42,7 @@ def bad(n: int) -> None:
 
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
-    return project(jobs=LOUD, config="retry_after = 3\n")
+    return project(jobs=LOUD, config="retry_after = 4\n")
 
 
 class Pipe:
@@ -94,10 +94,10 @@ def test_a_pipe_that_takes_nothing_stops_nothing(
         command, cwd=shop.root, env=shop.env(), stdin=subprocess.DEVNULL, stdout=pipe.write, stderr=pipe.write
     )
     running.append(work)
-    (long,), (loud,) = ledger.push(seconds=5), ledger.push(job="loud")
+    (long,), (loud,) = ledger.push(seconds=6), ledger.push(job="loud")
     ledger.wait_start(long)
     ledger.wait_start(loud)
-    least = 3.0
+    least = 4.0
 
     def over() -> bool:
         nonlocal least
@@ -132,10 +132,11 @@ STORE = ("queues:default:failed", "queues:default:failed_at")
     "no job is answered before its failure is kept: kept and still waiting are 1,000 at any moment; said once a worker",
 )
 def test_no_failure_is_lost(shop: Project, ledger: Ledger, redis: Client, figures: Figures) -> None:
-    ledger.push(1000, job="bad")
+    ledger.push(200, job="bad")
     work = shop.work("-w", "2", "--log-level", "warning")
-    eventually(lambda: redis.call("HLEN", STORE[0]) >= 200, 20, what="the first failures")
+    eventually(lambda: redis.call("HLEN", STORE[0]) == 200, 20, what="the first failures")
     redis.call("EVAL", "redis.call('RENAME', KEYS[1], 'aside') redis.call('SET', KEYS[1], 'in the way')", 1, STORE[0])
+    ledger.push(800, job="bad")
     work.wait_line("redis.refused .*WRONGTYPE", count=2)
     began = time.monotonic()
     eventually(lambda: time.monotonic() >= began + 2)

@@ -140,7 +140,7 @@ def pushed(queue: RedisQueue, number: int) -> bool:
 
 def test_a_job_that_runs_over_a_failover_runs_once(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
     """Its lease ran out while no primary was there: whoever has it may renew first, on the new one."""
-    shop.config("retry_after = 1")
+    shop.config("retry_after = 2")
     first, second = shop.work("-w", "1"), shop.work("-w", "1")
     waiting(first, 1)
     waiting(second, 1)

@@ -65,7 +65,7 @@ def two_jobs_stopped(
 def test_a_stop_shorter_than_the_lease_is_not_noticed(
     what: str, shop: Project, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
-    work, other = two_jobs_stopped(shop, start, ledger, what, 3, 0.4)
+    work, other = two_jobs_stopped(shop, start, ledger, what, 6, 0.4)
     ledger.conserve()
     assert len(ledger.starts()) == 4
     assert not other.matches("lease") + work.matches(r"lease|\.died|\.silent|requeued")

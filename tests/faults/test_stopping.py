@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.ledger import Ledger
+from tests.support.ledger import Kill, Ledger
 from tests.support.procs import Procs
 from tests.support.project import Project, Start
 from tests.support.reliability import Figures
@@ -83,15 +83,18 @@ def test_starts_and_stops_under_load_lose_and_double_nothing(
         work.wait_line("job.done", 60)
         time.sleep(draw.uniform(0.0, 0.2))  # any moment will do
         began = time.monotonic()
+        workers = work.children("qd: worker")
         code = WAYS[name](work, draw)
         got = work.wait()
+        if name == "then_kill":
+            ledger.kills += [Kill(worker.pid, time.monotonic()) for worker in workers]
         stops.append(time.monotonic() - began)
         assert got == code, f"{name}: exit code {got}\n{work.tail()}"
         eventually(lambda: not in_session(work.pid), 20, what=f"no process, no zombie left after {name}")  # noqa: B023
     shop.work("-w", "4", "--stop-when-empty").ends_clean(seconds=60)
     assert max(stops) < (5 if figures.strict else 15)
     assert {note.attempt for note in ledger.ends()} == {1}, "a stop has cost an attempt"
-    ledger.conserve()
+    ledger.conserve(doubles=ledger.in_flight())
     figures.tell(ledger)
     figures.add(back=stops, p50=1.5)
 

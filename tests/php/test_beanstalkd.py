@@ -107,7 +107,7 @@ def numbers(ran: list[Ran]) -> Counter[int]:
 def test_what_laravel_puts_qd_runs_once_with_the_data_that_was_sent(share: Shared) -> None:
     share.php.push(
         {"name": "shared.note", "data": RICH, "queue": "q"},
-        {"name": "shared.note", "data": {"n": 0}, "queue": "q", "delay": 1},
+        {"name": "shared.note", "data": {"n": 0}, "queue": "q", "delay": 3},
     )
     assert share.there()["current-jobs-delayed"] == 1
     work = share.work("-w", "2")

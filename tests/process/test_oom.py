@@ -18,7 +18,7 @@ from tests.support.procs import titled
 from tests.support.project import MakeProject
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
-from tests.support.witness import JOBS, Witness
+from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 LIMIT = 220_000_000
@@ -68,10 +68,10 @@ def test_twenty_times_it_is_the_worker_and_the_record_says_why(project: MakeProj
 
 @pytest.mark.leaves("queues:*:deaths")
 def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=JOBS + LASTS)
     witness = Witness(shop)
     work = shop.work("-w", "1")
-    push(redis, "slow", seconds=2)
+    push(redis, "lasts")
     os.kill(int(witness.wait("start")[0].split()[2]), signal.SIGKILL)
     line = work.wait_line("worker.died").string
     assert "memory" not in line
@@ -82,6 +82,7 @@ def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project
     assert 0 < death.pop("took") < 20
     assert 10_000_000 < death.pop("peak") < 500_000_000
     assert death == {"verdict": "crash", "signal": "SIGKILL", "exit": None, "oom": False, "stack": None}
+    witness.go()
     witness.wait("end")
     work.stop()
 

@@ -132,6 +132,7 @@ def test_whoever_may_live_keeps_its_job_until_the_lease_runs_out(
     work = shop.work("-w", "1")
     push(redis, "quick", n=1)
     witness.wait("quick 1")
+    eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 1, what="its ack")
     seconds_later(redis, 1.2)
     assert redis.text("ZRANGE", "queues:default:reserved", "0", "-1") == [HELD]
     redis.call("ZADD", "queues:default:reserved", "XX", "1", HELD)  # its lease has run out

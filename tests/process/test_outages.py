@@ -18,10 +18,11 @@ from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
 from tests.support.server import Server
-from tests.support.witness import JOBS, Witness
+from tests.support.witness import JOBS, LASTS, Witness
 
 LOADED = (
     JOBS
+    + LASTS
     + """
 @app.job("tick", tries=3)
 def tick(n: int) -> None:
@@ -46,8 +47,8 @@ def flaky() -> None:
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server that the test may mistreat. What was acknowledged is on its disk."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    """A server that the test may mistreat."""
+    with Server() as server:
         yield server
 
 
@@ -200,12 +201,13 @@ def test_a_server_that_is_a_replica_for_a_while_is_waited_out(
     shop: Project, witness: Witness, client: Client, figures: Figures
 ) -> None:
     work = ready(shop, workers=1)
-    push(client, "slow", seconds=1.5)
+    push(client, "lasts")
     push_ticks(client, 20)
     witness.wait("start")
     client.call("REPLICAOF", "127.0.0.1", "1")
     at = time.monotonic()
     work.wait_line("redis.away .*READONLY")
+    witness.go()
     witness.wait("end")
     eventually(lambda: time.monotonic() >= at + 5)
     assert not witness.starting("tick")

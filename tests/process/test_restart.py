@@ -55,9 +55,9 @@ def test_a_stamp_of_before_the_start_is_no_restart_and_nor_is_one_that_vanishes(
     stamp = redis.text("GET", "qd:restart")
     for change in (("DEL", "qd:restart"), ("SET", "qd:restart", stamp), ("SET", "qd:restart", "soon")):
         redis.call(*change)
+        before = len(witness.lines)
         push(redis, "quick", {})
-        seen = len(witness.lines) + 1
-        witness.wait("quick", seen)
+        witness.wait("quick", before + 1)
         seconds_later(redis, 1.5)
     assert work.process.poll() is None
     shop.qd("restart")

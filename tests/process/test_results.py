@@ -17,7 +17,7 @@ from qd.jobs import Handle, JobFunction
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
 from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.server import KEEPS, Server
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:job:*")]
@@ -291,7 +291,7 @@ def test_progress(shop: Project, jobs: Jobs) -> None:
 
 
 def test_a_restart_of_redis_is_waited_out(project: MakeProject) -> None:
-    with Server("--appendonly", "yes") as own:
+    with Server(*KEEPS) as own:
         shop, jobs = project(jobs=SHOP, url=own.url), Jobs(own.url)
         work, got = ready(shop), list[object]()
         handle = jobs.sleeps.dispatch(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -67,7 +68,8 @@ def test_nothing_that_functions_and_commands_do_stops_the_scheduler(project: Mak
     assert scheduler(work).pid == first
     assert not work.matches("scheduler.died|schedule.refused")
     text = "a b|$(id)|it's|\"|;|--day=x y|"
-    eventually(lambda: (shop.root / "quoted").read_text() == text)  # not in the middle of a run
+    quoted = shop.root / "quoted"
+    eventually(lambda: quoted.exists() and quoted.read_text() == text)  # not in the middle of a run
     work.stop()
 
 
@@ -100,7 +102,8 @@ def finish(work: Procs, shop: Project) -> None:
     """End the run by hand, so that the stop need not wait for it."""
     work.signal(signal.SIGTERM)
     for pid in pids_in(shop.root / "pids", 2):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ends with the one before, where the scheduler has seen that end
+            os.kill(pid, signal.SIGKILL)
     work.ends_clean()
 
 
@@ -109,5 +112,5 @@ def test_what_still_runs_at_the_end_of_a_stop_is_ended_and_told_and_frees_its_le
     pids = pids_in(long.root / "pids", 2)
     work.stop()
     work.wait_line('schedule.failed entry=long .*code=-9 error="ended: its scheduler stops"')
-    assert all(gone(pid) for pid in pids)
+    eventually(lambda: all(gone(pid) for pid in pids), what="an end of what was killed")
     assert not lease(redis, "long")

@@ -119,7 +119,7 @@ def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_i
 
 
 def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: MovedServer, tmp_path: Path) -> None:
-    moved.set("2026-11-21T11:59:58Z")
+    moved.set("2026-11-21T11:30:00Z")
     moved.start()
     app = Qd(moved.url)
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), cron="0 * * * *", name="long")
@@ -129,6 +129,9 @@ def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: Mo
     def begins_anew(name: str) -> bool:
         return any(f"entry={name} " in line for line in host.said("schedule.ahead"))
 
+    with moved.client() as redis:
+        host.turns(lambda: redis.call("HLEN", "qd:ticks") == 2)
+    moved.set("2026-11-21T11:59:58Z")
     host.turns(lambda: host.said("schedule.started"))
     moved.set("2026-11-20T10:10:00Z")
     host.turns(lambda: begins_anew("long"))

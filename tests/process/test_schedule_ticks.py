@@ -130,16 +130,17 @@ def test_a_pause_changes_nothing_for_an_entry_whose_runs_overlap(app: Qd, open_h
     """What is late starts although runs before it live: else it would stay late for ever."""
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=0.5, name="long")
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.started")) == 2)
+    host.turns(lambda: len(host.said("schedule.started")) >= 2)
     host.scheduler.paused = True
+    before = len(host.said("schedule.started"))
     until = time.time() + 1.5
     host.turns(lambda: time.time() > until)
-    assert len(host.said("schedule.started")) == 2
+    assert len(host.said("schedule.started")) == before
     host.scheduler.paused = False
-    host.turns(lambda: len(host.said("schedule.started")) >= 7)
+    host.turns(lambda: len(host.said("schedule.started")) >= before + 5)
     assert not host.said("schedule.done")
     (tmp_path / "go").touch()
-    host.turns(lambda: len(host.said("schedule.done")) >= 7)
+    host.turns(lambda: len(host.said("schedule.done")) >= before + 5)
 
 
 def test_runs_of_one_entry_catch_up_some_at_a_time(app: Qd, redis: Client, open_host: Open, tmp_path: Path) -> None:
@@ -196,10 +197,12 @@ def test_a_timing_that_a_deploy_changed_makes_nothing_due_that_is_old(
 ) -> None:
     app.schedule(report.bind(7), every=0.2, missed="all")
     last_tick(redis, app, 50 * HOUR, mark="e3600")
+    began = time.time()
     host = open_host(app=app)
     host.scheduler._reaches["redis"].late = 0
     host.turns(lambda: host.said("schedule.sent"))
-    assert len(waiting(redis)) <= 3
+    late = [float(line.split("late=")[1]) for line in host.said("schedule.sent") if "late=" in line]
+    assert max(late, default=0.0) < time.time() - began + 1
 
 
 def test_a_clock_ahead_of_ours_does_not_hold_an_entry_for_ever(app: Qd, report: Any, redis: Client, open_host: Open):
@@ -207,7 +210,8 @@ def test_a_clock_ahead_of_ours_does_not_hold_an_entry_for_ever(app: Qd, report: 
     last_tick(redis, app, -1000 * HOUR)
     host = open_host()
     host.turns(lambda: host.said("schedule.sent"))
-    assert len(host.said("schedule.ahead")) == 1
+    # A reply that comes a second late looks like a clock that was set: then it is said again.
+    assert {line.split()[1] for line in host.said("schedule.ahead")} == {"entry=report(7)"}
 
 
 def test_an_entry_that_was_forgotten_begins_anew(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
@@ -273,12 +277,12 @@ def test_hooks_and_listeners_see_it_and_one_that_raises_or_hangs_harms_nothing(
     def leaves(event: ScheduledTaskFinished) -> None:
         raise SystemExit(3)
 
-    host = open_host(guard=Guard(0.05))
+    host = open_host(guard=Guard(0.3))
     host.turns(lambda: len(host.said("schedule.sent")) >= 2)
     assert seen[:4] == ["JobQueueing", "ScheduledTaskStarting", "JobQueued", "ScheduledTaskFinished"]
     assert b'"trace":"t1"' in redis.call("LINDEX", "queues:default", 0)
     told = host.said("schedule.listener")
-    assert "a listener took longer than 0.05 s" in told[0]
+    assert "a listener took longer than 0.3 s" in told[0]
     assert "a listener raised SystemExit: 3" in told[1]
 
 

@@ -211,7 +211,7 @@ def raises(which: str) -> None:
 @app.job("named \\u202e \\x1b[31m here")
 def named() -> None:
     note("named")
-    time.sleep(1)
+    held()
 """
 )
 
@@ -283,8 +283,9 @@ def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
             redis.call("RPUSH", f"queues:{text}", b"{}")
             redis.call("SET", f"queues:{text}:paused", json.dumps({"by": text, "reason": text}))
     work = shop.work("-w", "2", "--log-format", format, "--log-level", "debug")
-    titles = {titled(work.child("here since"))}
     witness.wait("named")
+    titles = {titled(work.child("here since"))}
+    witness.go()
     work.wait_line("job.failed", count=len(HOSTILE), seconds=20)
     before = work.all_lines[:]  # the stacks that USR1 asks for are written by Python's fault handler
     work.signal(signal.SIGUSR1)

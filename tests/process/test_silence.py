@@ -44,7 +44,7 @@ def look(event: events.Looping) -> None:
     if Path("slow").exists():
         Path("slow").unlink()
         note("listening", os.getpid())
-        time.sleep(13)
+        held()
         note("listened", os.getpid())
 """
 )
@@ -74,6 +74,7 @@ def test_a_stopped_worker_is_replaced_and_one_in_a_long_listener_is_left_alone(
     work.wait_line(f'worker.died .*pid={stopped.pid} how="signal 9 .SIGKILL." reason="stopped answering"')
     push(redis, "quick")
     assert witness.wait("quick")[0].split()[2] not in (str(stopped.pid), str(listening))
+    witness.go()
     witness.wait(f"listened {listening}", seconds=20)
     idle(work, 2)
     assert len(work.matches("worker.silent")) == 1

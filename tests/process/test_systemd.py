@@ -22,8 +22,22 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("systemd")
 
-TIMED = ("timed", "timed-drain")  # instances that run `qd schedule work`
-POOLS = (*TIMED, "main", "paused", "killed", "watched", "empty", "fat", "drain", "broken", "plain", "seen", "unseen")
+TIMED = ("timed", "timed-watched", "timed-drain")  # instances that run `qd schedule work`
+POOLS = (
+    *TIMED,
+    "main",
+    "paused",
+    "killed",
+    "watched",
+    "pinged",
+    "empty",
+    "fat",
+    "drain",
+    "broken",
+    "plain",
+    "seen",
+    "unseen",
+)
 SHARED = {"unseen": "seen"}  # pool -> the queue it works, where that is another pool's
 CONFIG = "\n".join(f'[pools.{name}]\nqueues = ["{SHARED.get(name, name)}"]\nworkers = 2\n' for name in POOLS) + SCHEDULE
 ENVIRONMENT = {
@@ -32,6 +46,7 @@ ENVIRONMENT = {
     "drain": "QD_STOP_TIMEOUT=0",
     "broken": "QD_TIMEOUT=soon",
     "timed": "QD_ENV=schedule",
+    "timed-watched": "QD_ENV=schedule",
     "timed-drain": "QD_ENV=schedule\nQD_STOP_TIMEOUT=0",
 }
 SCHEDULER = (
@@ -41,11 +56,13 @@ SCHEDULER = (
 # What would take too long to wait for; all else is as shipped.
 DROP_INS = {
     "watched": "[Service]\nWatchdogSec=2\nRestartSec=100ms",
+    "pinged": "[Service]\nWatchdogSec=4",  # which a master that is held up for a moment bears
     "empty": "[Service]\nRestartSec=100ms",
     "drain": "[Service]\nTimeoutStopSec=2",
     "seen": "[Service]\nUser=qd-seen\nDynamicUser=yes",  # a user of its own; sees no other's processes
     "unseen": "[Service]\nUser=qd-unseen\nDynamicUser=yes",
-    "timed": SCHEDULER + "WatchdogSec=2\nRestartSec=100ms",
+    "timed": SCHEDULER + "RestartSec=100ms",
+    "timed-watched": SCHEDULER + "WatchdogSec=2\nRestartSec=100ms",
     "timed-drain": SCHEDULER + "TimeoutStopSec=2\nRestartSec=100ms",
 }
 
@@ -193,7 +210,7 @@ def test_stuck_master_is_ended_by_the_watchdog_and_replaced(pool: Pool, redis: C
     pool.said("note a 1")
 
 
-@instance("watched")
+@instance("pinged")
 def test_master_that_only_waits_pings_the_watchdog(pool: Pool) -> None:
     before = int(pool.show("WatchdogTimestampMonotonic"))
     eventually(lambda: int(pool.show("WatchdogTimestampMonotonic")) > before + 3_000_000, 20, what="3 s of pings")
@@ -315,7 +332,7 @@ def test_the_scheduler_alone_is_ready_reloads_pauses_and_restarts(
     assert pool.show("Result") == "success"
 
 
-@instance("timed")
+@instance("timed-watched")
 def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(pool: Pool, rig: systemd.Rig) -> None:
     for count, number in ((1, "STOP"), (2, "KILL")):
         ticks(pool)

@@ -231,6 +231,22 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
 
 
 @FAILED
+def test_a_master_that_stood_still_meanwhile_has_the_stack_told_too(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = ready(shop)
+    push(redis, "stuck", how="mutex")
+    began = float(witness.wait("start")[0].split()[3])
+    master = psutil.Process(work.pid)
+    master.suspend()
+    eventually(lambda: time.monotonic() > began + 1.6, what="a job that is long over its time")
+    master.resume()
+    work.wait_line("job.failed .*job=stuck")
+    assert work.matches("^    .* in mutex$")
+    work.stop()
+
+
+@FAILED
 @pytest.mark.parametrize("how", ["asleep", "in_c"])
 def test_it_is_tried_again_after_its_backoff_and_failed_after_its_tries(
     shop: Project, witness: Witness, redis: Client, how: str
@@ -315,7 +331,7 @@ def fork() -> None:
             os._exit(0)
         os.wait()
 
-@app.job("send in threads", timeout=0.5, tries=1)
+@app.job("send in threads", timeout=3, tries=1)
 async def send_in_threads() -> None:
     other = app.queue("other")
     await asyncio.gather(*[asyncio.to_thread(other.push, "nobody") for _ in range(200)])
@@ -434,7 +450,7 @@ def test_a_job_is_interrupted_before_the_stop_deadline_and_handed_back(
 ) -> None:
     shop = project(jobs=STOPS)
     witness = Witness(shop)
-    work = ready(shop, "--stop-timeout", "2s")
+    work = ready(shop, "--stop-timeout", "4s")  # it is told 0.8 s before
     push(redis, name)
     witness.wait("start")
     began = time.monotonic()

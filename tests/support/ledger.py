@@ -26,7 +26,7 @@ from tests.support.resp import Client
 from tests.support.seen import Seen
 
 JOBS = """
-import ctypes, signal, subprocess, threading
+import ctypes, json, signal, subprocess, threading
 
 def mark(kind, n):
     line = f"{kind} {n} {current_job().attempt} {os.getpid()} {time.monotonic_ns()}\\n"
@@ -48,8 +48,11 @@ def cpu(seconds):
 WAYS = {"sleep": time.sleep, "hold": hold, "cpu": cpu, "sub": lambda s: subprocess.run(["sleep", str(s)])}
 
 @app.job("work", tries=5)
-def work(n: int, seconds: float = 0.0, how: str = "sleep") -> None:
+def work(n: int, seconds: float = 0.0, how: str = "sleep", again: float | None = None) -> None:
+    "again: seconds once it was killed, or its lease has run out."
     mark("S", n)
+    if again is not None and json.loads(current_job().payload).get("crashes"):
+        seconds = again
     if seconds:
         WAYS[how](seconds)
     mark("E", n)
