@@ -135,7 +135,7 @@ def test_app_that_leaves_a_thread_is_reloaded_all_the_same(
 
 def test_stop_when_empty_on_an_empty_queue_starts_again_and_again(start: Start) -> None:
     supervisord = start("--stop-when-empty")
-    supervisord.started(4, seconds=40)
+    supervisord.started(4, seconds=120)
     assert supervisord.log.count("exited: qd (exit status 0; expected)") >= 3
     assert supervisord.troubles() == []
 
