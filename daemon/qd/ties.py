@@ -37,9 +37,7 @@ class Ties(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
     until: Literal["start", "done"] = "done"  # when the lock below is freed
     hold: Seconds | None = None  # seconds for which it is held at most, from when the job is due; None: HOLD
     unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
-    key: str | None = (
-        None  # "ISSUE NAME", under which it can be moved and cancelled while it waits; see keyspace/keyed.py
-    )
+    key: str | None = None  # "ISSUE NAME", under which it can be moved and cancelled while it waits (keyspace/keyed.py)
 
 
 HOLD = 86400.0
