@@ -141,7 +141,7 @@ class Dead:
 
         For BUDGET seconds at a time: the beats go on, and with them the leases of the living."""
         if self._dead is None:
-            self._dead = [m for m in reports() if m.token != self.hands.token and died_here(m)]
+            self._dead = [master for master in reports() if self._died(master)]
         leftover.end_of_masters([master.token for master in self._dead], self._alive)
         waiting, until = list[Master](), time.monotonic() + BUDGET
         try:
@@ -161,6 +161,10 @@ class Dead:
                 waiting.pop()
         finally:
             self._dead += waiting
+
+    def _died(self, master: Master) -> bool:
+        self._alive()
+        return master.token != self.hands.token and died_here(master)
 
     def _alive(self) -> None:
         """The master watches, and this may take a while."""

@@ -118,11 +118,15 @@ class Keeper:
         while not inbox.ended:
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
                 self.dead.hear(inbox.read())
-            self.board.set_header(H.KEEPER_ALIVE, now())
+            self._alive()
             deadline = self._turn()
         if inbox.dismissed:  # else the master was killed: its report is what the next one needs
             self._leave()
         return 0
+
+    def _alive(self) -> None:
+        """The master watches; thousands of reports take long on a busy host."""
+        self.board.set_header(H.KEEPER_ALIVE, now())
 
     def _turn(self) -> float:
         """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
@@ -236,7 +240,10 @@ class Keeper:
         """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
         flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        self._forget(*hosts.forgotten(fields, self._server_now))
+        self._alive()
+        old = hosts.forgotten(fields, self._server_now)
+        self._alive()
+        self._forget(*old)
         return hosts.read_masters(fields)
 
     def _forget(self, *tokens: str) -> None:
