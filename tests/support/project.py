@@ -117,7 +117,8 @@ class Project:
             embedded.stop(self.root)
         killed = [p.pid for p in self.started if (p.process.returncode or 0) < 0]  # they could not take theirs away
         files = [str(p.relative_to(self.run)) for p in self.run.rglob("*") if not p.is_dir()]
-        left = sorted(name for name in files if not any(name.endswith(f".{pid}.live") for pid in killed))
+        theirs = tuple(f".{pid}.{kind}" for pid in killed for kind in ("live", "new"))  # new: killed while it wrote
+        left = sorted(name for name in files if not name.endswith(theirs))
         strange = sorted(p.name for p in self.root.iterdir() if p.name not in self.allowed)
         shutil.rmtree(self.run, ignore_errors=True)
         assert not running, f"still running at the end of the test: {running}"

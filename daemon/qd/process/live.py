@@ -93,7 +93,16 @@ def read_all(environ: Mapping[str, str]) -> list[Live]:
             elif live is None or live.hangs:  # a fresh one may be of another pid namespace
                 with suppress(OSError):
                     file.unlink()
+        _sweep(where)
     return found
+
+
+def _sweep(where: Path) -> None:
+    """What masters that were killed while they wrote have left."""
+    for file in where.glob("*.new"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > HANGS:
+                file.unlink()
 
 
 def read(file: Path) -> Live | None:
