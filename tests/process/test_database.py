@@ -68,7 +68,7 @@ from jobs import app, single, step, then
 app.chain(step.bind(1), step.bind(2)).dispatch()
 app.batch(step.bind(3), step.bind(4), then=then.bind()).dispatch()
 assert single.dispatch(5).id == single.dispatch(5).id
-step.using(key="moved", delay=1).dispatch(6)
+step.using(key="moved", delay=600).dispatch(6)
 step.using(key="moved", delay=1).dispatch(7)
 step.using(key="gone", delay=1).dispatch(8)
 assert app.keyed(step, "gone").cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -66,8 +67,8 @@ def child() -> None:
 @app.job("once")
 def once() -> None:
     note("start", "once", os.getpid())
-    if not Path("second").exists():
-        child() if os.environ.get("HOW") == "child" else hold(300) if os.environ.get("HOW") == "hold" else time.sleep(300)
+    while not Path("second").exists():
+        child() if os.environ.get("HOW") == "child" else hold(300) if os.environ.get("HOW") == "hold" else time.sleep(0.02)
     note("end", "once", os.getpid())
 """
 )
@@ -85,16 +86,18 @@ def test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = ready(shop)
-    push(redis, "slow", seconds=2)
+    shop.allowed.add("second")
+    push(redis, "once")
     pid = int(witness.wait("start")[0].split()[2])
     os.kill(pid, signal.SIGKILL)
     witness.wait("start", 2, BROUGHT)
     (member,) = redis.text("ZRANGE", "queues:default:reserved", "0", "-1")
     assert '"attempts":1,"crashes":1,' in member
-    assert work.matches(rf"worker.died .*pid={pid} how=\"signal 9 \(SIGKILL\)\" .*job=slow")
-    work.wait_line("job.requeued .*job=slow.*reason=crash")
+    work.wait_line(rf"worker.died .*pid={pid} how=\"signal 9 \(SIGKILL\)\" .*job=once")
+    work.wait_line("job.requeued .*job=once.*reason=crash")
+    (shop.root / "second").touch()
     witness.wait("end")
-    work.wait_line("job.done .*job=slow.*attempt=1 crashes=1")
+    work.wait_line("job.done .*job=once.*attempt=1 crashes=1")
     work.stop()
     redis.call("DEL", "queues:default:deaths")
 
@@ -243,22 +246,30 @@ def test_what_a_killed_job_has_started_goes_with_it(shop: Project, witness: Witn
     (sleep,) = eventually(lambda: psutil.Process(pid).children(), what="the job's subprocess")
     (shop.root / "second").touch()
     os.kill(pid, signal.SIGKILL)
-    eventually(
-        lambda: not sleep.is_running() or sleep.status() == psutil.STATUS_ZOMBIE, BROUGHT, what="no subprocess left"
-    )
+    eventually(lambda: over(sleep), BROUGHT, what="no subprocess left")
     witness.wait("end once")
     work.stop()
+
+
+def over(process: psutil.Process) -> bool:
+    """Gone, or a zombie that PID 1 has not reaped yet."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 # -- keeper, template, master
 
 
 def test_the_keeper_is_replaced_at_once_and_leases_go_on(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs=DEADLY, config='retry_after = "2s"\n')
+    shop = project(
+        jobs=DEADLY, config='retry_after = "4s"\n'
+    )  # more than a start of a keeper takes on a loaded machine
     witness = Witness(shop)
     work = ready(shop)
     other = ready(shop, "--sleep", "0.2")
-    push(redis, "slow", seconds=5)
+    push(redis, "slow", seconds=8)
     witness.wait("start")
     for _ in range(2):
         for one in (work, other):
@@ -330,7 +341,8 @@ def test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs(
     if everything:
         for process in work.session():
             if "qd: " in titled(process) or process.pid == work.pid:
-                process.kill()
+                with suppress(psutil.NoSuchProcess):  # its master's end was its own
+                    process.kill()
     work.kill()
     eventually(lambda: not [p for p in work.session() if titled(p) != "sleep 300"], BROUGHT, what="no orphan")
     (shop.root / "second").touch()
@@ -347,7 +359,7 @@ def test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs(
 
 
 def test_jobs_much_longer_than_their_lease_run_once_beside_another_qd_work(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs=DEADLY, config='retry_after = "2s"\n')
+    shop = project(jobs=DEADLY, config='retry_after = "3500ms"\n')
     witness = Witness(shop)
     work, other = ready(shop), ready(shop)
     push(redis, "slow", seconds=11)

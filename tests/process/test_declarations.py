@@ -89,7 +89,7 @@ class Rows:
 
 app.carry(Rows())
 
-@app.job("ship", tries=3, timeout=0.5)
+@app.job("ship", tries=3)
 def ship(order: Order) -> None:
     note("ship", order.key)
 
@@ -142,7 +142,7 @@ def test_what_is_provided_is_closed_when_the_job_has_ended_and_sees_its_error(
 
 def test_a_timeout_is_an_error_to_what_is_provided(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "count", how="late")
-    work = ready(shop, "--timeout", "0.2")
+    work = ready(shop, "--timeout", "1")
     work.wait_line("job.failed .*JobTimeout")
     work.stop()
     assert witness.lines == ["open", "run Session", "rollback JobTimeout"] * 2
@@ -228,7 +228,7 @@ def test_a_database_that_is_away_is_an_error_like_others(shop: Project, witness:
 
 def test_loading_counts_against_the_timeout(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "ship", order=order(408))
-    work = ready(shop)
+    work = ready(shop, "--timeout", "0.5")
     work.wait_line("job.failed .*job=ship .*JobTimeout")
     work.stop()
 

@@ -52,7 +52,7 @@ class Bad(Told):
     def handle(self) -> None:
         raise ValueError
 
-@app.job("late", tries=2, timeout=0.1)
+@app.job("late", tries=2, timeout=0.5)
 class Late(Told):
     def handle(self) -> None:
         time.sleep(60)

@@ -39,7 +39,7 @@ def charge(order: int, how: str = "well") -> None:
 def rests() -> None:
     raise ValueError("tried again in an hour")
 
-@app.job("hangs", unique="hangs", unique_for=20, tries=2, backoff=3600, timeout=0.2)
+@app.job("hangs", unique="hangs", unique_for=20, tries=2, backoff=3600, timeout=0.6)
 def hangs() -> None:
     while True:
         try:

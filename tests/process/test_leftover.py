@@ -35,17 +35,23 @@ def lives(pid):
 def daemon() -> None:
     note("daemon", subprocess.Popen(["sleep", "300"], start_new_session=True).pid)
 
+@app.job("waits")
+def waits() -> None:
+    note("start", 0, os.getpid())
+    held()
+    note("end")
+
 @app.job("session", tries=3)
 def session() -> None:
     if Path("pids").exists():
         note("again", sum(lives(int(pid)) for pid in Path("pids").read_text().split()))
         return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     script = "sleep 300 & setsid sleep 300 & echo $$ $! >> pids.new; mv pids.new pids; wait"
     subprocess.Popen(["sh", "-c", script], start_new_session=True)
     while not Path("pids").exists():
         time.sleep(0.01)
     note("start", os.getpid())
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     time.sleep(300)
 """
 )
@@ -91,14 +97,16 @@ def test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_aga
 def test_another_worker_s_processes_are_left_alone(shop: Project, redis: Client) -> None:
     witness = Witness(shop)
     work = shop.work("-w", "2")
-    push(redis, "slow", seconds=2)
+    shop.allowed.add("go")
+    push(redis, "waits")
     other = int(witness.wait("start")[0].split()[2])
     push(redis, "session")  # its processes are younger than the other job
     stays = int(witness.wait("start", 2)[1].split()[1])
     theirs = [int(pid) for pid in (shop.root / "pids").read_text().split()]
     assert other != stays
     os.kill(other, signal.SIGKILL)
-    work.wait_line("job.requeued .*job=slow")
+    work.wait_line("job.requeued .*job=waits")
+    (shop.root / "go").touch()
     witness.wait("end")
     assert all(psutil.pid_exists(pid) for pid in theirs)
     os.kill(stays, signal.SIGKILL)

@@ -17,9 +17,12 @@ def in_line(redis: Client, count: int) -> None:
 
 
 def waiting_on(server: Server) -> None:
+    """Until one waits in line, and was told so: who has never heard of the server does not wait for it when it is gone."""
     redis = server.client()
     try:
         in_line(redis, 1)
+        blocked: Callable[[], bool] = lambda: "blocked_clients:1\r" in redis.text("INFO", "clients")  # noqa: E731
+        eventually(blocked, 20, what="a waiter that waits for its token")
     finally:
         redis.close()
 
