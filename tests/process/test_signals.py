@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.clock import eventually
-from tests.support.procs import Procs, waiting
+from tests.support.procs import QD, Procs, waiting
 from tests.support.project import MakeProject, Project, ready
 from tests.support.resp import Client
 from tests.support.witness import JOBS, LASTS, Witness
@@ -118,6 +118,32 @@ def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakePr
     assert work.matches("worker.ended.*signal 9.*stop deadline")
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
+    shop.qd("clear", "default")
+
+
+SLOWLY = """
+import runpy, sys, time
+from qd.master.children import Worker
+drain = Worker.drain
+Worker.drain = lambda worker: (time.sleep(0.5), drain(worker))
+sys.argv = ["qd", "work", "-w", "1"]
+runpy.run_module("qd", run_name="__main__")
+"""
+
+
+def test_once_it_says_that_it_stops_no_worker_takes_another_job(shop: Project, witness: Witness) -> None:
+    shop.jobs(JOBS + '@app.job("held")\ndef held_until_go() -> None:\n    note("held")\n    held()\n')
+    shop.allowed.add("go")
+    shop.qd("dispatch", "held")
+    shop.qd("dispatch", "quick")
+    work = Procs([QD[0], "-c", SLOWLY], cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    witness.wait("held")
+    work.signal(signal.SIGTERM)
+    work.wait_line("master.stopping .*running=1")
+    (shop.root / "go").touch()
+    work.ends_clean()
+    assert not witness.starting("quick")
     shop.qd("clear", "default")
 
 

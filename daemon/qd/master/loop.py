@@ -242,8 +242,8 @@ class Master:
         """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave."""
         deadline = self.plan.stop_timeout or None
         fate = "handed back" if any(worker.has_job for worker in self.children.workers.values()) else "ended"
-        hint = f"what still runs then is {fate}; a second signal ends it now" if self.busy and deadline else None
-        self.log.info("master.stopping", reason=reason, running=self.busy, deadline=deadline, hint=hint)
+        running = self.busy
+        hint = f"what still runs then is {fate}; a second signal ends it now" if running and deadline else None
         linger = 0.0 if by_signal else self._started + self.plan.min_uptime
         self.stopping = Stopping(code, self.plan.stop_timeout, linger, by_signal)
         self.notifier.stopping()
@@ -254,6 +254,8 @@ class Master:
         )  # first: whoever is told to leave reads how long it has
         for worker in self.children.workers.values():
             worker.drain()
+        # Behind that: who reads it may rely on it that no worker takes another job.
+        self.log.info("master.stopping", reason=reason, running=running, deadline=deadline, hint=hint)
 
     @property
     def jobs_done(self) -> int:
