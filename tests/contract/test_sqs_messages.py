@@ -164,9 +164,13 @@ def test_a_message_ends_a_long_poll(messages: Messages, sqs: Sqs) -> None:
     assert held.body == b"{}"
 
 
-def test_a_queue_that_is_not_there_is_named(messages: Messages) -> None:
+def test_a_queue_that_is_not_there_is_named(messages: Messages, sqs: Sqs) -> None:
     with pytest.raises(NoSuchQueue, match=r"queue 'nope' is not there: .*create-queue --queue-name nope"):
         messages.url("nope")
+    messages.url("mail")
+    sqs.reset()  # which forgets it
+    with pytest.raises(NoSuchQueue, match=r"queue 'mail' is not there: .*create-queue --queue-name mail"):
+        messages.counts("mail")
 
 
 def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages) -> None:

@@ -66,11 +66,11 @@ class Messages:
             except KeyError:
                 raise ConnectionLost(f"the server at {address.place} answers what no SQS answers") from None
             except NoSuchQueue:
-                raise self._unknown(queue, asked["QueueName"]) from None
+                raise self._unknown(queue) from None
         return self._urls[queue]
 
-    def _unknown(self, queue: str, name: str) -> NoSuchQueue:
-        place = self.service.address.place
+    def _unknown(self, queue: str) -> NoSuchQueue:
+        place, name = self.service.address.place, self.service.address.name(queue, self.prefix)
         way = f"make it (aws sqs create-queue --queue-name {name}), or mend the name"
         return NoSuchQueue(f"queue '{queue}' is not there: SQS at {place} knows no '{name}': {way}")
 
@@ -79,7 +79,7 @@ class Messages:
             return self.service.call(operation, QueueUrl=self.url(queue), **asked)
         except NoSuchQueue:
             self._urls.pop(queue, None)  # it was deleted; one that is made anew may have another url
-            raise
+            raise self._unknown(queue) from None
 
     # -- sending
 
