@@ -126,6 +126,10 @@ def test_no_more_than_that_also_while_workers_are_killed(shop: Project, redis: C
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     eventually(lambda: len({line.split()[1] for line in witness.starting("out")}) == 60, 60, what="all of them done")
+    places = [
+        f"queues:default{kind}" for kind in ("", ":delayed", ":reserved")
+    ]  # one may run again: killed behind its end
+    eventually(lambda: not redis.call("EXISTS", *places), 60, what="an empty queue")
     work.stop()
     assert at_once([line for line in witness.lines if line.startswith(("in ", "out "))]) == 2
     assert not work.matches("job.failed")
