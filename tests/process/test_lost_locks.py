@@ -140,7 +140,7 @@ time.sleep(60)
 """)
     eventually(lambda: owner.output == ["copy"], 20)
     os.kill(owner.pid, signal.SIGKILL)
-    lock = app.lock("report", ttl=1)
+    lock = app.lock("report", ttl=30)
     assert lock.acquire(timeout=10)
     lock.release()
 
