@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 
 from qd import __version__, config
 from qd.config import Settings
+from qd.config.variables import VARIABLES
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.masks import mask_url
@@ -55,13 +56,19 @@ def run(load: Load) -> int:
         log=log,
         notifier=systemd.Notifier(os.environ),
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
-        replan=lambda: plan_of(load(None), load),
+        replan=lambda: planned_anew(load),
         announce=lambda message: announce(
             *(log, config.from_json(message["settings"].encode())),
             *(message["jobs"], message["entries"], message["limits"]),
         ),
     )
     return master.run()
+
+
+def planned_anew(load: Load) -> Plan:
+    """The plan of a reload, with the variables of the file as they are now. Children of the plan before keep theirs."""
+    VARIABLES.put(VARIABLES.read())
+    return plan_of(load(None), load)
 
 
 def plan_of(settings: Settings, load: Load) -> Plan:
@@ -102,6 +109,7 @@ class Bodies:
 
     def __init__(self, settings: Settings, load: Load) -> None:
         self.settings, self._load = settings, load
+        self._variables = VARIABLES.found
 
     def template(self, hands: Hands, line: Any) -> int:
         from qd.worker import template
@@ -120,6 +128,8 @@ class Bodies:
         return loop.run(self._ours(hands), line, found, also, own_of(found))
 
     def _ours(self, hands: Hands) -> Hands:
+        """A child's hands. Its environment is that of its plan, also where a reload was refused since."""
+        VARIABLES.put(self._variables)
         return replace(hands, log=hands.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
 
     def _complete(self, app: Qd) -> Settings:

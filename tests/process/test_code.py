@@ -299,6 +299,53 @@ def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, wi
     work.stop()
 
 
+MODE = """
+AT_IMPORT = os.environ.get("MODE")
+
+@app.job("say")
+def say(n: int = 0) -> None:
+    note("say", AT_IMPORT + os.environ["MODE"], n)
+"""
+
+
+@PRELOADS
+def test_the_file_of_variables_is_read_again(
+    shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]
+) -> None:
+    """qd's own and those of the app. What is in it no more is what it was at the start; with a bad line nothing changes."""
+    shop.allowed.add("shop.env")
+    file = shop.root / "shop.env"
+    shop.jobs(JOBS + MODE)
+    file.write_text("# one\nMODE='one'\nQD_WORKERS=1\nQD_SLEEP=60\n")
+    work = ready(shop, *flags, QD_ENV_FILE="shop.env", MODE="zero")
+    said(redis, witness, "oneone")
+
+    file.write_text("MODE=two\nQD_WORKERS=3\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded workers=3")
+    said(redis, witness, "twotwo")
+
+    file.write_text("MODE=three\nsecret\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line('master.reload_refused reason="shop.env:2 is no variable')
+    assert not work.matches("secret")
+    file.write_text("MODE=three\n")
+    shop.jobs(BAD["does not import"])
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused", count=2)
+    shop.jobs(JOBS + MODE)
+    for worker in waiting(work, 3):
+        worker.kill()
+        work.wait_line(f"worker.died .*pid={worker.pid} ")
+    said(redis, witness, "twotwo")
+
+    file.write_text("QD_WORKERS=1\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded workers=1")
+    said(redis, witness, "zerozero")
+    work.stop()
+
+
 def test_a_job_of_a_queue_that_is_left_keeps_its_lease(shop: Project, witness: Witness, redis: Client) -> None:
     lease = 'retry_after = "3s"\n[worker]\nworkers = 1\n'
     shop.config(lease + 'queues = ["a"]')

@@ -132,7 +132,8 @@ User={user}
 WorkingDirectory={root}
 # systemd enters the folder behind a link; by this name a reload enters the one that it points to by then.
 Environment={pwd}
-# Secrets such as {url_variable}; not needed.
+# Secrets such as {url_variable}; not needed. For a reload to read it again the user has to be able to, and qd to be told:
+# Environment=QD_ENV_FILE=/etc/qd/{instance}.env
 EnvironmentFile=-/etc/qd/{instance}.env
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID

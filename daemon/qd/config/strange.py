@@ -10,7 +10,7 @@ from qd.config.settings import Settings
 from qd.options import WORK
 from qd.options.kinds import DRIVERS
 
-OTHERS = {"QD_CONFIG", "QD_POOL", "QD_OWNER"}
+OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}
 
 
 def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,63 @@
+"""QD_ENV_FILE: what a line may be, and what stands where nothing does any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qd.config.variables import Variables, parsed
+from qd.errors import ConfigError
+
+
+def test_what_a_line_may_be() -> None:
+    text = """
+        # a comment, and another kind
+        ; of them
+        PLAIN=a value with = and # and "quotes" in it
+        EMPTY=
+        export SHELL_TOO = yes
+        QUOTED=" kept "
+        SINGLE='$HOME \\n'
+        PLAIN=the last one counts
+    """
+    assert parsed(text, "x.env") == {
+        "PLAIN": "the last one counts",
+        "EMPTY": "",
+        "SHELL_TOO": "yes",
+        "QUOTED": " kept ",
+        "SINGLE": "$HOME \\n",
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["secret", "1A=secret", "A B=secret", 'A="secret', "A='", "A=sec\0ret", "QD_ENV_FILE=secret"]
+)
+def test_a_line_that_is_none_is_named_and_not_shown(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.env:2 is no variable \(write NAME=value") as refused:
+        parsed(f"A=1\n{line}\n", "x.env")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file or directory"), (b"A=\xff", "it is not UTF-8")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
+    file = tmp_path / "x.env"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^QD_ENV_FILE names {file}, which cannot be read: {why} "):
+        Variables({"QD_ENV_FILE": str(file)}).read()
+
+
+def test_nothing_is_read_without_the_variable() -> None:
+    assert Variables({}).read() == Variables({"QD_ENV_FILE": ""}).read() == {}
+
+
+def test_what_is_in_the_file_no_more_is_what_it_was_before() -> None:
+    environ = {"A": "start", "B": "start"}
+    variables = Variables(environ)
+    variables.put({"A": "file", "NEW": "file"})
+    assert environ == {"A": "file", "B": "start", "NEW": "file"}
+    variables.put({"B": "again", "A": "again"})
+    assert environ == {"A": "again", "B": "again"}
+    variables.put({})
+    assert environ == {"A": "start", "B": "start"}
