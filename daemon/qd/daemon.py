@@ -18,7 +18,6 @@ from setproctitle import setproctitle
 
 from qd import __version__, config
 from qd.config import Settings
-from qd.config.variables import VARIABLES
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.masks import mask_url
@@ -27,6 +26,7 @@ from qd.master.plan import Plan
 from qd.process import systemd
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
+from qd.variables import VARIABLES
 
 if TYPE_CHECKING:
     from qd.app import Qd

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qd.config.variables import Variables, parsed
 from qd.errors import ConfigError
+from qd.variables import Variables, parsed
 
 
 def test_what_a_line_may_be() -> None:
@@ -61,3 +61,14 @@ def test_what_is_in_the_file_no_more_is_what_it_was_before() -> None:
     assert environ == {"A": "again", "B": "again"}
     variables.put({})
     assert environ == {"A": "start", "B": "start"}
+
+
+def test_a_command_reads_it_once(tmp_path: Path) -> None:
+    file = tmp_path / "x.env"
+    file.write_text("A=1")
+    environ = {"QD_ENV_FILE": str(file)}
+    variables = Variables(environ)
+    variables.begin()
+    file.write_text("A=2")
+    variables.begin()
+    assert environ["A"] == "1"

@@ -17,6 +17,7 @@ from qd.cli import common, containers, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
 from qd.options.kinds import EXTRAS, scheme_of
+from qd.variables import VARIABLES
 
 FIRST_CONFIG = """\
 # Every option: docs/configuration.md of qd. `qd config show` prints what counts, `qd config check` finds mistakes.
@@ -102,6 +103,7 @@ def _write(files: Mapping[str, str]) -> None:
 
 def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
     """The configuration as the shared options ask for it, for one pool."""
+    VARIABLES.begin()
     asked = common.given()
     flags = {"app": asked.app, "connection": asked.connection}
     return configuration.load(Path(asked.config) if asked.config else None, flags=flags, pool=pool or None, code=code)

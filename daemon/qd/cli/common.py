@@ -20,6 +20,7 @@ from qd import units
 from qd.cli import output
 from qd.errors import ConnectionLost
 from qd.process.exits import Exit
+from qd.variables import VARIABLES
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -87,6 +88,7 @@ def loaded(code: Mapping[str, object] | None = None) -> Settings:
     """The configuration; `code` is what Qd(...) was given."""
     from qd import config
 
+    VARIABLES.begin()
     asked = given()
     flags = {key: value for key, value in (("app", asked.app), ("connection", asked.connection)) if value is not None}
     return config.load(Path(asked.config) if asked.config else None, flags=flags, code=code)

@@ -17,7 +17,6 @@ import click
 from qd import errors
 from qd.cli import common
 from qd.cli.output import note
-from qd.config.variables import VARIABLES
 from qd.process.exits import Exit
 from qd.units import did_you_mean
 
@@ -85,7 +84,6 @@ class Family(click.Group):
         """As click's, but every end is one line and a code of the table above."""
         more["standalone_mode"] = False
         try:
-            VARIABLES.put(VARIABLES.read())
             code = super().main(*args, **more)
         except click.ClickException as error:
             sys.exit(usage(error))

@@ -11,6 +11,7 @@ from qd import config
 from qd.cli import common
 from qd.cli.flags import work_flags
 from qd.config import Settings
+from qd.variables import VARIABLES
 
 
 @click.command("work")
@@ -25,6 +26,7 @@ def run(flags: Mapping[str, object]) -> int:
     """The daemon with these flags and the shared options. Returns its exit code."""
     from qd import daemon
 
+    VARIABLES.begin()
     asked = common.given()
     path = Path(asked.config) if asked.config else None
     said = {**flags, **({"app": asked.app} if asked.app else {})}

@@ -1,5 +1,5 @@
-"""QD_ENV_FILE: a file of variables, one NAME=value a line, as systemd's EnvironmentFile= has them. Each `qd` command begins
-with it, and each reload of `qd work` reads it anew.
+"""QD_ENV_FILE: a file of variables, one NAME=value a line, as systemd's EnvironmentFile= has them. A `qd` command reads it
+before its configuration, and each reload of `qd work` reads it anew.
 
 What stands in it wins over what the program was started with: a supervisor that has read the same file gave it what stood
 there at the start.
@@ -25,6 +25,13 @@ class Variables:
         self._environ = environ
         self._covered: dict[str, str | None] = {}  # what stood in place of each
         self.found: Mapping[str, str] = {}
+        self._begun = False
+
+    def begin(self) -> None:
+        """Once in a command: before its first look at the configuration. Raises ConfigError."""
+        if not self._begun:
+            self.put(self.read())
+            self._begun = True
 
     def read(self) -> Mapping[str, str]:
         """What the file holds now; nothing is changed. Raises ConfigError: it cannot be read."""
