@@ -346,6 +346,13 @@ def test_the_file_of_variables_is_read_again(
     work.stop()
 
 
+@pytest.mark.parametrize("words", [("work",), ("status",), ("config", "show")], ids=" ".join)
+def test_a_file_of_variables_that_is_not_there_is_told_by_each_command(shop: Project, words: tuple[str, ...]) -> None:
+    done = shop.qd(*words, QD_ENV_FILE="nowhere.env")
+    assert done.returncode == 78
+    assert done.stderr.startswith("qd: QD_ENV_FILE names nowhere.env, which cannot be read: No such file or directory")
+
+
 def test_a_job_of_a_queue_that_is_left_keeps_its_lease(shop: Project, witness: Witness, redis: Client) -> None:
     lease = 'retry_after = "3s"\n[worker]\nworkers = 1\n'
     shop.config(lease + 'queues = ["a"]')
