@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import clock, reliability
+from tests.support import clock, reliability, stalls
 from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import KEEPS, Server
@@ -25,6 +25,7 @@ from tests.support.servers import valkey as valkeys
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     reliability.add_option(parser)
+    stalls.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady")
     page = config.getoption("--reliability")
     config.pluginmanager.register(reliability.Report(Path(page) if page else None))
+    if seed := config.getoption("--stalls"):
+        config.pluginmanager.register(stalls.Stalls(seed))
 
 
 @pytest.hookimpl(trylast=True)

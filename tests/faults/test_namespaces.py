@@ -72,18 +72,21 @@ def crowd(shop: Project) -> Iterator[Bystanders]:
         init.sweep()
 
 
-def with_number(work: Procs, number: int) -> psutil.Process:
-    return next(process for process in work.children("qd: worker") if namespace.inner(process.pid) == number)
-
-
 def taken_over(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.Process) -> None:
     """Kill it, and let somebody else have its number."""
-    number = namespace.inner(process.pid)
+    (number,) = namespace.inner([process])
     start = len(work.lines)
     ledger.kills.append(Kill(number, time.monotonic()))
     process.kill()
     work.wait_line("(worker|keeper|template).died", start=start)
     crowd.take(number)
+
+
+def at_rest(work: Procs, asked: int) -> bool:
+    """Whether each of the changes of code that were asked for has begun, and the last one is over, with its old template."""
+    changes = [match[1] for match in work.matches(r"master\.(reloading|reloaded|reload_refused)")]
+    over = changes.count("reloading") >= asked and changes[-1] != "reloading"
+    return over and len(work.children("qd: template")) == 1
 
 
 @pytest.mark.fault(
@@ -99,10 +102,12 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     master = work.child("qd: master")
     for number in range(6):
         (n,) = ledger.push(seconds=50, again=0.0)
-        taken_over(work, crowd, ledger, with_number(work, ledger.wait_start(n).pid))
+        with_job = ledger.wait_start(n).pid  # the changes of code go on: other workers come and go
+        taken_over(work, crowd, ledger, namespace.inner(work.children("qd: worker"))[with_job])
         if number == 2:
             taken_over(work, crowd, ledger, work.child("qd: keeper"))
         if number == 4:
+            eventually(lambda: at_rest(work, asked=4), what="one template, which serves")
             taken_over(work, crowd, ledger, work.child("qd: template"))
         # TTIN and TTOU come first: the kernel throws away a CONT that waits when one of them is sent.
         for each in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
@@ -111,7 +116,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     assert not crowd.dead()
     (last,) = ledger.push(seconds=50, again=0.0)
     ledger.kills.append(Kill(ledger.wait_start(last).pid, time.monotonic()))
-    gone = [namespace.inner(process.pid) for process in work.children("qd: ")]
+    gone = namespace.inner(work.children("qd: "))
     master.kill()
     work.wait()
     for number in gone:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.support.clock import eventually
 from tests.support.peers import missing, program
@@ -30,10 +36,30 @@ def first(procs: Procs) -> int:
     return pid
 
 
-def inner(pid: int) -> int:
-    """The number that a process has inside."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")))
+def inner(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """These processes by the numbers that they have inside, without those that have ended meanwhile."""
+    found = {}
+    for process in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            found[next(int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:"))] = process
+    return found
+
+
+# clone3(2) with the number that its child is to have; nothing else of the namespace changes. Prints the number, or -errno.
+SLEEPER = """
+import ctypes, os, sys
+number = ctypes.c_int(int(sys.argv[1]))
+arguments = (ctypes.c_uint64 * 10)(0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(number), 1)
+libc = ctypes.CDLL(None, use_errno=True)
+pid = libc.syscall(435, arguments, ctypes.sizeof(arguments))
+if pid == 0:
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.execvp("sleep", ["sleep", "1000"])
+print(pid if pid > 0 else -ctypes.get_errno())
+"""
 
 
 class Bystanders:
@@ -49,15 +75,14 @@ class Bystanders:
         self.numbers.append(number)
 
     def _started(self, number: int) -> bool:
-        script = f"echo {number - 1} >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 & echo $!"
-        got = int(self._run(script))
-        if got != number:
-            self._run(f"kill -9 {got}")
-        return got == number
+        answer = int(self._run(sys.executable, "-c", SLEEPER, str(number)))
+        assert answer in (number, -errno.EEXIST), os.strerror(-answer)
+        return answer == number
 
     def dead(self) -> list[int]:
-        return [number for number in self.numbers if "sleep" not in self._run(f"cat /proc/{number}/comm || true")]
+        names = [self._run("sh", "-c", f"cat /proc/{number}/comm || true") for number in self.numbers]
+        return [number for number, name in zip(self.numbers, names, strict=True) if "sleep" not in name]
 
-    def _run(self, script: str) -> str:
-        done = subprocess.run([*self.words, "sh", "-c", script], capture_output=True, text=True, check=True, timeout=10)
+    def _run(self, *words: str) -> str:
+        done = subprocess.run([*self.words, *words], capture_output=True, text=True, check=True, timeout=20)
         return done.stdout

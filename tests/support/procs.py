@@ -117,11 +117,13 @@ class Procs:
         return sorted(found, key=lambda p: p.pid != self.pid)
 
     def children(self, title: str = "") -> list[psutil.Process]:
-        """Living children of the master (all levels, of its session) whose process title has `title` in it."""
-        ours, family = {process: parent(process) for process in self._ours()}, {self.pid}
-        while more := {process.pid for process, of in ours.items() if of in family} - family:
-            family |= more
-        return [process for process in ours if process.pid in family - {self.pid} and title in titled(process)]
+        """Living children of the master (all levels, of its session, the nearer ones first: a number says nothing of age)
+        whose process title has `title` in it."""
+        ours, family = {process: parent(process) for process in self._ours()}, [self.pid]
+        while more := [process.pid for process, of in ours.items() if of in family and process.pid not in family]:
+            family += more
+        found = [process for process in ours if process.pid in family[1:] and title in titled(process)]
+        return sorted(found, key=lambda process: family.index(process.pid))
 
     def _ours(self) -> Iterator[psutil.Process]:
         """Asked many times a second: no other process of the machine is looked into."""

@@ -1,0 +1,78 @@
+"""`pytest --stalls=SEED`: the process of the tests stands still now and then, as on a machine that is busy with others.
+
+Each test, its fixtures too, stands still before a few lines, of its own file and of tests/support; the seed and the test's
+name say before which and for how long, and its stderr tells where it did. What a test asserts has to hold at any pace: one
+that fails under a seed meets a margin somewhere, or reads what may be gone by then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from tests.support import clock
+
+SUPPORT = str(Path(__file__).parent)
+SECONDS = (0.1, 0.5, 1.0, 2.0)  # how long a stop is
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--stalls", metavar="SEED", help="stand still before some lines of each test (support/stalls.py)")
+
+
+class Stalls:
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        before = sys.gettrace()
+        sys.settrace(Tracer(f"{self.seed} {item.nodeid}", str(item.path)).call)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(before)
+
+
+@dataclass
+class Stops:
+    chance: float  # of a line, when it is reached for the first time
+    left: int
+
+
+class Tracer:
+    """One test's."""
+
+    def __init__(self, seed: str, file: str) -> None:
+        self.pid = os.getpid()  # what the test forks is not the test
+        self.random = random.Random(seed)
+        self.seen: set[tuple[CodeType, int]] = set()
+        self.stops = {file: Stops(0.15, 4), SUPPORT: Stops(0.05, 2)}
+
+    def of(self, file: str) -> Stops | None:
+        return self.stops.get(SUPPORT if file.startswith(SUPPORT) and file != clock.__file__ else file)
+
+    def call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        stops = self.of(frame.f_code.co_filename)
+        return self.line if stops and stops.left else None
+
+    def line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        here, stops = (frame.f_code, frame.f_lineno), self.of(frame.f_code.co_filename)
+        if event == "line" and here not in self.seen and stops and stops.left and os.getpid() == self.pid:
+            self.seen.add(here)
+            if self.random.random() < stops.chance:
+                stops.left -= 1
+                seconds = self.random.choice(SECONDS)
+                where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                print(f"-- {time.strftime('%H:%M:%S')} {seconds} s before {where}", file=sys.stderr)
+                time.sleep(seconds)
+        return self.line
