@@ -114,6 +114,14 @@ def test_chains_batches_unique_keyed_and_late_jobs_go_through_the_outbox(shop: S
     assert shop.notes().index("first") < shop.notes().index("second")
 
 
+def last_number(beanstalkd: Beanstalkd) -> int:
+    """The server's count of jobs, whatever it has seen before."""
+    with beanstalkd.client() as client:
+        number: int = client.put(b"")
+        client.delete(number)
+        return number
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_worker_that_is_killed_between_two_calls_loses_nothing_and_repeats_nothing(
     project: MakeProject, beanstalkd: Beanstalkd, server: Server, clean_redis: object, point: str
@@ -132,11 +140,15 @@ def test_a_worker_that_is_killed_between_two_calls_loses_nothing_and_repeats_not
 
 
 def test_a_job_whose_connection_broke_runs_on_and_no_second_time(shop: Shop, beanstalkd: Beanstalkd) -> None:
-    shop.python("step.dispatch('long', seconds=4.0)")
+    number = last_number(beanstalkd) + 1
+    shop.python("held.dispatch('long')")
     work = ready(shop.project, workers=2)
-    eventually(lambda: work.children("step since"), 20)
+    eventually(lambda: work.children("held since"), 20)
     beanstalkd.kill()
     beanstalkd.start()
+    with beanstalkd.client() as client:
+        eventually(lambda: client.stats_job(number)["releases"], 30, what="another worker that has put it back")
+    (shop.project.root / "go").touch()
     eventually(lambda: shop.notes() == ["long"], 30)
     eventually(shop.empty, 30)
     work.stop()
@@ -168,9 +180,7 @@ def test_a_job_that_has_ended_while_beanstalkd_is_away_is_acked_and_does_not_com
 def test_the_job_in_hand_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:
     """For PHP's workers, who know nothing of leases."""
     shop.write(lease=2)
-    with beanstalkd.client() as client:
-        before = client.put(b"")  # the server's count of jobs, whatever it has seen before
-        client.delete(before)
+    before = last_number(beanstalkd)
     shop.python("step.dispatch('long', seconds=5.0)")
     work = ready(shop.project)
     left = list[int]()

@@ -286,15 +286,17 @@ def test_the_keeper_is_replaced_at_once_and_leases_go_on(project: MakeProject, r
 
 @DEATHS
 def test_a_new_keeper_settles_what_the_old_one_could_not(shop: Project, witness: Witness, redis: Client) -> None:
+    shop.allowed.add("second")
     work = ready(shop)
-    push(redis, "slow", seconds=2)
+    push(redis, "once")
     pid = int(witness.wait("start")[0].split()[2])
     keeper = work.child("qd: keeper")
     keeper.suspend()
     os.kill(pid, signal.SIGKILL)
     work.wait_line("worker.died")
     keeper.kill()
-    work.wait_line("job.requeued .*job=slow", 20)
+    work.wait_line("job.requeued .*job=once", 20)
+    (shop.root / "second").touch()
     witness.wait("end")
     work.stop()
 

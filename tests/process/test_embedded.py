@@ -145,7 +145,7 @@ def test_server_whose_socket_was_swept_away_is_replaced(root):
     Path(urlsplit(url).path).unlink()
     assert asked(embedded.resolve("embedded:", root), "GET", "kept") == "1"
     assert pid_of(root) != pid
-    assert servers_of(root) == [pid_of(root)]
+    eventually(lambda: servers_of(root) == [pid_of(root)])  # the old one's lock is free a moment before its end
 
 
 def test_another_runtime_folder_finds_the_same_server(root, monkeypatch, tmp_path):

@@ -68,10 +68,10 @@ for n in range(120):
     match choice.randrange(5):
         case 0 | 1 | 2:
             id = f"{which}.{n}" + choice.choice(["", "r"])
-            remind.using(key=key, delay=choice.choice([0, 0.003, 0.02, 60])).dispatch(key, id)
+            remind.using(key=key, delay=choice.choice([0, 0.003, 0.02, 600])).dispatch(key, id)
             said.append(["sent", key, id])
         case 3:
-            keyed.reschedule(choice.choice([0, 0.01, 60]))
+            keyed.reschedule(choice.choice([0, 0.01, 600]))
         case _:
             due = keyed.due()
             said.append(["cancelled" if keyed.cancel() else "not there", key, ""])
@@ -82,13 +82,13 @@ print(json.dumps(said))
 QUIET = """
 local q = 'queues:default'
 local busy = redis.call('LLEN', q) + redis.call('ZCARD', q .. ':reserved')
-local soon = redis.call('ZCOUNT', q .. ':delayed', '-inf', redis.call('TIME')[1] + 20)
+local soon = redis.call('ZCOUNT', q .. ':delayed', '-inf', redis.call('TIME')[1] + 200)
 return busy + soon == 0 and redis.call('HLEN', q .. ':keyed') == redis.call('ZCARD', q .. ':delayed') and 1 or 0
 """
 
 
 def quiet(redis: Client) -> bool:
-    """Nothing is ready, nothing runs, and what waits waits for a minute: seen in one look, as jobs move meanwhile."""
+    """Nothing is ready, nothing runs, and what waits waits for minutes: seen in one look, as jobs move meanwhile."""
     return bool(redis.call("EVAL", QUIET, 0))
 
 

@@ -66,7 +66,7 @@ def test_a_limit_that_is_reached_is_told(app: Qd, redis: Client):
 
 
 def test_who_waits_starts_in_the_order_in_which_it_asked(app: Qd, redis: Client):
-    limiter, served = app.limiter("stripe", 1, per=0.3), list[int]()
+    limiter, served = app.limiter("stripe", 1, per=1), list[int]()  # who comes a second late has no turn any more
 
     def wait(number: int) -> None:
         with limiter:

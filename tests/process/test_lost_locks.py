@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qd import LockError, Qd, events
 from qd.errors import ConnectionLost, LockLost
+from qd.store.mutex import Mutex
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -182,23 +184,23 @@ def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
         assert other.locked()
 
 
-def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout():
+def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+):
     with Server() as own:
         app = Qd(own.url)
         lock, other = app.lock("report", ttl=60), app.lock("report", ttl=60)
         assert lock.acquire()
-        told: list[BaseException] = []
+        wait, waits = Mutex.wait, list[Mutex]()
 
-        def wait() -> None:
-            try:
-                other.acquire(timeout=3)
-            except ConnectionLost as error:
-                told.append(error)
+        def left_alone(self: Mutex, *about: Any) -> None:
+            waits.append(self)
+            own.kill()  # it stands in line, and has heard of the server
+            wait(self, *about)
 
-        thread = in_thread(wait)
-        waiting_on(own)
-        own.kill()
-        thread.join(20)
-        assert len(told) == 1
+        monkeypatch.setattr(Mutex, "wait", left_alone)
+        with pytest.raises(ConnectionLost):
+            other.acquire(timeout=3)
+        assert len(waits) == 1
         with pytest.raises(ConnectionLost):
             app.lock("report", ttl=60).acquire()  # would wait without end
