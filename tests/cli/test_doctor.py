@@ -93,7 +93,7 @@ def test_it_is_ended_by_ctrl_c_as_every_command(shop: Project) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"ok    configuration: ")  # a line comes as soon as it is known
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(40) == 130
     process.stdout.close()
 
 

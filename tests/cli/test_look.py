@@ -215,4 +215,4 @@ def on_a_terminal(command: list[str], columns: int, shop: Project) -> tuple[int,
         while chunk := os.read(ours, 4096):
             said += chunk
     os.close(ours)
-    return program.wait(10), said.decode()
+    return program.wait(60), said.decode()

@@ -65,7 +65,7 @@ def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: S
 
     thread = threading.Thread(target=come_back)
     thread.start()
-    said = done(qd("restart", "--wait", "10s"))
+    said = done(qd("restart", "--wait", "1m"))
     thread.join()
     assert [line.partition(": ")[0] for line in said.splitlines()] == ["mail@app-1", "mail@app-1"]
     assert sorted(line.rpartition("-> ")[2] for line in said.splitlines()) == ["500", "501"]
@@ -93,7 +93,7 @@ def test_pause_says_who_why_and_until_when(qd: Run, redis: Client) -> None:
     note = json.loads(redis.text("GET", "queues:mail:paused"))
     assert (note["reason"], "@" in note["by"]) == ("db upgrade", True)
     assert abs(note["at"] - now(redis)) < 60
-    assert 590_000 < redis.text("PTTL", "queues:mail:paused") <= 600_000
+    assert 540_000 < redis.text("PTTL", "queues:mail:paused") <= 600_000
     done(qd("pause", "mail"))
     assert redis.text("TTL", "queues:mail:paused") == -1
 
@@ -190,12 +190,12 @@ def test_laravels_workers_are_told_too(
 ) -> None:
     configured(LARAVEL.format(url=server.url))
     done(qd("restart"))
-    done(qd("pause", "mail", "--for", "1m"))
+    done(qd("pause", "mail", "--for", "10m"))
     redis.call("SELECT", 1)
     first = int(redis.text("GET", "cache:illuminate:queue:restart"))
     assert abs(first - now(redis)) < 60
     assert redis.text("GET", "cache:illuminate:queue:paused:redis:mail") == "b:1;"
-    assert 50 < redis.text("TTL", "cache:illuminate:queue:paused:redis:mail") <= 60
+    assert 540 < redis.text("TTL", "cache:illuminate:queue:paused:redis:mail") <= 600
     done(qd("restart"))  # most likely within the same second: PHP workers look for a change
     assert int(redis.text("GET", "cache:illuminate:queue:restart")) > first
     assert done(qd("resume", "mail")) == "mail: resumed\n"

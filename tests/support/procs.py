@@ -18,10 +18,12 @@ import psutil
 from tests.support.clock import eventually
 
 QD = (sys.executable, "-m", "qd")
+STDERR = 2
 
 
 class Lines:
-    """What a pipe gave so far, read by a thread, repeated on the test's own stderr for pytest to show."""
+    """What a pipe gave so far, read by a thread, repeated on the test's own stderr for pytest to show: the descriptor's, for
+    sys.stderr is that of a command which the test runs in this process meanwhile."""
 
     def __init__(self, pipe: IO[bytes], label: str) -> None:
         self.lines: list[str] = []
@@ -32,7 +34,7 @@ class Lines:
         for raw in pipe:
             line = raw.decode("utf-8", "backslashreplace").rstrip("\n")
             self.lines.append(line)
-            print(f"{label} {line}", file=sys.stderr)
+            os.write(STDERR, f"{label} {line}\n".encode(errors="replace"))
         pipe.close()
 
     def ended(self, seconds: float) -> bool:

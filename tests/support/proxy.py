@@ -103,10 +103,10 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.listener.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(20)
             assert not thread.is_alive()
+        self.listener.close()  # when nobody selects on it any more
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=body, args=args, daemon=True)

@@ -165,21 +165,21 @@ def test_the_end_waits_for_a_call_under_way():
 
     def slow(held: Reserved, member: bytes) -> Any:
         sent.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return whole(held, member)
 
     queue.checkpoint = slow  # type: ignore[method-assign]
     thread = threading.Thread(target=made.keep, args=(MARK, b"1"))
     thread.start()
-    assert sent.wait(10)
+    assert sent.wait(60)
     ends: list[Held] = []
     ending = threading.Thread(target=lambda: ends.append(made.end()))
     ending.start()
     ending.join(0.05)
     assert ends == []
     go.set()
-    ending.join(10)
-    thread.join(10)
+    ending.join(60)
+    thread.join(60)
     assert saved(ends[0]) == b"1"
 
 

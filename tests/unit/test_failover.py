@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qd import Qd, QueueFailedOver, config
+from qd.connectors import failover
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.failover import FailoverQueue
 from qd.connectors.sending_only import SendingOnly
@@ -57,7 +58,15 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The one by which a connection that failed rests; it goes on when the test says so."""
+    found = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
+
+
+@pytest.fixture
+def shop(tmp_path: Path, clock: SimpleNamespace) -> Shop:
     return Shop(tmp_path)
 
 
@@ -85,12 +94,14 @@ def test_a_change_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["jobs for 'all' go to 'b': 'a' fails: away", "jobs for 'all' go to 'a' again"]
 
 
-def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, clock: SimpleNamespace) -> None:
     shop.parts[0].error = ConnectionLost("away")
     for _ in range(4):
         shop.work.dispatch()
+    clock.now += failover.REST - 0.1
+    shop.work.dispatch()
     assert shop.parts[0].asked == 1
-    monkeypatch.setattr(time, "monotonic", lambda: 1e12)
+    clock.now += 0.2
     shop.work.dispatch()
     assert shop.parts[0].asked == 2
 
