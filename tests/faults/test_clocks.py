@@ -74,9 +74,15 @@ class Host:
 
 
 def redis_clock(client: Client) -> float:
-    """What is to be added to monotonic moments of this machine to have the server's."""
-    seconds, micro = (int(word) for word in client.call("TIME"))
-    return seconds + micro / 1e6 - time.monotonic()
+    """What is to be added to monotonic moments of this machine to have the server's. Never too little: what lies between
+    two looks at clocks is counted in, and of some answers the one with the least of it is taken."""
+
+    def once() -> float:
+        before = time.monotonic()
+        seconds, micro = (int(word) for word in client.call("TIME"))
+        return seconds + micro / 1e6 - before
+
+    return min(once() for _ in range(5))
 
 
 CLOCKS = pytest.mark.fault(

@@ -47,8 +47,8 @@ def test_a_failure_at_any_point_loses_nothing(
     failing = Failing(shop, point, action)
     work = failing.work("-w", "1")
     times = [back_after(ledger, failing) for _ in range(20 if figures.strict else 3)]
+    work.stop()  # all of its lines are read then
     assert len(work.matches("worker.died")) == (len(times) if action == "kill9" else 0)
-    work.stop()
     ledger.conserve(doubles=ledger.pushed if (point, action) in AGAIN else ())
     figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=times, p50=0.5, p99=1.0)
 

@@ -178,8 +178,8 @@ def test_a_lost_reply_and_an_outage_leave_nothing_behind(
     (first,) = ledger.push(seconds=1.5)
     ledger.wait_start(first)
     (second,) = ledger.push()
+    proxy.refuse()  # new connections; those that there are stay, until the fault
     fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second
-    proxy.refuse()
     assert fault.done.wait(20)
     work.wait_line("redis.broken", 20, count=4)
     proxy.heal()

@@ -39,7 +39,7 @@ def watch(
     several = Several(server.url, seconds, count, SKEWS, log)
     try:
         enough = lambda: sum(redis.call("LLEN", f"queues:q{n}") for n in range(count)) >= ticks  # noqa: E731
-        run(several, 20 + 3 * ticks * seconds / count, enough, random.Random(seed))
+        run(several, 60 + 3 * ticks * seconds / count, enough, random.Random(seed))
     finally:
         several.close()
     for n in range(count):

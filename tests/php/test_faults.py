@@ -8,7 +8,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.php.laravel import JOBS, PREFIX, Laravel, data_of
@@ -96,8 +98,9 @@ class Storm:
             self.kills["php"] += 1
             self.php = self.laravel.worker("q", tries=0)
         elif workers := self.work.children("qd: worker"):
-            self.draw.choice(workers).kill()
-            self.kills["qd"] += 1
+            with suppress(psutil.NoSuchProcess):  # it had the last blow already
+                self.draw.choice(workers).kill()
+                self.kills["qd"] += 1
 
     def run(self, ids: list[str], seconds: float) -> Counter[str]:
         """Until each has run and nothing is left in the queue. How often each ran."""

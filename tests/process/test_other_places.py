@@ -20,7 +20,7 @@ from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import push
 from tests.support.resp import Client
-from tests.support.witness import JOBS, Witness
+from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
@@ -52,13 +52,13 @@ def reports(redis: Client) -> list[dict[str, Any]]:
 def test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone(
     project: MakeProject, redis: Client, inside_first: bool
 ) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=JOBS + LASTS)
     witness = Witness(shop)
     first = contained(shop, "-w", "1") if inside_first else shop.work("-w", "1")
     first.wait_line("master.ready")
-    push(redis, "slow", seconds=5)
+    push(redis, "lasts")
     witness.wait("start")
-    second = shop.work("-w", "1") if inside_first else contained(shop, "-w", "1")
+    second = shop.work("-w", "2") if inside_first else contained(shop, "-w", "2")  # two: if it takes that job, too
     second.wait_line("master.ready")
     eventually(lambda: len(reports(redis)) == 2, what="both reports")
     one, other = reports(redis)
@@ -67,6 +67,7 @@ def test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone
     push(redis, "quick")
     witness.wait("quick")
     seconds_later(redis, 1.5)  # it has looked for dead masters since
+    witness.go()
     witness.wait("end")
     assert len(witness.starting("start")) == len(witness.starting("end")) == 1
     assert not first.matches("requeued|lease") + second.matches("requeued|lease")

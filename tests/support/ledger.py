@@ -13,6 +13,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -49,9 +50,9 @@ WAYS = {"sleep": time.sleep, "hold": hold, "cpu": cpu, "sub": lambda s: subproce
 
 @app.job("work", tries=5)
 def work(n: int, seconds: float = 0.0, how: str = "sleep", again: float | None = None) -> None:
-    "again: seconds once it was killed, or its lease has run out."
+    "again: seconds once it was killed, was over its timeout, or its lease has run out."
     mark("S", n)
-    if again is not None and json.loads(current_job().payload).get("crashes"):
+    if again is not None and (current_job().attempt > 1 or json.loads(current_job().payload).get("crashes")):
         seconds = again
     if seconds:
         WAYS[how](seconds)
@@ -69,10 +70,12 @@ class Note(NamedTuple):
 
 @dataclass
 class Kill:
-    """A process that the test ended. at: monotonic seconds."""
+    """A process that the test ended: not before `at` and, where that is another moment, not after `until`; monotonic
+    seconds."""
 
     pid: int
     at: float
+    until: float = 0.0
 
 
 class Ledger:
@@ -97,14 +100,17 @@ class Ledger:
         return numbers
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        self.kills.append(Kill(pid, time.monotonic()))
-        os.kill(pid, number)
+        """End a process, if it has not ended since it was looked for."""
+        at = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            self.kills.append(Kill(pid, at, time.monotonic()))
 
     # -- reading
 
     @property
     def notes(self) -> list[Note]:
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        lines = self.file.read_text().split("\n")[:-1] if self.file.exists() else []  # one that is written now is none
         split = [line.split() for line in lines]
         return [Note(w[0], int(w[1]), int(w[2]), int(w[3]), int(w[4]) / 1e9) for w in split]
 
@@ -169,7 +175,8 @@ class Ledger:
         of_pid: dict[int, list[Note]] = {}
         for note in self.notes:
             of_pid.setdefault(note.pid, []).append(note)
-        until = [(kill, [note for note in of_pid.get(kill.pid, ()) if note.at <= kill.at + 0.2]) for kill in self.kills]
+        ends = [(kill, max(kill.at, kill.until) + 0.2) for kill in self.kills]
+        until = [(kill, [note for note in of_pid.get(kill.pid, ()) if note.at <= end]) for kill, end in ends]
         return [(kill, mine) for kill, mine in until if mine]
 
     def overlaps(self) -> list[int]:

@@ -102,7 +102,7 @@ class Server:
             process_group=0,
             preexec_fn=die_with_parent,
         )
-        eventually(self._serves, 20, what="a redis-server that answers PING")
+        eventually(self._serves, 60, what="a redis-server that answers PING")
         return self
 
     def kill(self) -> None:

@@ -52,7 +52,8 @@ class Witness:
 
     @property
     def lines(self) -> list[str]:
-        return self._file.read_text().splitlines() if self._file.exists() else []
+        """The whole ones: of one that is written now the end may not be there yet."""
+        return self._file.read_text().split("\n")[:-1] if self._file.exists() else []
 
     def starting(self, word: str) -> list[str]:
         return [line for line in self.lines if line.startswith(word)]
