@@ -30,7 +30,7 @@ PACED = (
 def paced() -> None:
     note("paced")
     if not Path("fast").exists():
-        time.sleep(0.02)
+        time.sleep(0.05)
 """
 )
 

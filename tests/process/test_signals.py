@@ -163,8 +163,8 @@ def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Proj
     work.signal(signal.SIGUSR2)
     work.signal(signal.SIGUSR2)
     eventually(lambda: len(work.children("paused")) == 2, what="paused workers titled so")
+    work.wait_line("master.paused")
     shop.qd("dispatch", "quick")
-    assert work.matches("master.paused")
     eventually(lambda: shop.qd("status", "--json").stdout.count('"state": "idle"') == 2, what="a report that says so")
     assert not witness.lines
     work.signal(signal.SIGCONT)

@@ -362,8 +362,8 @@ def test_a_run_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, rig
 @instance("fat")
 def test_memory_exit_is_restarted_and_is_no_failure(pool: Pool, redis: Client) -> None:
     push(redis, "grow", {"megabytes": 40}, "fat")
-    eventually(lambda: pool.show("ExecMainStatus") == "12", 20, what="exit 12")  # seen for RestartSec, 2 s
     pool.restarted(1)
+    eventually(lambda: "master.stopped jobs=1 handed_back=0 exit=12" in pool.rig.journal(pool.unit), 20, what="exit 12")
     journal = pool.rig.journal(pool.unit)
     assert "Failed with result" not in journal
     assert "Deactivated successfully" in journal

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.clock import BROUGHT, eventually
 from tests.support.marks import FAILED
+from tests.support.procs import titled
 from tests.support.project import MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
@@ -196,7 +197,7 @@ def test_a_job_over_its_timeout_sees_it_and_its_worker_takes_no_other(
     ((record, _),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("JobTimeout", 1)
     assert f"in {how}" in record["trace"]
-    eventually(lambda: not [p for p in work.session() if "sleep" in p.name()], what="no subprocess left")
+    eventually(lambda: not [p for p in work.session() if "sleep" in titled(p)], what="no subprocess left")
     work.stop()
 
 
@@ -220,13 +221,13 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
     ((record, _),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("JobTimeout", 1)
     if HARD[how]:
-        assert work.matches(f"^    .* in {HARD[how]}$"), "no stack of the stuck line"
+        work.wait_line(f"^    .* in {HARD[how]}$")  # the stack of the stuck line
         assert f" in {HARD[how]}" in record["trace"]
         assert "/qd/worker/" not in record["trace"], "what led to the job is told, too"
     else:
-        assert work.matches("job.killed .*stack=.none .it was stopped, or had blocked every signal")
+        work.wait_line("job.killed .*stack=.none .it was stopped, or had blocked every signal")
     assert len(witness.starting("start")) == 1
-    eventually(lambda: not [p for p in work.session() if "sleep" in p.name()], what="no subprocess left")
+    eventually(lambda: not [p for p in work.session() if "sleep" in titled(p)], what="no subprocess left")
     work.stop()
 
 
@@ -242,7 +243,7 @@ def test_a_master_that_stood_still_meanwhile_has_the_stack_told_too(
     eventually(lambda: time.monotonic() > began + 1.6, what="a job that is long over its time")
     master.resume()
     work.wait_line("job.failed .*job=stuck")
-    assert work.matches("^    .* in mutex$")
+    work.wait_line("^    .* in mutex$")  # said by the master, and the line before by the keeper
     work.stop()
 
 

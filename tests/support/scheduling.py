@@ -33,7 +33,7 @@ class Host:
         entries = more.pop("entries", None) or app.schedule.entries()
         self.scheduler = Scheduler(app, app.settings, log, entries=entries, host=name, **more)
 
-    def turns(self, until: Callable[[], object], seconds: float = 20.0) -> None:
+    def turns(self, until: Callable[[], object], seconds: float = 60.0) -> None:
         """Turns of the loop, as its owner makes them, until it is so."""
         due = 0.0
 

@@ -135,6 +135,7 @@ class Rig:
         """A file of the inside, for this side to read and write."""
         return Path(f"/proc/{self.pid}/root{inside}")
 
-    def journal(self, unit: str = "", lines: int = 60) -> str:
-        only = ["-u", unit] if unit else []
-        return self.run("journalctl", "--no-pager", "-o", "short-precise", "-n", str(lines), *only).stdout
+    def journal(self, unit: str = "") -> str:
+        """All that a unit has said and what was said of it, a busy one thousands of lines; without one, the last lines."""
+        which = ["-u", unit] if unit else ["-n", "60"]
+        return self.run("journalctl", "--no-pager", "-o", "short-precise", *which).stdout
