@@ -133,7 +133,7 @@ def test_a_worker_that_is_killed_between_two_calls_loses_nothing_and_repeats_not
     wanted = [f"job{n} {attempt}" for n in range(6) for attempt in (1, 2)]
     eventually(lambda: set(shop.notes()) >= set(wanted), 40)
     eventually(shop.empty)
-    assert work.matches("worker.died"), "no worker was killed"
+    work.wait_line("worker.died")
     assert not (shop.project.root / "kill").exists()
     work.stop()
     assert Counter(shop.notes()) == Counter(wanted)

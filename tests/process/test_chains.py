@@ -77,7 +77,7 @@ def test_a_delay_counts_from_when_the_one_before_has_succeeded(shop: Project, wi
     witness.wait("end")
     text, due = eventually(lambda: redis.call("ZRANGE", "queues:default:delayed", 0, -1, "WITHSCORES"))
     assert sent + 30.3 <= float(due) <= time.time() + 30.3
-    assert json.loads(text)["retryUntil"] == pytest.approx(float(due) + 60, abs=1)
+    assert json.loads(text)["retryUntil"] == pytest.approx(float(due) + 60, abs=2)  # whole seconds, by another clock
     redis.call("ZADD", "queues:default:delayed", "XX", 0, text)
     witness.wait("step b")
     work.stop()

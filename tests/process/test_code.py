@@ -53,6 +53,14 @@ def said(redis: Client, witness: Witness, name: str) -> None:
     assert witness.starting("say")[before:] == [f"say {name} {before}"]
 
 
+def replaced(work: Procs) -> None:
+    """One of two workers that wait is killed, and another one has come."""
+    killed = waiting(work, 2)[0]
+    killed.kill()
+    work.wait_line(f"worker.died .*pid={killed.pid} ")
+    waiting(work, 2)
+
+
 # -- the way in
 
 
@@ -197,9 +205,7 @@ def test_the_old_code_goes_on_when_the_new(
     said(redis, witness, "one")
     assert before <= {worker.pid for worker in work.children("qd: worker")}
     if not flags:  # without preload there is no old code to start a worker with
-        eventually(lambda: len(work.children("waiting on")) == 2, what="workers without a job in hand")
-        os.kill(before.pop(), signal.SIGKILL)
-        eventually(lambda: len(work.children("waiting on")) == 2, what="another worker of the old code")
+        replaced(work)
         said(redis, witness, "one")
     shop.jobs(version("two"))
     work.signal(signal.SIGHUP)
@@ -234,8 +240,7 @@ def test_code_that_hangs_at_import_is_given_up(
     eventually(lambda: "hangs" in work.output, 20)
     said(redis, witness, "one")
     if not flags:
-        os.kill(waiting(work, 2)[0].pid, signal.SIGKILL)
-        eventually(lambda: len(work.children("waiting on")) == 2, 20, what="another worker while the import hangs")
+        replaced(work)
         assert not work.matches("reload_refused")
     (shop.root / "over").touch()
     work.wait_line(r"master.reload_refused.*longer than \d+ s.*the old code goes on", 60)  # or five times the first
@@ -273,6 +278,7 @@ def test_a_changed_configuration_counts_after_hup(
 def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witness, redis: Client, bad: str) -> None:
     shop.config("[worker]\nworkers = 2")
     work = ready(shop)
+    eventually(lambda: len(work.children()) == 4, what="template, keeper, two workers; who forked them may be ending")
     before = {child.pid for child in work.children()}
     shop.config(bad)
     work.signal(signal.SIGHUP)
@@ -292,10 +298,7 @@ def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, wi
     shop.jobs(BAD["does not import"])
     work.signal(signal.SIGHUP)
     work.wait_line("master.reload_refused")
-    killed = waiting(work, 2)[0]
-    killed.kill()
-    work.wait_line(f"worker.died .*pid={killed.pid} ")
-    eventually(lambda: len(work.children("waiting on")) == 2, what="another worker")
+    replaced(work)
     push(redis, "slow", {"seconds": 0.1})
     witness.wait("end")
     work.signal(signal.SIGUSR1)
@@ -462,7 +465,7 @@ def test_an_import_that_leaves_something_running_is_warned_of_and_not_preloaded(
     (line,) = work.matches("app.imported")
     assert named in line.string
     said(redis, witness, "one")
-    assert not work.children("template")
+    eventually(lambda: not work.children("template"), what="no template of such code")
     shop.jobs(version("two", more))
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded")
@@ -477,8 +480,7 @@ def test_an_import_that_leaves_something_running_is_warned_of_and_not_preloaded(
     work.wait_line("master.reloaded", count=3)
     said(redis, witness, "four")
     eventually(lambda: not work.children("template"), what="an end of the template of the code before")
-    os.kill(waiting(work, 2)[0].pid, signal.SIGKILL)
-    eventually(lambda: len(work.children("waiting on")) == 2)
+    replaced(work)
     said(redis, witness, "four")
     assert not work.matches("template.died")
     work.stop()
@@ -494,8 +496,7 @@ def test_a_killed_template_is_replaced(shop: Project, witness: Witness, redis: C
     work.wait_line("template.died.*signal 9")
     work.wait_line("master.reloaded")
     assert work.child("template").pid != template.pid
-    os.kill(waiting(work, 2)[0].pid, signal.SIGKILL)
-    eventually(lambda: len(work.children("waiting on")) == 2)
+    replaced(work)
     said(redis, witness, "one")
     work.stop()
 

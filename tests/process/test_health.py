@@ -6,10 +6,13 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.support.clock import eventually
+from tests.support.procs import waiting
 from tests.support.project import Project
 from tests.support.pushing import push
 from tests.support.resp import Client
@@ -53,12 +56,13 @@ def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: 
     eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
     push(clean_redis, "ok", count=3)
     eventually(lambda: "0 jobs ready" in told(shop)[1], 20, what="work that is done")
-    worker = work.child("qd: worker")
-    os.kill(worker.pid, signal.SIGSTOP)
+    (worker,) = waiting(work)
+    worker.suspend()
     push(clean_redis, "ok")
     _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 60, every=0.5, what="a reason")
     assert "stopped answering" in said or "nothing taken for" in said
-    os.kill(worker.pid, signal.SIGCONT)
+    with suppress(psutil.NoSuchProcess):  # a master that has missed it for longer ends it
+        worker.resume()
     eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
     work.stop()
 
