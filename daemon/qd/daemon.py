@@ -114,12 +114,12 @@ class Bodies:
     def template(self, hands: Hands, line: Any) -> int:
         from qd.worker import template
 
-        return template.run(self._ours(hands), line, self.settings, self._complete, self._seats())
+        return template.run(self._ours(hands), line, self.settings, self._complete, self._seats)
 
     def fresh(self, hands: Hands, seat: Seat) -> int:
         from qd.worker import template
 
-        return template.run_fresh(self._ours(hands), seat, self.settings, self._complete, self._seats())
+        return template.run_fresh(self._ours(hands), seat, self.settings, self._complete, self._seats)
 
     def keeper(self, hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import loop
@@ -135,12 +135,13 @@ class Bodies:
     def _complete(self, app: Qd) -> Settings:
         return self._load(app.said)
 
-    def _seats(self) -> Serve:
+    def _seats(self, app: Qd) -> Serve:
         """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of
         it is of one release: behind a `current` link another one may stand by then."""
         from qd.worker import boot
 
-        if not self.settings.work.runs_schedule:
+        work = self.settings.work
+        if not work.runs_schedule or not (work.only_schedule or app.schedule.here(app.settings.env)):
             return boot.serve
         from qd.scheduler import serve as scheduler
 

@@ -53,6 +53,7 @@ def test_a_server_without_a_checked_certificate_is_warned_of(project: Make) -> N
 def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=JOBS)
     work = shop.work("-w", "1")
+    work.wait_line("master.ready")  # it sends CONT to who has just come
     eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
     push(clean_redis, "ok", count=3)
     eventually(lambda: "0 jobs ready" in told(shop)[1], 20, what="work that is done")
@@ -97,6 +98,7 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
     shop = project(jobs=JOBS)
     shop.allowed.add("calm")
     work = shop.work("-w", "1")
+    work.wait_line("master.ready")  # it sends CONT to who has just come
     push(clean_redis, "wait")
     eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
     eventually(lambda: told(shop)[0] == 0, 20, what="a master that reports")

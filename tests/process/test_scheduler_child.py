@@ -15,6 +15,7 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs, titled
 from tests.support.project import MakeProject, Project
+from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
@@ -133,6 +134,25 @@ def test_no_scheduler_runs_without_an_entry_of_this_environment(project: MakePro
     there.stop()
 
 
+def test_who_declares_no_entry_loads_neither_the_scheduler_nor_asyncio(project: MakeProject, redis: Client) -> None:
+    source = (
+        JOBS
+        + """
+import sys
+
+@app.job("loaded")
+def loaded() -> None:
+    note("loaded", *(name for name in ("qd.scheduler", "asyncio") if name in sys.modules))
+"""
+    )
+    shop = project(jobs=source)
+    witness = Witness(shop)
+    work = shop.work("-w", "1")
+    push(redis, "loaded")
+    assert witness.wait("loaded") == ["loaded"]
+    work.stop()
+
+
 @pytest.mark.parametrize("way", [["work", "-w", "1"], ["schedule", "work"], ["schedule", "work", "--no-preload"]])
 def test_entries_that_do_not_check_end_the_start_with_one_line(project: MakeProject, way: list[str]) -> None:
     shop = project(jobs=JOBS + "\napp.schedule(lambda: 1, every=1)\n")
@@ -188,7 +208,8 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
     witness = Witness(shop)
     shop.allowed.add("hang")
     stopped, stuck = scheduled(shop, qd=IMPATIENT), scheduled(shop, qd=IMPATIENT)
-    witness.wait("beat", 2)
+    for work in (stopped, stuck):
+        work.wait_line("master.ready")  # a master sends CONT to who has just come
     first = scheduler(stopped)
     first.suspend()
     (shop.root / "hang").touch()
@@ -369,6 +390,7 @@ def test_what_runs_is_ended_at_the_stop_deadline_with_all_that_it_started(
     work = scheduled(shop, "--stop-timeout", patience, qd=qd)
     runner, sleeper = map(int, witness.wait("begin")[0].split()[1:])
     if stands_still:
+        work.wait_line("master.ready")
         eventually(lambda: "backup since" in titled(scheduler(work)), what="a scheduler that knows of its run")
         scheduler(work).suspend()
     work.signal(signal.SIGTERM)

@@ -28,7 +28,7 @@ class Keeping:
         self.also: tuple[str, ...] = ()  # queues of earlier settings: a worker may still have a job of theirs in hand
         self.pid = 0
         self.orders: Orders | None = None
-        self._running: str | None = None  # the settings it was started with
+        self._least = SILENT  # seconds of silence, of one that has been about
         self._started = 0
         self._looked = self._patient_from = 0
         self._retry_at, self._delay = 0.0, 0.0
@@ -78,15 +78,16 @@ class Keeping:
         return (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 if self._started else 0.0
 
     def _patience(self) -> float:
-        """max(3 s, a third of the lease): the lease must outlive a stuck keeper and the start of the next."""
-        least = SILENT if self.board.header(H.KEEPER_ALIVE) > self._started else BOOTING
-        return max(least, float(connection_of(self._running)["retry_after"]) / 3 if self._running else 0.0)
+        """Seconds of silence after which it is replaced."""
+        return self._least if self.board.header(H.KEEPER_ALIVE) > self._started else max(BOOTING, self._least)
 
     def _start(self, fork: Callable[[Orders, str, tuple[str, ...]], int]) -> None:
         assert self.settings is not None
         orders = Orders()
         self.orders = orders
-        self._started, self._running = now(), self.settings
+        self._started = now()
+        # The lease must outlive a stuck keeper and the start of the next.
+        self._least = max(SILENT, float(connection_of(self.settings)["retry_after"]) / 3)
         self._untold = set(self.dead)  # a new one knows of none
         try:
             self.pid = fork(orders, self.settings, self.also)

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from qd.log import Log
 from qd.process import live, vitals
 
-EACH = 1.0  # seconds between two signs
+EACH = 2.0  # seconds between two signs
 
 
 class Liveness:
     def __init__(self, pool: str, log: Log, environ: Mapping[str, str]) -> None:
         self._pool, self._log, self._environ = pool, log, environ
         self._start = vitals.start_time(os.getpid())
-        self._next_at = 0.0
+        self._next_at, self._was_ready = 0.0, False
         self._complained = False
 
     def tell(self, workers: int, ready: bool, keeper_silent: float) -> None:
         at = time.monotonic()
-        if at < self._next_at:
+        if at < self._next_at and ready == self._was_ready:
             return
-        self._next_at = at + EACH
+        self._next_at, self._was_ready = at + EACH, ready
         try:
             live.write(
                 live.Live(os.getpid(), self._start, self._pool, workers, ready, round(keeper_silent, 1)), self._environ

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LATELY = 10.0  # seconds a large process may take to end
+EACH = 1.0  # seconds between two looks that nothing asks for
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -22,8 +23,16 @@ class OomKills:
         self._file = next((file for file in places() if count_in(file) is not None), None)
         self._counted = self._count()
         self._unclaimed: deque[float] = deque(maxlen=64)
+        self._next_at = 0.0
 
     def look(self) -> None:
+        """So that it is known about when each of them was counted."""
+        at = time.monotonic()
+        if at >= self._next_at:
+            self._next_at = at + EACH
+            self._recount()
+
+    def _recount(self) -> None:
         counted = self._count()
         for _ in range(min(counted - self._counted, 64)):
             self._unclaimed.append(time.monotonic())
@@ -35,7 +44,7 @@ class OomKills:
             return False
         if self._file is None:
             return None
-        self.look()
+        self._recount()
         while self._unclaimed:
             if time.monotonic() - self._unclaimed.popleft() < LATELY:
                 return True

@@ -1,6 +1,6 @@
 """Liveness files: a master's sign of life where a health check of its own host or container finds it without any server.
 
-`<folder>/<pool or default>.<pid>.live`, one line of JSON, written by the master about once a second: its age is the answer.
+`<folder>/<pool or default>.<pid>.live`, one line of JSON, written by the master every two seconds: its age is the answer.
 The folder: $RUNTIME_DIRECTORY (systemd), else $XDG_RUNTIME_DIR/qd, else /run/user/UID/qd, else /tmp/qd-UID.
 """
 

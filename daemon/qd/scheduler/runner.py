@@ -8,7 +8,6 @@ on the record, and has a second process tell the rest (`aftermath`).
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import inspect
 import logging
@@ -200,6 +199,8 @@ def called(function: Act) -> None:
 
 def run_async(result: Awaitable[object]) -> None:
     """What it raises is told from its own code on, without the event loop's."""
+    import asyncio  # only who has async functions pays for it
+
     try:
         asyncio.run(awaited(result))
     except BaseException as error:

@@ -43,9 +43,10 @@ LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
 # What a child does in its seat, as boot.serve: the app, its settings, hands, seat, what is called while it waits.
 Serve = Callable[[Qd, Settings, Hands, Seat, Callable[[], None] | None], int]
+Seats = Callable[[Qd], Serve]  # of the imported app: what nobody sits down to is not loaded
 
 
-def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete, serve: Serve) -> int:
+def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete, seats: Seats) -> int:
     """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
     sock, code = line
     boot.own_stdin()
@@ -56,7 +57,7 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
         return int(app)
     if not may_start(app, hands.log):
         return int(Exit.CONFIG)
-    hindrances = hindered()
+    serve, hindrances = seats(app), hindered()
     report(hands, app, code, hindrances)
     if hindrances:
         return wait_for_end(Inbox(sock))
@@ -191,7 +192,7 @@ def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat, word
         hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, word=word, error=str(error))
 
 
-def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, serve: Serve) -> int:
+def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, seats: Seats) -> int:
     """A worker or scheduler without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()
@@ -202,4 +203,5 @@ def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, 
         return int(Exit.CONFIG)
     report(hands, app, hands.code, [])
     watch = watch_of(app, began)
+    serve = seats(app)
     return serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)
