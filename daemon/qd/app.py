@@ -117,12 +117,11 @@ class Qd:
 
     def dispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Send many in one round trip; their handles in order. All of them are encoded before the first is sent."""
-        ready = [call._to_send() for call in calls if isinstance(call, Call)]
+        ready = [call._to_send()[1:] for call in calls if isinstance(call, Call)]
         if len(ready) < len(calls):
             stranger = next(call for call in calls if not isinstance(call, Call))
             raise ArgumentError(f"{stranger!r} is not a call: give job.bind(...) or an instance of a class job")
-        calls_made = [(plan, data) for _, plan, data in ready]
-        sent = zip(self._send.send_many(calls_made), calls_made, strict=True)
+        sent = zip(self._send.send_many(ready), ready, strict=True)
         return [Handle(id, self._send, plan) for id, (plan, _) in sent]
 
     def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]:

@@ -20,17 +20,20 @@ _STEPS = bytes.maketrans(_OPEN + _CLOSE, b"\x01\x01\xff\xff")  # as signed bytes
 def check(payload: bytes, job: str | None, max_payload: int, max_depth: int, data: bytes = b"") -> None:
     """Raises ArgumentError naming the limit, the job and what it would take. job None: a raw payload. data: the arguments
     in it, of which the largest is named."""
-    what = f"a payload of job '{job}'" if job else "this raw payload"
     if max_payload and len(payload) > max_payload:
         raise ArgumentError(
-            f"{what} has {len(payload)} bytes{largest(data)}, more than max_payload = {max_payload}: keep what is large "
-            "elsewhere and send where it is, or raise max_payload for producers and workers"
+            f"{what(job)} has {len(payload)} bytes{largest(data)}, more than max_payload = {max_payload}: keep what is "
+            "large elsewhere and send where it is, or raise max_payload for producers and workers"
         )
     if too_deep(payload, max_depth):
         raise ArgumentError(
-            f"{what} is nested {depth(payload)} deep, more than max_depth = {max_depth}: send it flatter, or raise "
+            f"{what(job)} is nested {depth(payload)} deep, more than max_depth = {max_depth}: send it flatter, or raise "
             "max_depth for producers and workers (PHP reads 512)"
         )
+
+
+def what(job: str | None) -> str:
+    return f"a payload of job '{job}'" if job else "this raw payload"
 
 
 def largest(data: bytes) -> str:

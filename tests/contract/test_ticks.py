@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from qd.connectors.base import Claim, Claimed, Outgoing
 from qd.connectors.redis.queue import RedisQueue
@@ -46,7 +47,7 @@ def jobs_of(seen: Seen) -> int:
 @kinds
 def test_who_read_the_field_as_it_is_takes_the_tick_and_the_next_one_is_told_what_it_is(queue, seen, sent):
     (first,) = take(queue, claim(b"1 x m", sent=sent))
-    elsewhere = sent._replace(queue="b")  # a deploy has moved it to another queue
+    elsewhere = replace(sent, queue="b")  # a deploy has moved it to another queue
     for second in take(queue, claim(b"1 y m", sent=sent)) + take(queue, claim(b"1 y m", sent=elsewhere)):
         assert (second.taken, second.found) == (False, b"1 x m")
     assert (first.taken, first.holder) == (True, "")
@@ -83,7 +84,7 @@ def test_a_thousand_in_one_call_have_an_answer_each(queue, seen):
 @one_place
 def test_a_tick_whose_unique_job_still_waits_is_taken_and_sends_nothing(queue, seen):
     take(queue, claim(b"1 x m", sent=KINDS["unique"]))
-    other = KINDS["unique"]._replace(owner="id2")
+    other = replace(KINDS["unique"], owner="id2")
     (answer,) = take(queue, claim(b"2 x m", b"1 x m", sent=other))
     assert (answer.taken, answer.holder) == (True, "id1")
     assert jobs_of(seen) == 1
@@ -93,7 +94,7 @@ def test_a_tick_whose_unique_job_still_waits_is_taken_and_sends_nothing(queue, s
 @one_place
 def test_each_of_many_unique_jobs_takes_its_own_lock(queue, seen):
     single = KINDS["unique"]
-    several = [claim(field=f"f{n}", sent=single._replace(lock=f"{LOCK}{n // 2}", owner=f"id{n}")) for n in range(4)]
+    several = [claim(field=f"f{n}", sent=replace(single, lock=f"{LOCK}{n // 2}", owner=f"id{n}")) for n in range(4)]
     answers = take(queue, several[0], claim(field="g", sent=KINDS["at once"]), *several[1:])
     assert [each.holder for each in answers] == ["", "", "id0", "", "id2"]
     assert seen.client.text("GET", f"qd:unique:{LOCK}1") == "id2"

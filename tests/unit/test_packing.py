@@ -35,7 +35,7 @@ def test_the_names_of_a_queue_are_packed_with_its_first_job_only(how: str, monke
     send(queue)
     packed = list[list[Arg]]()
 
-    def noted(args: Sequence[Arg]) -> bytes:
+    def noted(args: Sequence[Arg], before: bytes) -> bytes:
         packed.append(list(args))
         return b""
 

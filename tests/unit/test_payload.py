@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.errors import ArgumentError, Malformed
-from qd.payload import OBJECT_JOB, Payload, make, new_id, new_uuid, read
+from qd.payload import OBJECT_JOB, Payload, make, new_id, new_pair, new_pairs, new_uuid, read
 from tests.support.hostile import VALID, malformed, odd
 
 
@@ -169,10 +169,24 @@ def test_each_payload_has_an_uuid_and_an_id_of_its_own():
     assert all(re.fullmatch("[0-9A-Za-z]{32}", payload.id or "") for payload in payloads)
 
 
-def test_ids_are_made_of_the_seed_alone():
-    seed = os.urandom(48)
-    assert (new_uuid(seed), new_id(seed)) == (new_uuid(seed), new_id(seed))
-    assert new_uuid(bytes(48)) == "00000000-0000-4000-8000-000000000000"
+@pytest.mark.parametrize("byte", [0, 255])
+def test_an_uuid_keeps_its_version_and_variant_whatever_the_kernel_gives(byte: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "urandom", lambda count: bytes([byte]) * count)
+    digit = f"{byte:02x}"[0]
+    uuid = f"{digit * 8}-{digit * 4}-4{digit * 3}-{'8b'[byte % 2]}{digit * 3}-{digit * 12}"
+    assert new_uuid() == uuid
+    assert new_pairs(2) == ([uuid] * 2, [new_id()] * 2)
+
+
+@given(st.binary(min_size=48, max_size=48), st.binary(min_size=48, max_size=48))
+def test_many_names_are_made_as_each_of_them_is(one: bytes, other: bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for noise in (one, other):
+            patch.setattr(os, "urandom", lambda count, noise=noise: noise[:count])
+            found.append(new_pair())
+        patch.setattr(os, "urandom", lambda count: one[:16] + other[:16] + one[16:] + other[16:])
+        assert list(zip(*new_pairs(2), strict=True)) == found
 
 
 def test_a_fraction_of_a_second_is_rounded_up_where_php_reads_whole_ones():

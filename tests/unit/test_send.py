@@ -78,6 +78,15 @@ def test_a_skeleton_makes_what_make_makes():
         assert filled == {fixed(retry_until=until, **own)}
 
 
+def test_a_skeleton_follows_the_seconds():
+    fixed = partial(make, "mail", uuid="UUID", id="ID")
+    skeleton = Skeleton(fixed, expires=True)
+    moments = [(0, 20), (0, 20), (10, 20), (10, 20), (10, 21), (11, 21), (11, 21), (10, 20)]
+    for n, (at, until) in enumerate(moments):
+        own: dict[str, Any] = {"data": b"%d" % n, "created_at": at, "retry_until": until}
+        assert skeleton.filled(uuid="UUID", id="ID", **own) == fixed(**own)
+
+
 def test_options_travel_in_the_payload(app: FakeQd):
     job = app.job(
         "mail.welcome", tries=5, backoff=[1, 5, 30], timeout=30, max_exceptions=2, fail_on_timeout=True, tags=["mail"]
@@ -309,6 +318,22 @@ def test_nothing_is_sent_when_one_of_many_is_wrong(app: FakeQd):
     with pytest.raises(DeclarationError, match="delay"):
         app.dispatch(job.bind("a"), job.using(delay=-1).bind("b"))
     assert app.sent == []
+
+
+def test_each_of_many_has_a_payload_as_if_it_were_sent_alone(app: FakeQd, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "time", lambda: 1_795_225_685.4)
+    plain, expiring = app.job("mail.welcome")(welcome), app.job("mail.last", retry_for=60)(welcome)
+    calls = [(job, name) for name in "abc" for job in (plain, expiring.using(delay=5), expiring)]
+    handles = app.dispatch(*[job.bind(name) for job, name in calls])
+    for job, name in calls:
+        job.dispatch(name)
+    many, alone = [sent.read for sent in app.sent[:9]], [sent.read for sent in app.sent[9:]]
+    assert [list(payload) for payload in many] == [list(payload) for payload in alone]
+    assert [payload["id"] for payload in many] == [handle.id for handle in handles]
+    names = [(payload.pop("uuid"), payload.pop("id")) for payload in [*many, *alone]]
+    assert len({uuid for uuid, _ in names}) == len({id for _, id in names}) == 18
+    assert all(UUID.fullmatch(uuid) and re.fullmatch("[0-9A-Za-z]{32}", id) for uuid, id in names)
+    assert many == alone
 
 
 def test_none_at_all_is_fine(app: FakeQd):

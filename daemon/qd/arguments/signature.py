@@ -32,6 +32,7 @@ class Signature:
         "_hints",
         "_known",
         "_names",
+        "_places",
         "_required",
         "_settled",
         "_untyped",
@@ -63,6 +64,7 @@ class Signature:
     def _travelling(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = tuple(parameters)
         self._names = {parameter.name: i for i, parameter in enumerate(self.parameters)}
+        self._places = [parameter.name for parameter in self.parameters if parameter.positional]
         self._required = [parameter.name for parameter in self.parameters if parameter.required]
 
     def _settle(self) -> None:
@@ -86,10 +88,9 @@ class Signature:
         """Arguments by name, defaults left out. Raises ArgumentError naming the parameter."""
         if not self._settled:
             self._settle()
-        places = [parameter.name for parameter in self.parameters if parameter.positional]
-        if len(args) > len(places):
-            raise ArgumentError(f"{self.title} takes {len(places)} arguments by place, {len(args)} were given")
-        bound: dict[str, object] = dict(zip(places, args, strict=False))
+        if len(args) > len(self._places):
+            raise ArgumentError(f"{self.title} takes {len(self._places)} arguments by place, {len(args)} were given")
+        bound: dict[str, object] = dict(zip(self._places, args, strict=False))
         for name, value in kwargs.items():
             if name in bound:
                 raise ArgumentError(f"{self.title} got the argument '{name}' twice")

@@ -9,7 +9,6 @@ The counting is done by the server, in the step that answers each job (connector
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +19,6 @@ from qd.bus.results import FIRST_WAIT, GROWS, LONGEST_WAIT
 from qd.bus.running import current_job
 from qd.bus.send import Send, waits
 from qd.bus.several import FOR_ONE, Together, later, members, together, unlocked
-from qd.bus.skeleton import SEED
 from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobError, UnknownBatch
 from qd.jobs import Handle, Sending, Span, Status
@@ -70,7 +68,7 @@ class BatchCall(Together):
     def dispatch(self) -> Batch:
         """Send all of its jobs; up to 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
         self._origin = None
-        id = new_uuid(os.urandom(SEED))
+        id = new_uuid()
         parcels = [self._send.parcel(*unlocked(member, WHAT), Ties(batch=id)) for member in self._members]
         after = {what: self._send.parcel(*later(each, WHAT), Ties(after=id)) for what, each in self._callbacks.items()}
         together([*parcels, *after.values()], WHAT)
@@ -92,7 +90,7 @@ class BatchCall(Together):
         from qd.bus.batch_here import BatchHere  # who sends needs none
 
         self._origin = None
-        new = NewBatch(new_uuid(os.urandom(SEED)), self._name, self._allow, {})
+        new = NewBatch(new_uuid(), self._name, self._allow, {})
         BatchHere(self._send, new, self._members, self._callbacks).run()
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from qd.bus.memory import MemoryBatches
 from qd.bus.running import RunningJob
 from qd.bus.send import Send
 from qd.bus.several import Member, members
-from qd.bus.skeleton import SEED
 from qd.connectors.batches import Entry, NewBatch
 from qd.jobs import Call, Handle
 from qd.payload import new_id
@@ -83,7 +81,7 @@ class BatchHere(Batch):
 
 
 def ids(members: Sequence[Member]) -> list[str]:
-    return [new_id(os.urandom(SEED)) for _ in members]
+    return [new_id() for _ in members]
 
 
 def entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:

@@ -7,8 +7,9 @@ import math
 import time
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from msgspec.structs import asdict
 
 from qd.arguments import Pattern
@@ -20,7 +21,7 @@ from qd.errors import DeclarationError
 from qd.jobs import Declared, Plan, Span
 from qd.jobs.plan import patterns
 from qd.options import JobOptions
-from qd.payload import NO_DATA, make, new_id, new_uuid, tied
+from qd.payload import NO_DATA, make, tied
 from qd.signing import Signing
 from qd.ties import Ties, key_of, plain_name
 from qd.units import span_in_code
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 UNTIED = Ties()
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True):
     """Where jobs of a plan go, and what their payloads say. retry_for: seconds after they are due."""
 
     settings: Settings
@@ -47,11 +48,13 @@ class Route(NamedTuple):
     unique: Pattern | None
     hooks: PayloadHooks
 
-    def parcel(self, plan: Plan, data: bytes, seed: bytes, ties: Ties | None, now: float | None = None) -> Parcel:
+    def parcel(
+        self, plan: Plan, data: bytes, uuid: str, id: str, ties: Ties | None = None, now: float | None = None
+    ) -> Parcel:
         """now: unix seconds, another moment than this one. Raises ArgumentError: it is too large. DeclarationError: a delay
         that is none."""
         delay = 0.0 if plan.delay is None else due_in(plan.delay, self.job)
-        now, id, uuid = time.time() if now is None else now, new_id(seed), new_uuid(seed)
+        now = time.time() if now is None else now
         if self.ties is not None or ties is not None or plan.key is not None:
             ties = self._tied(plan, data, id, ties)
             id = uuid if ties.unique is not None else id  # who finds the lock taken learns the id of its owner

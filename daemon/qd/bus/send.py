@@ -8,8 +8,8 @@ Single, bulk, named and raw jobs, chains and batches all go through these two.
 
 from __future__ import annotations
 
-import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob
-from qd.bus.skeleton import SEED
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.connections import Connections
 from qd.errors import ArgumentError
@@ -34,7 +33,7 @@ from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
 from qd.jobs import Place, Plan
 from qd.listeners import Listeners
 from qd.options import queue_name
-from qd.payload import NO_DATA, make, new_id, new_uuid
+from qd.payload import NO_DATA, make, new_id, new_pair, new_pairs
 from qd.process.shield import shield
 from qd.ties import HOLD, Ties
 
@@ -60,25 +59,25 @@ class Send:
 
     def send(self, plan: Plan, data: bytes) -> str:
         """Make it ready, or due after its delay. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
-        parcel = self.route(plan).parcel(plan, data, os.urandom(SEED), None)
+        parcel = self.route(plan).parcel(plan, data, *new_pair())
         if plan.after_commit or plan.by is not None:
             return self.post((parcel,))[0]
         return self._post((parcel,))[0]
 
     def send_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         """All of them in one round trip for each connection. Returns their ids in order. Raises as `send`."""
-        parcels, noise = [], os.urandom(SEED * len(calls))
+        parcels = []
         before: Plan | None = None
-        for number, (plan, data) in enumerate(calls):
+        for (plan, data), uuid, id in zip(calls, *new_pairs(len(calls)), strict=True):
             if plan is not before:  # as a rule all of them are calls of one job
                 before, route = plan, self.route(plan)
-            parcels.append(route.parcel(plan, data, noise[number * SEED : (number + 1) * SEED], None))
+            parcels.append(route.parcel(plan, data, uuid, id))
         return self.post(parcels)
 
     def parcel(self, plan: Plan, data: bytes, ties: Ties | None = None, now: float | None = None) -> Parcel:
         """Make it and do not send it. ties: of a chain or batch, beside those of the job itself. now: unix seconds at which
         it counts as made, where that is not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
-        return self.route(plan).parcel(plan, data, os.urandom(SEED), ties, now)
+        return self.route(plan).parcel(plan, data, *new_pair(), ties, now)
 
     def post(self, parcels: Sequence[Parcel]) -> list[str]:
         """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
@@ -141,9 +140,9 @@ class Send:
 
     def _push_many(self, parcels: Sequence[Parcel]) -> dict[int, str]:
         """By their places, who holds the locks of those that were not sent."""
-        groups: dict[str, list[int]] = {}
+        groups = defaultdict[str, list[int]](list)
         for place, parcel in enumerate(parcels):
-            groups.setdefault(parcel.connection, []).append(place)
+            groups[parcel.connection].append(place)
         held: dict[int, str] = {}
         for connection, places in groups.items():
             answers = self._connections.get(connection).post([outgoing(parcels[place]) for place in places])
@@ -168,8 +167,8 @@ class Send:
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
         """Send a job of another program, by the name it has there. Returns its id."""
         check_queue(queue)
-        settings, seed = self._settings(), os.urandom(SEED)
-        id, uuid, signing = new_id(seed), new_uuid(seed), signing_of(settings)
+        settings, (uuid, id) = self._settings(), new_pair()
+        signing = signing_of(settings)
         place = settings.connection(connection).name
         body = make(job, data, uuid=uuid, id=id, created_at=int(time.time()))
         if self.hooks:
@@ -204,7 +203,7 @@ class Send:
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""
-        return self.run_made(self.made(new_id(os.urandom(SEED)), plan, data, Here(MemoryBatches())), plan)
+        return self.run_made(self.made(new_id(), plan, data, Here(MemoryBatches())), plan)
 
     def made(self, id: str, plan: Plan, data: bytes, here: Here, ties: Ties | None = None) -> RunningJob:
         """The job that run() runs; its queue, connection and tags are those that its declaration and using() say."""

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from qd.payload import new_id, new_uuid
+from qd.payload import new_pair
 
-SEED = 48  # random bytes that a payload's uuid and id are made of
+
+class Mould(NamedTuple):
+    """What stands around uuid, data and id in the payloads of one second. moment: created_at and retry_until."""
+
+    moment: tuple[int, int | None]
+    head: bytes
+    before_data: bytes
+    before_id: bytes
+    tail: bytes
 
 
 class Skeleton:
@@ -23,6 +31,7 @@ class Skeleton:
         self._expires = expires
         self._used = False
         self._pieces: list[bytes] = []
+        self._mould: Mould | None = None
 
     def filled(
         self, data: bytes, uuid: str, id: str, created_at: int, retry_until: int | None, display: str | None = None
@@ -34,18 +43,24 @@ class Skeleton:
         if not self._used:  # most plans of .using(...) send once
             self._used = True
             return self._make(data=data, uuid=uuid, id=id, created_at=created_at, retry_until=retry_until)
+        mould = self._mould
+        if mould is None or mould.moment != (created_at, retry_until):
+            mould = self._mould = self._moulded(created_at, retry_until)
+        _, head, before_data, before_id, tail = mould
+        return b"".join((head, uuid.encode(), before_data, data, before_id, id.encode(), tail))
+
+    def _moulded(self, created_at: int, retry_until: int | None) -> Mould:
         pieces = self._pieces or self._cut()
         if retry_until is None:
             head, before_data, before_created, before_id, tail = pieces
         else:
             head, before_until, before_data, before_created, before_id, tail = pieces
             before_data = b"%b%d%b" % (before_until, retry_until, before_data)
-        return b"%b%b%b%b%b%d%b%b%b" % (
-            head, uuid.encode(), before_data, data, before_created, created_at, before_id, id.encode(), tail
-        )  # fmt: skip
+        before_id = b"%b%d%b" % (before_created, created_at, before_id)
+        return Mould((created_at, retry_until), head, before_data, before_id, tail)
 
     def _cut(self) -> list[bytes]:
-        uuid, id, data = new_uuid(os.urandom(SEED)), new_id(os.urandom(SEED)), os.urandom(16).hex()
+        (uuid, id), data = new_pair(), os.urandom(16).hex()
         created, until = 10**15 + int.from_bytes(os.urandom(5)), 2 * 10**15 + int.from_bytes(os.urandom(5))
         pieces = []
         rest = self._make(

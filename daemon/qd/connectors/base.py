@@ -50,7 +50,7 @@ class Released(NamedTuple):
     head: bool = False
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
     it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "ISSUE NAME", where it waits
     under a name, as its payload says it too; "" for none."""

@@ -4,19 +4,15 @@ createPayload)."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as quoted
 from math import ceil
 
 from qd.errors import ArgumentError
+from qd.payload.names import new_id, new_uuid
 from qd.payload.reading import LIMIT, LONGEST, NO_DATA, Payload
 from qd.ties import Ties, written
 
-_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-_LETTERS = bytes(
-    _ALPHABET[i % 62] for i in range(256)
-)  # 190 bits in 32 of them; the small bias costs none worth counting
 _HEAD = (
     '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
     '%s"data":'
@@ -49,9 +45,8 @@ def make(
     """
     if not job:
         raise ArgumentError("a job needs a name")
-    seed = os.urandom(48)  # asked of the kernel each time: a forked child must not repeat its parent's
     head = _HEAD % (
-        quoted(uuid or new_uuid(seed)),
+        quoted(uuid or new_uuid()),
         quoted(display or job.partition("@")[0]),
         quoted(job),
         _whole(max_tries),
@@ -62,7 +57,7 @@ def make(
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
         + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
     )
-    tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id(seed))},"attempts":0,"delay":null}}'
+    tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id())},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
 
 
@@ -79,17 +74,6 @@ def added(body: bytes, id: str, more: Mapping[str, object]) -> bytes:
     """The same with keys of the app's there. Raises ArgumentError."""
     at = len(body) - len(id) - _BEHIND
     return body[:at] + _bytes(_more(more)) + body[at:]
-
-
-def new_uuid(seed: bytes) -> str:
-    """A version 4 uuid of the first 16 random bytes."""
-    hexes = seed[:16].hex()
-    return f"{hexes[:8]}-{hexes[8:12]}-4{hexes[13:16]}-{'89ab'[seed[8] & 3]}{hexes[17:20]}-{hexes[20:]}"
-
-
-def new_id(seed: bytes) -> str:
-    """32 letters and digits, as Laravel's, of the last 32 random bytes."""
-    return seed[-32:].translate(_LETTERS).decode()
 
 
 def _whole(number: float | None) -> str:

@@ -9,6 +9,7 @@ queue.py calls it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -49,10 +50,10 @@ def together(space: Keyspace, calls: Sequence[Call]) -> list[Any]:
 
 
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[Call]:
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups = defaultdict[tuple[str, str], list[int]](list)
     for place, job in enumerate(jobs):
         kind = "keyed" if job.key else "unique" if job.lock else "later" if job.delay else "push"
-        groups.setdefault((kind, job.queue), []).append(place)
+        groups[kind, job.queue].append(place)
     calls = []
     for (kind, queue), places in groups.items():
         for at in range(0, len(places), CHUNK):

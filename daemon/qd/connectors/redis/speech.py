@@ -23,21 +23,21 @@ HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of cli
 LAST = ("READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "Protocol error", "max number of clients reached")
 
 
-def packed_items(args: Sequence[Arg]) -> bytes:
-    """Arguments as the protocol sends them, each a bulk string."""
+def packed_items(args: Sequence[Arg], before: bytes = b"") -> bytes:
+    """Arguments as the protocol sends them, each a bulk string. before: what stands in front of them."""
     parts = [a if isinstance(a, bytes) else str(a).encode() for a in args]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])
+    return b"".join([before, *[b"$%d\r\n%b\r\n" % (len(p), p) for p in parts]])
 
 
 def packed(args: Sequence[Arg]) -> bytes:
     """A whole command: an array of bulk strings."""
-    return b"*%d\r\n" % len(args) + packed_items(args)
+    return packed_items(args, b"*%d\r\n" % len(args))
 
 
 def evalsha(script: Script, names: Sequence[str], args: Sequence[Arg]) -> bytes:
     """names: a tuple that comes again and again is packed once."""
     head = _headed(script.sha, names) if isinstance(names, tuple) else _head(script.sha, names)
-    return b"*%d\r\n" % (3 + len(names) + len(args)) + head + packed_items(args)
+    return packed_items(args, b"*%d\r\n%b" % (3 + len(names) + len(args), head))
 
 
 def _head(sha: str, names: Sequence[str]) -> bytes:
