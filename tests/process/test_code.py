@@ -14,7 +14,7 @@ import pytest
 from tests.support.clock import eventually
 from tests.support.deployed import push
 from tests.support.procs import QD, Procs, waiting
-from tests.support.project import PRELUDE, MakeProject, Project
+from tests.support.project import PRELUDE, START, MakeProject, Project
 from tests.support.resp import Client
 from tests.support.server import Server
 from tests.support.witness import JOBS, Witness
@@ -41,7 +41,7 @@ def shop(project: MakeProject) -> Project:
 
 def ready(shop: Project, *arguments: str, **env: str) -> Procs:
     work = shop.work(*arguments, **env)
-    work.wait_line("master.ready")
+    work.wait_line("master.ready", START)
     return work
 
 

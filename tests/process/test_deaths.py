@@ -159,6 +159,7 @@ def test_poison_kills_max_crashes_workers_and_is_failed_with_how_they_died(
     figures.add(back=[time.monotonic() - began], p99=6.0 if how == "cpu" else 3.0)
     work.wait_line("job.failed .*job=die.*max_crashes", 40)
     assert witness.starting("die") == ["die 1"] * 3
+    work.wait_line("worker.died .*job=die", count=3)  # said by the master, and the line before by another
     died = [match.string for match in work.matches("worker.died .*job=die")]
     assert [POISON[how] in line.replace('\\"', '"') for line in died] == [True] * 3
     ((record, raw),) = failed(redis)

@@ -21,6 +21,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "daemon"
 PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
 OURS = ("QD_", "REDIS_URL", "NOTIFY_SOCKET", "WATCHDOG", "INVOCATION_ID", "SUPERVISOR", "XDG_RUNTIME_DIR", "COLUMNS")
 ALLOWED = {"qd.toml", "jobs.py"}
+START = 60.0  # seconds that a start may take on a machine that is busy with others
 
 
 class Project:
@@ -133,12 +134,12 @@ Start = Callable[..., Procs]  # a fixture: `ready` of one project
 def ready(project: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
     """`qd work` whose workers are ready."""
     work = project.work("-w", str(workers), *arguments, **env)
-    work.wait_line("master.ready")
+    work.wait_line("master.ready", START)
     return work
 
 
 def idle(project: Project, *arguments: str, workers: int = 1) -> Procs:
     """`qd work` whose workers have found nothing and wait for jobs."""
     work = project.work("-w", str(workers), *arguments)
-    waiting(work, workers)
+    waiting(work, workers, START)
     return work
