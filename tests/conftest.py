@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from qd import masks
 from tests.support import clock, reliability, stalls
 from tests.support.project import Project
 from tests.support.resp import Client
@@ -58,6 +59,16 @@ def kept_together(items: list[pytest.Item]) -> None:
         named = vars(item).get("_nodeid")
         if named and item.nodeid != named:
             item._id = type(item._id).parse(named)
+
+
+@pytest.fixture(autouse=True)
+def unhidden() -> Iterator[None]:
+    """What a test has configured as a secret is a word like any other to those after it in this process."""
+    before = set(masks._hidden), masks._pattern
+    yield
+    masks._hidden.clear()
+    masks._hidden.update(before[0])
+    masks._pattern = before[1]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from qd.cli.failed import progress
 from qd.cli.main import command
 from qd.connectors.redis.wire import Wire
 from tests.support.resp import Client
@@ -55,7 +56,10 @@ def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def qd(configured: object) -> Run:
+def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A command that takes long says nothing of how far it has come: on a busy machine each may."""
+    monkeypatch.setattr(progress, "EVERY", 3600.0)
+
     def run(*words: str) -> Result:
         return CliRunner().invoke(command, words, prog_name="qd")
 

@@ -44,15 +44,19 @@ def test_sentinels_that_do_not_answer_are_named(project: MakeProject, sentinel: 
     here = f"127.0.0.1:{sentinel.primary.port}"
     assert found["redis.sentinels"] == ("ok", f"all 3 name {here}")
     assert found["redis.replicas"][0] == "warn"
-    for node in sentinel.nodes:
-        with node.client() as client:
-            client.call("CONFIG", "SET", "min-replicas-to-write", "1")
-    found = findings(shop, "redis", QD_REDIS_URL=sentinel.url.replace("://", "://127.0.0.1:1,"))
+    wants_replicas(sentinel, 1)
+    try:
+        found = findings(shop, "redis", QD_REDIS_URL=sentinel.url.replace("://", "://127.0.0.1:1,"))
+    finally:
+        wants_replicas(sentinel, 0)  # the servers are those of the tests after this one, too
     assert found["redis.sentinels"] == ("warn", f"the primary is {here}, and 127.0.0.1:1 connection refused")
     assert "redis.replicas" not in found
+
+
+def wants_replicas(sentinel: Sentinel, count: int) -> None:
     for node in sentinel.nodes:
         with node.client() as client:
-            client.call("CONFIG", "SET", "min-replicas-to-write", "0")
+            client.call("CONFIG", "SET", "min-replicas-to-write", count)
 
 
 def test_a_server_that_keeps_jobs_alone_is_asked_itself(project: MakeProject, beanstalkd: Beanstalkd) -> None:

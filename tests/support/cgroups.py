@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.clock import eventually
@@ -45,6 +45,15 @@ class Group:
         finally:
             (home / "cgroup.procs").write_text(str(os.getpid()))
 
+    def gone(self) -> bool:
+        """Taken away, with what a test that failed in the middle has left; each process may end by itself meanwhile."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):  # busy: one is still about to end
+            self.folder.rmdir()
+        return not self.folder.exists()
+
     def _home(self) -> Path:
         """The group this process is in now."""
         controller = "" if self.v2 else self.folder.relative_to(ROOT).parts[0]
@@ -70,7 +79,4 @@ def group(controller: str, name: str) -> Iterator[Group]:
     try:
         yield found
     finally:
-        for pid in found.pids:  # of a test that failed in the middle
-            os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not found.pids, 20, what="an empty group")
-        folder.rmdir()
+        eventually(found.gone, 20, what="an empty group")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -15,15 +14,10 @@ SECRET = 'p"a\\ss/w@rd ä'
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test hides, no other one misses."""
-    before = set(masks._hidden), masks._pattern
+def forgotten(unhidden: None) -> None:
+    """Nothing is hidden but what the test hides."""
     masks._hidden.clear()
     masks._pattern = None
-    yield
-    masks._hidden.clear()
-    masks._hidden.update(before[0])
-    masks._pattern = before[1]
 
 
 @pytest.mark.parametrize("told", [SECRET, quote(SECRET), quote(SECRET, safe="")])

@@ -219,12 +219,12 @@ def test_two_threads_run_their_own(app: FakeQd):
 
     @app.job("a")
     def a() -> None:
-        barrier.wait(5)
+        barrier.wait(60)
         names.append(current_job().name)
 
     @app.job("b")
     def b() -> None:
-        barrier.wait(5)
+        barrier.wait(60)
         names.append(current_job().name)
 
     threads = [threading.Thread(target=target) for target in (a.run, b.run)]

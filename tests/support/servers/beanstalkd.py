@@ -59,7 +59,8 @@ class Beanstalkd(Running):
         with self.client() as client:
             for tube in client.tubes():
                 client.use(tube)
-                for peek in (client.peek_ready, client.peek_delayed, client.peek_buried):
+                # The delayed ones first: one that is due meanwhile is ready then.
+                for peek in (client.peek_delayed, client.peek_ready, client.peek_buried):
                     with suppress(greenstalk.NotFoundError):
                         while True:
                             client.delete(peek())
