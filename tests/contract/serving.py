@@ -93,7 +93,7 @@ def on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 def locked(path: Path) -> None:
-    with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as other:
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         threading.Event().wait(LOCKED)
         other.execute("ROLLBACK")

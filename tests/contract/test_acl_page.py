@@ -16,7 +16,7 @@ from tests.support.project import Project
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.server import Server
-from tests.support.witness import JOBS, Witness
+from tests.support.witness import JOBS, LASTS, Witness
 
 PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
 USERS = {line.split()[2]: line.split()[3:] for line in PAGE.splitlines() if line.startswith("ACL SETUSER qd-")}
@@ -26,6 +26,7 @@ LEFT = pytest.mark.leaves("queues:*", "qd:*")
 
 SHOP = (
     JOBS
+    + LASTS
     + """
 @app.job("dies", tries=3)
 def dies() -> None:
@@ -142,12 +143,13 @@ def test_a_new_master_settles_what_a_dead_one_held(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
     witness = Witness(shop)
-    shop.python("from jobs import slow\nslow.dispatch(0.5, 1)", **env(url, "producer"))
+    shop.python("from jobs import lasts\nlasts.dispatch(1)", **env(url, "producer"))
     work = shop.work("-w", "1")
     witness.wait("start")
     work.kill()
     again = shop.work("-w", "1")
     again.wait_line("job.requeued .*its master died")
+    witness.go()
     witness.wait("end")
     eventually(lambda: not redis.call("EXISTS", "queues:default:reserved"))
     again.stop()

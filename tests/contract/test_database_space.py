@@ -61,12 +61,17 @@ def together(url: str, code: str, number: int = 2) -> list[str]:
         "text": True,
     }
     started: list[Any] = [subprocess.Popen([*command, str(who)], env=env, **pipes) for who in range(number)]
-    for each in started:
-        assert each.stdout.readline() == "ready\n", each.communicate(timeout=20)
-    for each in started:
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    ends = [each.communicate(timeout=110) for each in started]
+    try:
+        for each in started:
+            assert each.stdout.readline() == "ready\n", each.communicate(timeout=20)
+        for each in started:
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        ends = [each.communicate(timeout=110) for each in started]
+    finally:  # one that is left would write into the next test
+        for each in started:
+            each.kill()
+            each.communicate()
     assert [each.returncode for each in started] == [0] * number, ends
     return [out.strip() for out, _ in ends]
 

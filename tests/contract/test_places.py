@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from qd.store import rates
 from qd.store.keyspace import KeyspaceStore
 from qd.store.locks import Places
 from qd.store.rates import Rate, Strikes
@@ -121,14 +122,13 @@ def test_never_more_starts_than_the_rate_in_any_window(store: KeyspaceStore, sta
 
 @LEAVES
 def test_each_is_told_its_own_moment_in_the_order_in_which_they_came(store: KeyspaceStore, beside: Beside):
-    rate = Rate("x", 2, 60)
+    rate = Rate("x", 2, 240)
     assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
     told = [rate.start(store, f"{n}", "m") for n in range(2, 8)]
-    waits = [round(answer.wait, -1) for answer in told]  # some seconds of them may be over by now
-    assert waits == [60, 60, 120, 120, 180, 180]
-    assert [
-        round(rate.start(store, f"{n}", "m").wait, -1) for n in range(2, 8)
-    ] == waits  # who asks again keeps its turn
+    windows = [round(answer.wait / 240) for answer in told]  # some seconds of them may be over by now
+    assert windows == [1, 1, 2, 2, 3, 3]
+    again = [rate.start(store, f"{n}", "m") for n in range(2, 8)]  # who asks again keeps its turn
+    assert [round(answer.wait / 240) for answer in again] == windows
     assert beside.call("PTTL", "app_qd:rate:{x}:turns") > 0
 
 
@@ -144,7 +144,10 @@ def test_who_does_not_come_loses_its_turn_to_those_behind(store: KeyspaceStore, 
 
 
 @LEAVES
-def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(store: KeyspaceStore, beside: Beside):
+def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(
+    store: KeyspaceStore, beside: Beside, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rates, "LATE", 60.0)
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     rate.start(store, "told", "m")
@@ -185,14 +188,15 @@ def two_hours_ahead(beside: Beside) -> None:
 @LEAVES
 def test_two_figures_of_one_name_take_away_no_starts_of_each_other(store: KeyspaceStore, beside: Beside):
     """As there are while a deploy goes on."""
-    long, short = Rate("x", 5, 60), Rate("x", 5, 0.05)
+    long, short = Rate("x", 5, 600), Rate("x", 5, 0.05)
     assert [long.start(store, f"{n}", "m").wait for n in range(5)] == [0] * 5
     eventually(lambda: not short.start(store, "short", "m", 0).wait, 20)
-    assert long.start(store, "sixth", "m").wait > 50
+    assert long.start(store, "sixth", "m").wait > 500
     assert long.left(store) == 0
-    assert 60_000 < beside.call("PTTL", "app_qd:rate:{x}:starts") <= 120_000
-    beside.call("PEXPIRE", "app_qd:rate:{x}:starts", 150)  # the longer one was not used for two minutes
+    assert 600_000 < beside.call("PTTL", "app_qd:rate:{x}:starts") <= 1_200_000
     oldest = beside.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0)
+    assert oldest
+    beside.call("PEXPIRE", "app_qd:rate:{x}:starts", 150)  # the longer one was not used for twenty minutes
 
     def forgotten() -> bool:
         short.start(store, "short", "m", 0)

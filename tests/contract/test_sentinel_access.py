@@ -91,17 +91,19 @@ def url(
 
 
 def asked(text: str) -> object:
-    wire = Wire(text)
+    wire = Wire(text, connect_timeout=60.0, timeout=60.0)
     try:
         return wire.call("ACL", "WHOAMI")
     finally:
         wire.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_all_of_it_together_opens(guarded: Guarded, certificates: Certificates) -> None:
     assert eventually(lambda: asked(url(guarded, certificates)), what="a primary that is found") == b"carol"
 
 
+@pytest.mark.usefixtures("patient")
 def test_each_of_them_is_needed(guarded: Guarded, certificates: Certificates) -> None:
     wrong: list[tuple[str, type[Exception], str]] = [
         (url(guarded, certificates, sentinel_password="wr0ng"), WrongPassword, "sentinel 127.0.0.1:.* refuses"),

@@ -57,9 +57,9 @@ class Project:
         return procs
 
     def work_off(self, *arguments: str, **env: str) -> Procs:
-        """`qd work` with one worker until its queues are empty; it ended clean."""
+        """`qd work` with one worker until its queues are empty: its start, its jobs, its end. It ended clean."""
         work = self.work("-w", "1", "--stop-when-empty", *arguments, **env)
-        work.ends_clean()
+        work.ends_clean(seconds=60)
         return work
 
     def qd(self, *arguments: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
