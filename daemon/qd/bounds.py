@@ -4,6 +4,7 @@ looked at by the reserve script already). 0 is no bound."""
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from itertools import accumulate
 
@@ -15,6 +16,11 @@ _OPEN, _CLOSE = b"[{", b"]}"
 _OTHER = bytes(set(range(256)) - set(_OPEN + _CLOSE + b'"'))
 _STRING = re.compile(rb'"[^"]*"?')
 _STEPS = bytes.maketrans(_OPEN + _CLOSE, b"\x01\x01\xff\xff")  # as signed bytes: one down, one up
+
+
+def harmless(max_payload: int, max_depth: int) -> int:
+    """Bytes that a payload may have and needs no look: it is not too large, and has no room for that many brackets."""
+    return min(max_payload or sys.maxsize, 2 * max_depth or sys.maxsize)
 
 
 def check(payload: bytes, job: str | None, max_payload: int, max_depth: int, data: bytes = b"") -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qd.bounds import depth, too_deep
+from qd.bounds import check, depth, harmless, too_deep
 from qd.errors import ArgumentError
 from tests.support.fakes import FakeQd, settings
 
@@ -37,6 +37,13 @@ def test_depth_is_that_of_the_value(value: Any, ascii: bool, indent: int | None)
     assert depth(text) == found
     assert not too_deep(text, found + 1)
     assert found < 2 or too_deep(text, found - 1)
+
+
+@given(value=VALUES, most=st.integers(0, 5), largest=st.integers(0, 50))
+def test_what_is_harmless_breaks_no_bound(value: Any, most: int, largest: int):
+    text = json.dumps(value, separators=(",", ":")).encode()
+    if len(text) <= harmless(largest, most):
+        check(text, None, largest, most)
 
 
 @given(raw=st.binary())
@@ -108,8 +115,25 @@ def test_what_is_just_within_is_sent():
     assert len(app.sent) == 2
 
 
+def test_a_small_bound_is_kept_to_the_byte_and_to_the_bracket():
+    app = app_with(max_depth=5)
+    call = app.call("mail.welcome", json.dumps({"to": nested(3)}).encode())
+    call.dispatch()
+    size = len(app.sent[-1].payload)
+    app.settings = replace(app.settings, max_payload=size)
+    app.dispatch(call, call)
+    assert len(app.sent) == 3
+    for largest, deepest, told in ((size - 1, 0, "max_payload"), (0, 4, "max_depth")):
+        app.settings = replace(app.settings, max_payload=largest, max_depth=deepest)
+        with pytest.raises(ArgumentError, match=told):
+            app.dispatch(call, call)
+    assert len(app.sent) == 3
+
+
 def test_a_bound_of_0_is_none():
     app = app_with(max_depth=0)
+    app.call("mail.welcome", json.dumps({"to": nested(600)}).encode()).dispatch()
     app.settings = replace(app.settings, max_payload=0)
     app.queue("a").push_raw(b"[" * 2000 + b"x" * MEGABYTE)
-    assert len(app.sent) == 1
+    app.call("mail.welcome", json.dumps({"to": "x" * MEGABYTE}).encode()).dispatch()
+    assert len(app.sent) == 3

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from qd.arguments import Pattern
-from qd.bounds import check
+from qd.bounds import check, harmless
 from qd.bus.hooks import PayloadHooks
 from qd.bus.parcel import Parcel
 from qd.bus.skeleton import Skeleton
@@ -47,6 +47,7 @@ class Route(msgspec.Struct, frozen=True):
     ties: Ties | None  # of every job of the plan
     unique: Pattern | None
     hooks: PayloadHooks
+    harmless: int  # bytes of a payload that needs no check
 
     def parcel(
         self, plan: Plan, data: bytes, uuid: str, id: str, ties: Ties | None = None, now: float | None = None
@@ -67,7 +68,8 @@ class Route(msgspec.Struct, frozen=True):
             body = tied(body, id, ties)
         if self.signing is not None:
             body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
-        check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
+        if len(body) > self.harmless:
+            check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
         return Parcel(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, ties)
 
     def _tied(self, plan: Plan, data: bytes, id: str, given: Ties | None) -> Ties:
@@ -115,6 +117,7 @@ def routed(declared: Declared, options: JobOptions, settings: Settings, hooks: P
         ties_of(options),
         unique,
         hooks,
+        harmless(settings.max_payload, settings.max_depth),
     )
 
 

@@ -66,12 +66,12 @@ class Send:
 
     def send_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         """All of them in one round trip for each connection. Returns their ids in order. Raises as `send`."""
-        parcels = []
+        parcels, now = list[Parcel](), time.time()
         before: Plan | None = None
         for (plan, data), uuid, id in zip(calls, *new_pairs(len(calls)), strict=True):
             if plan is not before:  # as a rule all of them are calls of one job
                 before, route = plan, self.route(plan)
-            parcels.append(route.parcel(plan, data, uuid, id))
+            parcels.append(route.parcel(plan, data, uuid, id, None, now))
         return self.post(parcels)
 
     def parcel(self, plan: Plan, data: bytes, ties: Ties | None = None, now: float | None = None) -> Parcel:
