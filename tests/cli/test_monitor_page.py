@@ -61,10 +61,10 @@ def monitor(server: Server):
 def test_one_job_looks_as_the_page_shows_it(project: Callable[..., Project], monitor: Monitor) -> None:
     shop = project("@app.job('mail.welcome', queue='mail')\ndef welcome(to: str) -> None:\n    print(to, flush=True)\n")
     shop.qd("dispatch", "mail.welcome", "to=x", "--queue", "other")  # the first one would show the script's text
-    work = shop.work("mail", "-w", "1", "--sleep", "60")
-    eventually(lambda: "client BLPOP queues:mail:notify" in recorded(monitor), 30)
+    work = shop.work("mail", "-w", "1", "--sleep", "10m")
+    eventually(lambda: "client BLPOP queues:mail:notify" in recorded(monitor), 60)
     shop.qd("dispatch", "mail.welcome", "to=ada@example.org")
-    eventually(lambda: recorded(monitor).count("client BLPOP queues:mail:notify") == 2, 30)
+    eventually(lambda: recorded(monitor).count("client BLPOP queues:mail:notify") == 2, 60)
     work.stop()
     found = recorded(monitor)
     first = found.index("client BLPOP queues:mail:notify")
@@ -96,7 +96,7 @@ def test_the_beat_looks_as_the_page_shows_it(project: Callable[..., Project], mo
         assert told in found, found
         return True
 
-    eventually(shown, 30)
+    eventually(shown, 60)
     work.stop()
 
 

@@ -23,6 +23,11 @@ def now(redis: Client) -> float:
     return int(seconds) + int(micros) / 1e6
 
 
+def reports(redis: Client, token: str = "T1", **said: object) -> None:
+    """A master that has just reported, for as long as the test takes."""
+    report(redis, token, **{"seen_at": now(redis) + 600, **said})
+
+
 def paused(redis: Client) -> list[str]:
     return list(filter(lambda key: key.endswith(":paused"), redis.keys()))
 
@@ -40,9 +45,9 @@ def test_restart_leaves_the_servers_time(qd: Run, redis: Client) -> None:
 
 
 def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
-    report(redis)
-    report(redis, "T2", pool="", host="app-2")
-    report(redis, "T3", pool="gone", seen_at=now(redis) - 60)
+    reports(redis)
+    reports(redis, "T2", pool="", host="app-2")
+    reports(redis, "T3", pool="gone", seen_at=now(redis) - 60)
     assert done(qd("restart")) == "asked to restart: mail@app-1, app-2\n"
     found = document(qd("restart", "--rolling", "--json"))
     assert found["rolling"] is True
@@ -51,16 +56,16 @@ def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
 
 def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: Server) -> None:
     """Two of one place need two; one that booted before the stamp, or is of another pool, is nobody's."""
-    report(redis)
-    report(redis, "T2", pid=412)
+    reports(redis)
+    reports(redis, "T2", pid=412)
     other = server.client()
 
     def come_back() -> None:
         eventually(lambda: other.call("EXISTS", "qd:restart"))
         later = now(other) + 1
-        report(other, "T8", pool="other", booted_at=later)
-        report(other, "T9", pid=500, booted_at=later)
-        report(other, "T10", pid=501, booted_at=later)
+        reports(other, "T8", pool="other", booted_at=later)
+        reports(other, "T9", pid=500, booted_at=later)
+        reports(other, "T10", pid=501, booted_at=later)
         other.close()
 
     thread = threading.Thread(target=come_back)
@@ -72,7 +77,7 @@ def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: S
 
 
 def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
-    report(redis)
+    reports(redis)
     result = qd("restart", "--wait", "0.2")
     assert (result.exit_code, result.stdout) == (1, "mail@app-1: not back within 0.2s, pid was 411\n")
     result = qd("restart", "--wait", "0", "--json")
@@ -102,8 +107,8 @@ def test_pause_without_a_name_takes_every_queue_that_is_known(
     qd: Run, redis: Client, configured: Callable[[str], None]
 ) -> None:
     configured('[pools.night]\nqueues = ["reports"]\n')
-    report(redis, queues=["mail", "high"])
-    report(redis, "T2", connection="elsewhere", queues=["other"])
+    reports(redis, queues=["mail", "high"])
+    reports(redis, "T2", connection="elsewhere", queues=["other"])
     done(qd("pause"))
     assert paused(redis) == [
         "queues:high:paused",
@@ -119,7 +124,7 @@ def test_pause_without_a_name_is_refused_where_no_queue_is_known(qd: Run, redis:
 
 
 def test_pause_of_a_queue_nobody_works_on_says_so_and_pauses(qd: Run, redis: Client) -> None:
-    report(redis)
+    reports(redis)
     result = qd("pause", "mial")
     assert (result.exit_code, result.stdout) == (0, "mial: paused until `qd resume`\n")
     assert result.stderr == "nobody is known to work on 'mial' of redis (did you mean 'mail'?)\n"
