@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,7 +18,7 @@ from qd import Qd
 from qd.config import load
 from qd.events import ScheduledTaskStarting
 from qd.process import child
-from qd.scheduler import asking
+from qd.scheduler import asking, overlaps
 from qd.scheduler.guard import Broke, Guard
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
@@ -231,17 +232,27 @@ def test_a_process_that_cannot_be_had_skips_the_tick(
 
 
 def test_no_lease_runs_out_while_listeners_take_their_time(
-    app: Qd, report: Any, redis: Client, server: Server, open_host: Open, tmp_path: Path
+    app: Qd,
+    report: Any,
+    redis: Client,
+    server: Server,
+    open_host: Open,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight of them in one turn, which is longer than the lease."""
-    (tmp_path / "qd.toml").write_text(f'[connections.redis]\nurl = "{server.url}"\n[schedule]\nlease = 4\n')
+    """Eight of them in one turn, which is longer than the lease. They only say so: the clock of the leases and what is left
+    of the one on the server are moved by it."""
+    (tmp_path / "qd.toml").write_text(f'[connections.redis]\nurl = "{server.url}"\n[schedule]\nlease = 60\n')
     app.settings = load(tmp_path / "qd.toml", environ={})
     leases: list[int] = []
+    clock = SimpleNamespace(**vars(time))
+    clock.monotonic = lambda: time.monotonic() + 15 * len(leases)
+    monkeypatch.setattr(overlaps, "time", clock)
 
     @app.on(ScheduledTaskStarting)
     def slow(event: ScheduledTaskStarting) -> None:
         if event.task != "long" and host.said("schedule.started") and len(leases) < 8:
-            time.sleep(0.6)
+            redis.call("PEXPIRE", "qd:overlap:long", redis.call("PTTL", "qd:overlap:long") - 15_000)
             leases.append(redis.call("EXISTS", "qd:overlap:long"))
 
     app.schedule(lambda: eventually((tmp_path / "go").exists, 60), every=1, name="long").without_overlapping()

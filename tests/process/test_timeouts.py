@@ -335,8 +335,8 @@ def fork() -> None:
 @app.job("send in threads", timeout=3, tries=1)
 async def send_in_threads() -> None:
     other = app.queue("other")
-    await asyncio.gather(*[asyncio.to_thread(other.push, "nobody") for _ in range(200)])
-    note("sent", 200, other.size())
+    await asyncio.gather(*[asyncio.to_thread(other.push, "nobody") for _ in range(100)])
+    note("sent", 100, other.size())
     other.clear()
     await asyncio.sleep(60)
 """
@@ -389,7 +389,7 @@ def test_sending_in_threads_does_not_keep_the_alarm_off(project: MakeProject, re
     work = ready(shop)
     push(redis, "send in threads")
     work.wait_line("job.failed .*JobTimeout")
-    assert witness.starting("sent") == ["sent 200 200"]
+    assert witness.starting("sent") == ["sent 100 100"]
     work.stop()
 
 
