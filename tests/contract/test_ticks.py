@@ -81,6 +81,17 @@ def test_a_thousand_in_one_call_have_an_answer_each(queue, seen):
     assert queue.ticks.page(0) == (0, {"mine": b"1 x m"})
 
 
+def test_claims_that_are_begun_one_after_the_other_are_done_in_order_whoever_is_asked_first(queue, seen):
+    sent = KINDS["at once"]
+    first = queue.ticks.begin([claim(b"1 x m", sent=sent)])
+    second = queue.ticks.begin([claim(b"1 y m", sent=sent), claim(field="other", sent=sent)])
+    assert queue.ticks.read(["report", "other"]) == [b"1 x m", b"1 x m"], "other calls may come in between"
+    third = queue.ticks.begin([claim(b"2 x m", b"1 x m", sent=sent)])
+    assert [(answer.taken, answer.found) for answer in second()] == [(False, b"1 x m"), (True, None)]
+    assert [answer.taken for each in (third, first) for answer in each()] == [True, True]
+    assert jobs_of(seen) == 3
+
+
 @one_place
 def test_a_tick_whose_unique_job_still_waits_is_taken_and_sends_nothing(queue, seen):
     take(queue, claim(b"1 x m", sent=KINDS["unique"]))

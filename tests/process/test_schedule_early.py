@@ -17,7 +17,7 @@ from qd.config import load
 from qd.connectors.keyspace.ticks import KeptTicks
 from qd.errors import ConnectionLost
 from qd.events import JobQueueing
-from qd.scheduler import early, reach
+from qd.scheduler import early, loop, reach
 from qd.scheduler.claims import Place
 from qd.scheduler.taking import Taker
 from qd.store import schedule as notes
@@ -54,6 +54,18 @@ class Ahead:
         while any(each.step() for each in self.scheduler._early):
             pass
         return [each.early.parcel.id for each in self.reach.places if each.early and each.early.parcel]
+
+    def after(self, number: int, act: Callable[[KeptTicks], object], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Act when so many claims are begun."""
+        real, begun = KeptTicks.begin, list[Any]()
+
+        def begin(ticks: KeptTicks, claims: Any) -> Any:
+            begun.append(real(ticks, claims))
+            if len(begun) == number:
+                act(ticks)
+            return begun[-1]
+
+        monkeypatch.setattr(KeptTicks, "begin", begin)
 
     def turn(self) -> None:
         """The moment has come, and the server was asked again what operators want."""
@@ -183,14 +195,14 @@ def test_a_job_whose_reply_was_lost_is_sent_once(
 ) -> None:
     app.schedule(report.bind(1), every=HOUR, name="one")
     one = ahead()
-    made, real = one.make(), KeptTicks.take
+    made, real = one.make(), KeptTicks.begin
 
     def lost(ticks: KeptTicks, claims: Any) -> Any:
-        monkeypatch.setattr(KeptTicks, "take", real)
-        real(ticks, claims)
+        monkeypatch.setattr(KeptTicks, "begin", real)
+        real(ticks, claims)()
         raise ConnectionLost("the connection broke")
 
-    monkeypatch.setattr(KeptTicks, "take", lost)
+    monkeypatch.setattr(KeptTicks, "begin", lost)
     one.turn()
     assert one.host.said("schedule.sent") == []
     one.host.turns(lambda: one.host.said("schedule.sent"))
@@ -206,6 +218,17 @@ def test_a_server_that_has_lost_its_data_is_sent_nothing_of_it(app: Qd, report: 
     one.turn()
     assert (waiting(redis), one.host.lines) == ([], [])
     assert field(redis, app), "the entry begins anew"
+
+
+def test_of_an_entry_that_nobody_has_seen_none_is_made(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+    app.schedule(report.bind(1), every=HOUR)
+    one = ahead()
+    redis.call("FLUSHALL")
+    one.reach.saw(one.reach.places[0], b"")
+    assert one.make() == []
+    one.turn()
+    assert (waiting(redis), one.host.lines) == ([], [])
+    assert field(redis, app)
 
 
 def test_a_tick_that_is_not_the_one_it_was_made_for_gets_its_own(
@@ -284,3 +307,53 @@ def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Clie
     one.scheduler.paused = False
     one.turn()
     assert len(waiting(redis)) == 1
+
+
+# -- some at a time
+
+
+@pytest.fixture
+def ten(app: Qd, report: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    """Ten entries, claimed in four parts."""
+    monkeypatch.setattr(loop, "AT_ONCE", 3)
+    for n in range(10):
+        app.schedule(report.bind(n), every=HOUR, name=f"e{n}")
+    one: Ahead = ahead()
+    return one
+
+
+def test_all_are_claimed_before_the_server_has_taken_the_first(
+    ten: Ahead, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ten.make()
+    redis.call("CLIENT", "PAUSE", 60_000, "WRITE")
+    try:
+        ten.after(4, lambda _: redis.call("CLIENT", "UNPAUSE"), monkeypatch)
+        ten.turn()
+    finally:
+        redis.call("CLIENT", "UNPAUSE")
+    assert ids(redis) == made
+    assert [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")] == made
+
+
+def test_code_of_the_app_that_runs_in_between_may_ask_the_server_too(app: Qd, ten: Ahead, redis: Client) -> None:
+    made, asked = ten.make(), list[float]()
+    app.on(JobQueueing)(lambda event: asked.append(ten.reach.store.now()))
+    ten.turn()
+    assert ids(redis) == made
+    assert len(ten.host.said("schedule.sent")) == 10
+    assert len(asked) == 10
+    assert all(abs(each - time.time()) < HOUR for each in asked)
+
+
+def test_a_connection_that_is_lost_with_some_of_them_on_their_way_costs_none_and_doubles_none(
+    ten: Ahead, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten.make()
+    ten.after(2, lambda ticks: ticks.space.close(), monkeypatch)
+    ten.turn()
+    ten.host.turns(lambda: len(ten.host.said("schedule.sent")) == 10)
+    told = [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")]
+    assert sorted(told) == sorted(ids(redis))
+    assert len({line.split("entry=")[1].split()[0] for line in ten.host.said("schedule.sent")}) == 10
+    assert len(ten.host.said("redis.away")) == 1

@@ -137,16 +137,20 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """lose(before=...): from now on the reply to the next claim of a tick is lost, after the server has done it."""
 
     def arm(meanwhile: Callable[[], object] = bool) -> None:
-        real = KeptTicks.take
+        real = KeptTicks.begin
 
-        def take(ticks: KeptTicks, claims: Any) -> Any:
-            monkeypatch.setattr(KeptTicks, "take", real)
-            real(ticks, claims)
-            meanwhile()
-            ticks.space.close()
-            raise ConnectionLost("the connection broke")
+        def begin(ticks: KeptTicks, claims: Any) -> Any:
+            monkeypatch.setattr(KeptTicks, "begin", real)
+            real(ticks, claims)()
 
-        monkeypatch.setattr(KeptTicks, "take", take)
+            def lost() -> None:
+                meanwhile()
+                ticks.space.close()
+                raise ConnectionLost("the connection broke")
+
+            return lost
+
+        monkeypatch.setattr(KeptTicks, "begin", begin)
 
     return arm
 
@@ -197,14 +201,14 @@ def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(
     app.schedule(lambda: None, every=1, name="touch")
     host = open_host()
     host.turns(lambda: field(redis, app))
-    real = KeptTicks.take
+    real = KeptTicks.begin
 
-    def take(ticks: KeptTicks, claims: Any) -> Any:
-        monkeypatch.setattr(KeptTicks, "take", real)
+    def begin(ticks: KeptTicks, claims: Any) -> Any:
+        monkeypatch.setattr(KeptTicks, "begin", real)
         ticks.space.close()
         raise ConnectionLost("the connection broke")
 
-    monkeypatch.setattr(KeptTicks, "take", take)
+    monkeypatch.setattr(KeptTicks, "begin", begin)
     host.turns(lambda: host.said("schedule.done"))
     redis.call("HSET", "qd:ticks", "touch", f"{round(time.time() * 1000) + 500} other e1")
     there = len(host.said("schedule.done"))

@@ -95,6 +95,9 @@ class Claimed(NamedTuple):
     refused: Exception | None = None
 
 
+Answers = Callable[[], list[Claimed]]
+
+
 class Turn(NamedTuple):
     """The answer of one turn: what became of the ack, and what is in hand now."""
 
@@ -170,6 +173,9 @@ class Ticks(Protocol):
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         """In one round trip, no field twice. Each by itself: its field is set and its job sent, or nothing of it is done."""
+
+    def begin(self, claims: Sequence[Claim]) -> Answers:
+        """As take, whose answers are had by calling what is returned: others may be begun before."""
 
     def read(self, fields: Sequence[str]) -> list[bytes]:
         """What each of them is; b"": it is not there."""

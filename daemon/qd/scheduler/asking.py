@@ -191,7 +191,7 @@ def back(question: Question, answered: Due | None) -> None:
 
 
 def asks(entry: Entry) -> bool:
-    return any(each.foreign for each in entry.filters)
+    return bool(entry.filters) and any(each.foreign for each in entry.filters)
 
 
 def refusal(filters: Sequence[Filter], tick: float, guard: Guard) -> str:

@@ -69,7 +69,7 @@ class Place:
     few: tuple[int, int] = (0, 0)  # between these moments not too many were missed: see moments.decided
     lost: bool = False  # the store had its field once, and has lost it
     answered: Due | None = None  # a tick that its filters were asked about, with what they said
-    early: Want | None = None  # a tick that is yet to come, with its job (early.py)
+    early: Want | None = None  # the tick after `last`, which is yet to come, with its job (early.py)
     unsure: dict[bytes, Want] = made(default_factory=dict)
 
     def want(self, due: Due) -> Want:
@@ -81,7 +81,7 @@ class Place:
         """The field is this. Returns what is strange about it, in words."""
         found = read_field(raw)
         self.lost = self.lost or bool(self.raw and not raw)
-        self.raw = raw
+        self.raw, self.early = raw, None
         if found is None or found.at > now + AHEAD:
             self.last = now
             return (

@@ -112,7 +112,7 @@ class Lanes:
 
     def _next(self, lane: Lane, reach: Reach) -> None:
         if lane.taken is None:
-            taken = self._taker.claim(reach, [Want(*lane.waiting.popleft())])
+            taken = self._taker.taken(reach, [self._taker.ask(reach, [Want(*lane.waiting.popleft())])])
             lane.taken = next(iter(self._taker.tell(taken)), None)
         if lane.taken is not None:
             self._start(lane, lane.taken, reach)

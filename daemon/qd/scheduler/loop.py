@@ -35,7 +35,7 @@ from qd.scheduler.lanes import Lanes
 from qd.scheduler.moments import Due
 from qd.scheduler.reach import Reach, Standing
 from qd.scheduler.runs import Runs
-from qd.scheduler.taking import Taken, Taker, still
+from qd.scheduler.taking import Asked, Taker, still
 from qd.scheduler.telling import Teller
 from qd.store.schedule import sweep
 
@@ -189,11 +189,11 @@ class Scheduler:
         self._catch_up(reach)
 
     def _claim(self, reach: Reach, wants: Iterable[Want]) -> None:
-        """Some at a time: the first are taken before the others are looked at, and all of them before any is told."""
-        coming, taken = iter(wants), list[Taken]()
+        """Some at a time: the server takes the first while the others are looked at; then all of them are told."""
+        coming, asked = iter(wants), list[Asked | None]()
         while some := list(islice(coming, AT_ONCE)):
-            taken += self._taker.claim(reach, some)
-        for run in self._taker.tell(taken):
+            asked.append(self._taker.ask(reach, some))
+        for run in self._taker.tell(self._taker.taken(reach, asked)):
             self._lanes.run(reach, run)  # taken before, as was found out now
 
     def _catch_up(self, reach: Reach) -> None:
@@ -209,7 +209,8 @@ class Scheduler:
         """The next few out of the backlog, one at least."""
         wants: list[Want] = []
         while (place := reach.backlog.next(order_of)) is not None:
-            wants += self._sort(reach, place, reach.line)
+            if (want := self._sort(reach, place, reach.line)) is not None:
+                wants.append(want)
             if not reach.backlog.together:  # all of that moment
                 self._lanes.add(reach, reach.line)
                 reach.line = []
@@ -222,21 +223,22 @@ class Scheduler:
         for _, places in found:
             line: list[tuple[Place, Due]] = []
             for place in sorted(places, key=order_of):
-                yield from self._sort(reach, place, line)
+                if (want := self._sort(reach, place, line)) is not None:
+                    yield want
             self._lanes.add(reach, line)
 
-    def _sort(self, reach: Reach, place: Place, line: list[tuple[Place, Due]]) -> Sequence[Want]:
-        """What is claimed now; else it is asked about, in a lane, or added to this line."""
+    def _sort(self, reach: Reach, place: Place, line: list[tuple[Place, Due]]) -> Want | None:
+        """What is claimed now; None: it is asked about, in a lane, or added to this line."""
         due = self._decided(reach, place, reach.now)
         if due is None or not self._has_asked(reach, place, due):
-            return ()
+            return None
         if place.job is not None or not due.runs or due.said:
-            return (place.want(due),)
+            return place.want(due)
         if place.entry.background:
             self._lanes.add(reach, [(place, due)])
         else:
             line.append((place, due))
-        return ()
+        return None
 
     def _has_asked(self, reach: Reach, place: Place, due: Due) -> bool:
         """Whether it is known what the user's filters say, as far as there are any. Else they are being asked."""
@@ -249,6 +251,8 @@ class Scheduler:
         if place.answered is not None:
             answered, place.answered = place.answered, None
             return answered
+        if place.early is not None and self._in_time(reach, place.early.due.at, now):
+            return place.early.due  # what its last tick says is still so
         if not place.raw:  # the first sight: nothing before this moment is due
             since = None if place.lost else self._since
             return Due(now if since is None else min(now, since - 1), runs=False)
@@ -256,6 +260,9 @@ class Scheduler:
         if due is not None and self._until is not None and due.at > self._until:
             return None  # not ours any more
         return due
+
+    def _in_time(self, reach: Reach, at: int, now: int) -> bool:
+        return now - reach.late <= at <= now and (self._until is None or at <= self._until)
 
     # -- runs that ended, and what the store keeps
 

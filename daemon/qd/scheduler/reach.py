@@ -1,7 +1,8 @@
 """One connection of the schedule: its server's clock, where its entries stand, and whether it is away.
 
 look    once a second: TIME; on the control connection pauses and maintenance mode in the same round trip
-take    claims, in one round trip; what comes of a lost reply is known when the field is read again (claims.py)
+claim   some at a time, the next before the answers to the first are there; what comes of a lost one is known when the field
+        is read again (claims.py)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from qd.connectors.base import Claimed, Connector
+from qd.connectors.base import Answers, Claimed, Connector
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
@@ -197,21 +198,36 @@ class Reach:
     def next_after(self, place: Place, at: int) -> int | None:
         return self._reckoner.next_after(place.entry.timing, place.key, at)
 
-    def take(self, wants: Sequence[Want]) -> list[Claimed] | None:
-        """None: the reply was lost, or the server is away; it is known later."""
+    def claim(self, wants: Sequence[Want]) -> Answers | None:
+        """Nobody waits for the answers yet. None: the server is away, or the connection broke; it is known later."""
         self._asked_at = time.monotonic()
         try:
-            answers = self.queue.ticks.take([want.claim for want in wants])
+            return self.queue.ticks.begin([want.claim for want in wants])
         except (ConnectionLost, ServerRefused) as error:
             self.lost(error)
             return None
-        busy = next((answer.refused for answer in answers if isinstance(answer.refused, ServerBusy)), None)
-        self.busy = busy is not None
-        if busy is not None:
-            self.refuses(busy)
-        if now := max([answer.now for answer in answers], default=0.0):
-            self.heard(now)
-        return answers
+
+    def answers(self, claimed: Sequence[Answers]) -> list[list[Claimed] | None]:
+        """To all that was claimed since. None: the reply was lost; it is known later."""
+        self._asked_at = time.monotonic()
+        found = [self._answer(each) for each in claimed]
+        known = [answer for answers in found for answer in answers or ()]
+        if known:
+            busy = next((answer.refused for answer in known if isinstance(answer.refused, ServerBusy)), None)
+            self.busy = busy is not None
+            if busy is not None:
+                self.refuses(busy)
+            if now := max([answer.now for answer in known]):
+                self.heard(now)
+        return found
+
+    def _answer(self, claimed: Answers) -> list[Claimed] | None:
+        try:
+            return claimed()
+        except (ConnectionLost, ServerRefused) as error:
+            if self.up:  # else it is known
+                self.lost(error)
+            return None
 
     def strange(self, place: Place) -> str:
         """Which of its keys hold something of another type, in words; "": none, as far as it can be seen."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from qd.connectors.base import Claimed
+from qd.connectors.base import Answers, Claimed
 from qd.errors import ServerBusy
 from qd.schedule import Entry
 from qd.scheduler.asking import refusal
@@ -36,6 +36,14 @@ def still(seconds: float, doing: str = "") -> None:
     """Nobody watches."""
 
 
+class Asked(NamedTuple):
+    """Claims whose answers nobody has waited for yet. began: monotonic seconds."""
+
+    wants: Sequence[Want]
+    began: float
+    answers: Answers
+
+
 class Taker:
     """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
     alive: called with the seconds that the next step may take, and with the entry if it is one's turn now, "" nobody's."""
@@ -47,27 +55,43 @@ class Taker:
         self._guard, self._tokens = guard, Tokens()
         self._refused: set[str] = set()
 
-    def claim(self, reach: Reach, wants: Sequence[Want]) -> list[Taken]:
-        """Those that were taken, to be told; what is due next of each entry is planned."""
+    def ask(self, reach: Reach, wants: Sequence[Want]) -> Asked | None:
+        """Claim them. None: the server is away; they are due again."""
         if not reach.up:
             for want in wants:
                 reach.moments.add(want.due.at, want.place)
-            return []
+            return None
         began = time.monotonic()
         for want in wants:
             self._make_ready(want)
         self.alive(HOLDS, "")
         parcels = [want.parcel for want in wants if want.parcel is not None]
         self.teller.queueing(parcels)
-        answers = reach.take(wants)
+        answers = reach.claim(wants)
         if answers is None:
-            for want in wants:
-                want.place.unsure[want.after] = want
-                reach.moments.add(want.due.at, want.place)
-            return []
-        now, took = reach.now / 1000, time.monotonic() - began
-        taken = [(self._answered(reach, *each), each[1].holder) for each in zip(wants, answers, strict=True)]
-        return [Taken(want, holder, now, took) for want, holder in taken if want is not None]
+            self._unsure(reach, wants)
+            return None
+        return Asked(wants, began, answers)
+
+    def taken(self, reach: Reach, asked: Sequence[Asked | None]) -> list[Taken]:
+        """Those that were taken, to be told; what is due next of each entry is planned."""
+        each_asked, found = [each for each in asked if each is not None], list[Taken]()
+        for each, answers in zip(each_asked, reach.answers([each.answers for each in each_asked]), strict=True):
+            if answers is None:
+                self._unsure(reach, each.wants)
+                continue
+            took = time.monotonic() - each.began
+            for want, answer in zip(each.wants, answers, strict=True):
+                mine = self._answered(reach, want, answer)
+                if mine is not None:
+                    found.append(Taken(mine, answer.holder, answer.now, took))
+        return found
+
+    def _unsure(self, reach: Reach, wants: Sequence[Want]) -> None:
+        """Whether they were taken is found out when they are claimed again."""
+        for want in wants:
+            want.place.unsure[want.after] = want
+            reach.moments.add(want.due.at, want.place)
 
     def _make_ready(self, want: Want) -> None:
         place, due = want.place, want.due
@@ -94,17 +118,22 @@ class Taker:
     def make_early(self, place: Place, at: int) -> None:
         """What can be made of a tick that is yet to come. Whether it runs is decided at its moment."""
         job, place.early = place.job, None
-        if job is not None and not place.entry.filters and (parcel := job.early(at)) is not None:
+        if job is None or not place.raw or place.entry.filters:
+            return  # to be run, not seen yet, or to be asked about
+        if (parcel := job.early(at)) is not None:
             want = place.early = Want(place, Due(at), job=job.outgoing(parcel), parcel=parcel)
             want.after = self._after(want)
 
     def why_not(self, entry: Entry, tick: float) -> str:
         """Why this tick does not run as far as the scheduler itself can tell, "" when it does; the user's own filters are
         asked elsewhere (asking.py)."""
-        if note := pause_of(self.standing.pauses, entry.name):
+        standing = self.standing
+        if standing.pauses and (note := pause_of(standing.pauses, entry.name)):
             return f"paused{by_and_why(note)}"
-        if not entry.in_maintenance and (self.standing.down or self.down):
-            return self.standing.down or self.theirs
+        if (standing.down or self.down) and not entry.in_maintenance:
+            return standing.down or self.theirs
+        if not entry.filters:
+            return ""
         return refusal([each for each in entry.filters if not each.foreign], tick, self._guard)
 
     def _answered(self, reach: Reach, want: Want, answer: Claimed) -> Want | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qd.connectors.keyspace.base import Arg, Call, Keyspace
+from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies
 from qd.connectors.scripts import Script
 
 
@@ -77,6 +77,9 @@ class Memory:
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
         return self.space.run_many(calls)
+
+    def begin_many(self, calls: Sequence[Call]) -> Replies:
+        return self.space.begin_many(calls)
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
         return self.space.pop(name, seconds, wake)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from qd.connectors.base import Claim, Claimed
+from qd.connectors.base import Answers, Claim, Claimed
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.borrowed.outbox import Outbox
 from qd.connectors.keyspace.batches import KeptBatches
@@ -32,10 +33,13 @@ class PushedTicks(KeptTicks):
         super().__init__(outbox.space, outbox.prefix)
         self._outbox = outbox
 
-    def take(self, claims: Sequence[Claim]) -> list[Claimed]:
+    def begin(self, claims: Sequence[Claim]) -> Answers:
         queues = list(dict.fromkeys([claim.queue for claim in claims if claim.queue]))
         self._outbox.note(queues)
-        taken = super().take(claims)
+        return partial(self._forwarded, queues, super().begin(claims))
+
+    def _forwarded(self, queues: Sequence[str], answers: Answers) -> list[Claimed]:
+        taken = answers()
         self._outbox.try_to_forward(queues)
         return taken
 

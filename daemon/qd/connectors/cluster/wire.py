@@ -20,7 +20,7 @@ from qd.connectors.cluster.exchange import ROUNDS, Exchange, Item, is_redirectio
 from qd.connectors.cluster.names import Names, slot_of
 from qd.connectors.cluster.nodes import Node, Nodes
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.keyspace.base import Arg, Call, Replies
 from qd.connectors.patience import Patience
 from qd.connectors.redis.speech import evalsha, is_unknown, packed
 from qd.connectors.redis.wire import Wire
@@ -167,6 +167,10 @@ class ClusterWire(Patience):
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
         return whole(steps.run_many(self, calls)) if calls else []
+
+    def begin_many(self, calls: Sequence[Call]) -> Replies:
+        replies = self.run_many(calls)
+        return lambda: replies
 
     def at(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
         """A step whose keys stand in one slot. names: as they are called there."""

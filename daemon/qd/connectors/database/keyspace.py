@@ -26,7 +26,7 @@ from qd.connectors.database.servers import Again
 from qd.connectors.database.step import Step
 from qd.connectors.database.tokens import popped
 from qd.connectors.database.words import word
-from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.keyspace.base import Arg, Call, Replies
 from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
@@ -118,6 +118,10 @@ class DatabaseSpace:
                     raise
                 replies.append(error)
         return replies
+
+    def begin_many(self, calls: Sequence[Call]) -> Replies:
+        replies = self.run_many(calls)
+        return lambda: replies
 
     def _each(self, calls: Sequence[Call], step: Step) -> list[Any]:
         """One alone is undone with its transaction, where that is no part of another."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from qd.connectors.scripts import Script
 
 Arg = bytes | str | int | float
+Replies = Callable[[], list[Any]]
 
 
 class Call(NamedTuple):
@@ -56,6 +57,10 @@ class Keyspace(Protocol):
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
         """In one round trip, each by itself. Refusals stand in the list as exceptions."""
+
+    def begin_many(self, calls: Sequence[Call]) -> Replies:
+        """As run_many, whose replies are had by calling what is returned. Where the server can do them meanwhile, nothing
+        waits for them before; other calls may come in between."""
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
         """Take the first item of the list `name`, waited for as long as `seconds`. False: none came, or the file

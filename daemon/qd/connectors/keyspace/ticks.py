@@ -6,11 +6,12 @@ qd:ticks   field -> what the last scheduler wrote there
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from qd.connectors.base import Claim, Claimed, Outgoing
+from qd.connectors.base import Answers, Claim, Claimed, Outgoing
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call, Keyspace
+from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies
 from qd.connectors.keyspace.sending import keyed_words, single_words
 from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
@@ -23,9 +24,15 @@ class KeptTicks:
         self.space, self.prefix, self._key = space, prefix, prefix + keys.TICKS
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
+        return self.begin(claims)()
+
+    def begin(self, claims: Sequence[Claim]) -> Answers:
         calls = calls_of(self.prefix, claims)
-        found = [Claimed()] * len(claims)
-        for call, reply in zip(calls, self.space.run_many(calls), strict=True):
+        return partial(self._taken, len(claims), calls, self.space.begin_many(calls))
+
+    def _taken(self, count: int, calls: Sequence[Call], replies: Replies) -> list[Claimed]:
+        found = [Claimed()] * count
+        for call, reply in zip(calls, replies(), strict=True):
             for place, answer in zip(call.places, self._answers(call, reply), strict=True):
                 found[place] = answer
         return found
@@ -106,10 +113,11 @@ def call_of(prefix: str, queue: str, claims: Sequence[Claim], places: Sequence[i
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed) if queue else ()
     known, args, its = [keys.TICKS, *[kind(queue) for kind in kinds]], list[Arg](), script("tick")
     for place in places:
-        claim = claims[place]
-        args += (claim.field, claim.before, claim.after, claim.at, *words_of(claim.job))
-        if claim.job is not None and claim.job.lock and not claim.job.key:
-            known.append(keys.unique(claim.job.lock))
+        _, field, before, after, at, job = claims[place]
+        args += (field, before, after, at)
+        args += words_of(job)
+        if job is not None and job.lock and not job.key:
+            known.append(keys.unique(job.lock))
     return Call(its, [prefix + name for name in known], args, places)
 
 

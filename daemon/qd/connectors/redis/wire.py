@@ -11,13 +11,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hiredis
 
-from qd.connectors.keyspace.base import Arg, Call
+from qd.connectors.keyspace.base import Arg, Call, Replies
 from qd.connectors.patience import Patience
 from qd.connectors.redis.greeting import check_welcome, greeting, stranger
+from qd.connectors.redis.owed import Owed
 from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.speech import (
     classified,
@@ -30,7 +32,7 @@ from qd.connectors.redis.speech import (
 )
 from qd.connectors.redis.target import reason, unreached
 from qd.connectors.scripts import Script
-from qd.errors import ConnectionLost, NoAnswer, ServerBusy, ServerRefused, Unreachable
+from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield
 
@@ -55,6 +57,7 @@ class Wire(Patience):
         self._sock: socket.socket | None = None
         self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
         self._reader: Any = None
+        self._owed: list[Owed] = []
         self._used = 0.0
         self.tells_of_breaks = False  # True: a connection that an idle wire has lost is told of, not made anew unseen
         self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
@@ -148,20 +151,45 @@ class Wire(Patience):
         return self.receive()
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
+        return self.begin_many(calls)()
+
+    def begin_many(self, calls: Sequence[Call]) -> Replies:
         if not calls:
-            return []
-        commands = [evalsha(call.script, call.names, call.args) for call in calls]
-        replies = self.exchange(commands)
+            return list
+        owed, commands = Owed(len(calls)), [evalsha(call.script, call.names, call.args) for call in calls]
+        if self._owed:  # behind those
+            for command in commands:
+                self._write(command)
+        else:
+            self.write_all(commands)
+        self._owed.append(owed)
+        return partial(self._replies, calls, owed)
+
+    def _replies(self, calls: Sequence[Call], owed: Owed) -> list[Any]:
+        self._settle()
+        replies = owed()
         again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
         if again:
             told, texts = set[str](), list[bytes]()
             for place in again:
-                script = calls[place].script
-                texts.append(commands[place] if script.sha in told else with_text(script, commands[place]))
+                script, command = calls[place].script, evalsha(*calls[place][:3])
+                texts.append(command if script.sha in told else with_text(script, command))
                 told.add(script.sha)
             for place, reply in zip(again, self.exchange(texts), strict=True):
                 replies[place] = reply
         return [with_refusals(reply) for reply in replies]
+
+    def _settle(self) -> None:
+        """Read what is owed. What breaks then is told to those who ask for it."""
+        owed, self._owed = self._owed, []
+        for place, each in enumerate(owed):
+            if self._sock is None:
+                return
+            try:
+                each.replies = self.read_all(each.count)
+            except QdError as error:
+                for lost in owed[place:]:
+                    lost.error = error
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
         """One BLPOP. An alarm may end the wait and nothing else; left early, the connection is given up with it."""
@@ -180,6 +208,8 @@ class Wire(Patience):
 
     def send(self, command: bytes) -> None:
         """Send packed bytes, on a fresh connection when there is none or when the one that is there went away."""
+        if self._owed:
+            self._settle()
         if self._sock is None:
             self.connect()
         elif time.monotonic() - self._used > 1.0 and (why := self._went_away()):
@@ -306,7 +336,7 @@ class Wire(Patience):
             self.close()
 
     def close(self) -> None:
-        sock, self._sock, self._reader = self._sock, None, None
+        sock, self._sock, self._reader, self._owed = self._sock, None, None, []
         if sock is None:
             return
         if identity(sock.fileno()) == self._file:

@@ -3,14 +3,18 @@
 -- KEYS ticks, ready, delayed, notify, keyed, and a lock for each that sends "single" (ticks alone where none sends)
 -- ARGV for each tick, no field twice: field, what it was read as ("": it was not there), what it is to be, the tick in ms, and
 --   none  |  push, delay in s, payload  |  single, owner, ms it holds the lock, delay, payload  |  keyed, name, issue, delay, payload
--- Returns this server's unix ms, and for each tick
+-- Returns this server's unix ms when all is done, and for each tick
 --   1        taken, and its job sent            text   taken; its job was not sent, this owner holds the lock
 --   0        too early by this server's clock   {text} not taken: this is what the field is ({false}: it is not there)
 --   error    refused; nothing of it was done
 -- A field is set before its job is added, and set back when that is refused.
 local WORDS = {none = 1, push = 3, single = 5, keyed = 5}
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local now_ms = now()
 local ticks, starts, fields = KEYS[1], {}, {}
 local i = 1
 while ARGV[i] do
@@ -70,7 +74,7 @@ local function take_all(these)
 end
 
 local found = redis.call('HMGET', ticks, unpack(fields))
-local answers, plain, locks = {now_ms}, {}, 5
+local answers, plain, locks = {0}, {}, 5
 for n, start in ipairs(starts) do
   local how = ARGV[start + 4]
   if how == 'single' then locks = locks + 1 end
@@ -87,4 +91,5 @@ local all = take_all(plain)
 for n = 2, #answers do
   if answers[n] == 'plain' then answers[n] = all end
 end
+answers[1] = now()
 return answers
