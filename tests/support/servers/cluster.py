@@ -44,8 +44,8 @@ class Cluster(Started):
         return self
 
     def settled(self) -> None:
-        """Wait until each of them knows the others and all slots."""
-        eventually(lambda: all(map(knows_all, self.nodes)), 60, what="a cluster that is ok")
+        """Wait until each of them knows the others and all slots. A greeting that came to nothing ends after a minute."""
+        eventually(lambda: all(map(knows_all, self.nodes)), 180, what="a cluster that is ok")
 
     def node_of(self, key: str) -> Server:
         """The server on which `key` stands."""

@@ -65,7 +65,7 @@ class Running(Started):
             self.port = free_port()
             self.prepare()
         self._begin()
-        eventually(self._serves, 60, what=f"{self.name} that answers")
+        eventually(self._serves, 120, what=f"{self.name} that answers")
         return self
 
     def kill(self) -> None:

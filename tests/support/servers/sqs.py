@@ -52,7 +52,7 @@ class Sqs(Running):
     def reset(self) -> None:
         """Forget every queue."""
         asked = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST", data=b"")
-        with urllib.request.urlopen(asked, timeout=10) as reply:
+        with urllib.request.urlopen(asked, timeout=60) as reply:
             assert reply.status == 200
 
     def stands_still(self, seconds: float) -> None:
