@@ -23,7 +23,7 @@ from qd.connectors.base import Limits
 from qd.connectors.beanstalkd.deletes import Deletes, number_of
 from qd.connectors.beanstalkd.target import refused_name
 from qd.connectors.beanstalkd.touching import Touched, Toucher
-from qd.connectors.beanstalkd.wire import Client, Wire
+from qd.connectors.beanstalkd.wire import Client, Handed, Wire
 from qd.connectors.borrowed.backend import Parcel, Standing
 from qd.errors import QdError, ServerRefused, TooLarge
 
@@ -53,7 +53,8 @@ class Beanstalkd:
         self._lock = threading.RLock()  # the connection is the toucher's, too
         self._toucher = Toucher(self._touch)
         self._deletes = Deletes(self.wire)
-        self._mine = dict[str, Touched]()  # what is reserved, by its id
+        self._mine = dict[str, Touched]()  # what is reserved, by its id,
+        self._mine_of = 0  # by the connection of this life
 
     @property
     def timeout(self) -> float:
@@ -132,7 +133,7 @@ class Beanstalkd:
                     return self._parcel(client, job, queue)
         return None
 
-    def _first_of(self, client: Client, queue: str, queues: Sequence[str]) -> greenstalk.Job[bytes] | None:
+    def _first_of(self, client: Client, queue: str, queues: Sequence[str]) -> Handed | None:
         """Of several queues only one that has a job is watched: else beanstalkd would give what was put first, of any."""
         if self.wire.watched != (queue,):
             self._deletes.settle()
@@ -151,18 +152,20 @@ class Beanstalkd:
         except greenstalk.NotFoundError:
             return 0
 
-    def _parcel(self, client: Client, job: greenstalk.Job[bytes], queue: str) -> Parcel:
+    def _parcel(self, client: Client, job: Handed, queue: str) -> Parcel:
+        (number, body), life = job, self.wire.life
         attempts, crashes, ttr = 0, 0, self.ttr
-        if not queue or b'"attempts"' not in job.body:
-            text = self.wire.stats_of(job.id)
+        if not queue or b'"attempts"' not in body:
+            text = self.wire.stats_of(number)
             ttr, reserves, timeouts, releases, buries = (int(each) for each in COUNTS.findall(text))
-            queue = queue or str(client.stats_job(job)["tube"])
+            queue = queue or str(client.stats_job(number)["tube"])
             attempts, crashes = releases + timeouts, max(0, reserves - 1 - releases - timeouts - buries)
-        id = id_of(job)
-        if self._mine and self.wire.life != next(iter(self._mine.values())).life:
+        if self._mine_of != life:
             self._mine.clear()  # they were reserved by a connection that broke
-        self._mine[id] = Touched(job.id, self.wire.life, float(ttr))
-        return Parcel(queue, id, str(job.id), job.body, attempts, crashes)
+            self._mine_of = life
+        id = id_of(number, body)
+        self._mine[id] = Touched(number, life, float(ttr))
+        return Parcel(queue, id, str(number), body, attempts, crashes)
 
     def hold(self, parcel: Parcel | None) -> None:
         """Only of a connection that somebody watches: a worker's."""
@@ -237,7 +240,8 @@ class Beanstalkd:
     def there(self, queue: str, id: str) -> bool | None:
         with self._talk() as client:
             try:
-                return id_of(client.peek(number_of(id))) == id
+                job = client.peek(number_of(id))
+                return id_of(job.id, job.body) == id
             except greenstalk.NotFoundError:
                 return False
 
@@ -285,5 +289,5 @@ class Beanstalkd:
             self.wire.close()
 
 
-def id_of(job: greenstalk.Job[bytes]) -> str:
-    return f"{job.id}.{blake2b(job.body, digest_size=8).hexdigest()}"
+def id_of(number: int, body: bytes) -> str:
+    return f"{number}.{blake2b(body, digest_size=8).hexdigest()}"

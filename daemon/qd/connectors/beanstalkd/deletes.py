@@ -14,22 +14,24 @@ class Deletes:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.gone = list[tuple[str, str]]()
-        self._unsent = list[tuple[str, str, Touched]]()
-        self._begun = list[tuple[str, str, Touched]]()
+        self._unsent = list[tuple[Touched, tuple[str, str]]]()
+        self._begun = list[tuple[Touched, tuple[str, str]]]()
         self._doubtful = list[tuple[str, str]]()  # were not there to delete
 
     def add(self, queue: str, id: str, held: Touched) -> None:
         """It goes with the next `send`."""
-        self._unsent.append((queue, id, held))
+        self._unsent.append((held, (queue, id)))
 
     def send(self, command: bytes = b"") -> None:
         """Write what was added, and a command behind it, in one piece. A connection that broke meanwhile has reserved none
         of them: a keeper looks after these."""
-        ours = [each for each in self._unsent if each[2].life == self.wire.life]
-        self._unsent.clear()
-        self._begun += ours
-        if ours or command:
-            self.wire.write(b"".join([b"delete %d\r\n" % held.job for _, _, held in ours]) + command)
+        if self._unsent:
+            ours = [each for each in self._unsent if each[0].life == self.wire.life]
+            self._unsent.clear()
+            self._begun += ours
+            command = b"".join([b"delete %d\r\n" % held.job for held, _ in ours]) + command
+        if command:
+            self.wire.write(command)
 
     @property
     def pending(self) -> bool:
@@ -37,14 +39,17 @@ class Deletes:
 
     def read(self) -> None:
         """The answers, which come before any other. Those of a connection that broke do not: a keeper looks after these."""
+        if not self._begun:
+            return
         begun, self._begun = self._begun, []
-        for queue, id, held in begun:
+        for held, its in begun:
             if held.life == self.wire.life:
-                deleted = self.wire.line() == b"DELETED"
-                (self.gone if deleted else self._doubtful).append((queue, id))
+                (self.gone if self.wire.line() == b"DELETED" else self._doubtful).append(its)
 
     def look_at_doubtful(self) -> None:
         """What was not there is somebody else's by now, who will find out, or is gone."""
+        if not self._doubtful:
+            return
         doubtful, self._doubtful = self._doubtful, []
         for queue, id in doubtful:
             try:

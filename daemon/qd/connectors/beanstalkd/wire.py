@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
 
 import greenstalk
 
@@ -20,8 +21,8 @@ from qd.connectors.patience import Patience
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused, TooLarge, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 
-T = TypeVar("T")
 Client = greenstalk.Client[bytes]
+Handed = tuple[int, bytes]  # a job that was reserved: its number and its body
 NAMED = 10.0  # seconds that a name server may take
 REFUSALS: dict[bytes, type[greenstalk.BeanstalkdError]] = {
     b"JOB_TOO_BIG": greenstalk.JobTooBigError,
@@ -55,6 +56,26 @@ class Patient(socket.socket):
                 raise TimeoutError("no answer in time")
 
 
+class Said:
+    """See Wire.said. Nothing of one `with` is kept in it: it stands for all of a wire's."""
+
+    __slots__ = ("_wire",)
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def __enter__(self) -> Client:
+        return self._wire.client()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            told = self._wire.wrong(error)
+            if told is not error:
+                raise told from None
+        elif self._wire.about is not None:
+            self._wire.about(0.0)
+
+
 class Wire(Patience):
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew. life: of the connection
     that is there; what an earlier one had reserved is not reserved any more."""
@@ -69,7 +90,8 @@ class Wire(Patience):
         self._heard = b""  # of replies that greenstalk does not read; between two replies it has nothing left, either
         self._file: Identity | None = None  # the socket's: a job may close it
         self._using = "default"
-        self._watching: tuple[str, ...] = ("default",)
+        self.watched: tuple[str, ...] = ("default",)  # tubes, by the connection that is there
+        self._said = Said(self)
 
     @property
     def place(self) -> str:
@@ -90,36 +112,33 @@ class Wire(Patience):
             self._file = identity(self._sock.fileno())
             self._client = greenstalk.Client(self._sock, encoding=None)
             self._heard = b""
-            self._using, self._watching = "default", ("default",)
+            self._using, self.watched = "default", ("default",)
             self.life += 1
         return self._client
 
-    @contextmanager
-    def said(self) -> Iterator[Client]:
+    def said(self) -> Said:
         """A client, and what goes wrong with it as errors of ours; NotFoundError, TimedOutError and DeadlineSoonError are
         answers."""
-        client = self.client()
-        try:
-            yield client
-        except (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError):
-            raise
-        except greenstalk.BeanstalkdError as error:
-            raise self.refused(error) from None
-        except OSError as error:
-            self.close()
+        return self._said
+
+    def wrong(self, error: BaseException) -> BaseException:
+        """What is raised in its place."""
+        if isinstance(
+            error, (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError)
+        ):
+            return error
+        if isinstance(error, greenstalk.BeanstalkdError):
+            return self.refused(error)
+        self.close()
+        if isinstance(error, OSError):
             if self.about is not None:  # whoever gave up an answer is alive
                 self.about(0.0)
-            raise ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}") from None
-        except (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError):
-            self.close()
-            raise ConnectionLost(
+            return ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}")
+        if isinstance(error, (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError)):
+            return ConnectionLost(
                 f"the server at {self.place} answers what no beanstalkd answers: does the url name another program's port?"
-            ) from None
-        except BaseException:
-            self.close()  # torn apart in the middle of a reply
-            raise
-        if self.about is not None:
-            self.about(0.0)
+            )
+        return error  # torn apart in the middle of a reply
 
     def refused(self, error: greenstalk.BeanstalkdError) -> QdError:
         """In words, what the server does not do."""
@@ -143,22 +162,17 @@ class Wire(Patience):
             client.use(queue)
             self._using = queue
 
-    @property
-    def watched(self) -> tuple[str, ...]:
-        """By the connection that is there."""
-        return self._watching if self._client is not None else ("default",)
-
     def watch(self, client: Client, queues: tuple[str, ...]) -> None:
         """These and no others."""
-        if self._watching == queues:
+        if self.watched == queues:
             return
         for queue in queues:
-            if queue not in self._watching:
+            if queue not in self.watched:
                 client.watch(queue)
-        for queue in self._watching:
+        for queue in self.watched:
             if queue not in queues:
                 client.ignore(queue)
-        self._watching = queues
+        self.watched = queues
 
     # What greenstalk cannot: a command whose reply is read later, with that of the next one.
 
@@ -167,19 +181,22 @@ class Wire(Patience):
         self._sock.sendall(command)
 
     def line(self) -> bytes:
-        while (end := self._heard.find(b"\r\n")) < 0:
-            if len(self._heard) > LINE:
+        heard = self._heard
+        while (end := heard.find(b"\r\n")) < 0:
+            if len(heard) > LINE:
                 raise ValueError("no line of a beanstalkd is so long")
-            self._heard += self._more()
-        line, self._heard = self._heard[:end], self._heard[end + 2 :]
-        return line
+            heard = self._heard = heard + self._more()
+        self._heard = heard[end + 2 :]
+        return heard[:end]
 
     def body(self, size: int) -> bytes:
-        parts, missing = [self._heard], size + 2 - len(self._heard)
-        while missing > 0:
-            parts.append(self._more())
-            missing -= len(parts[-1])
-        heard = b"".join(parts)
+        heard = self._heard
+        if len(heard) < size + 2:
+            parts, missing = [heard], size + 2 - len(heard)
+            while missing > 0:
+                parts.append(self._more())
+                missing -= len(parts[-1])
+            heard = b"".join(parts)
         self._heard = heard[size + 2 :]
         return heard[:size]
 
@@ -199,12 +216,12 @@ class Wire(Patience):
             raise greenstalk.UnknownResponseError(word, numbers)
         return self.refused(REFUSALS[word](numbers))
 
-    def reserved(self) -> greenstalk.Job[bytes] | None:
+    def reserved(self) -> Handed | None:
         """What "reserve-with-timeout 0" has given: a job of what is watched, None: there is none."""
         word, *numbers = self.line().split()
         if word == b"RESERVED":
-            number, size = map(int, numbers)
-            return greenstalk.Job(number, self.body(size))
+            number, size = numbers
+            return int(number), self.body(int(size))
         if word in (b"TIMED_OUT", b"DEADLINE_SOON"):
             return None
         raise greenstalk.UnknownResponseError(word, numbers)
@@ -219,7 +236,7 @@ class Wire(Patience):
             raise greenstalk.UnknownResponseError(word, numbers)
         return self.body(int(numbers[0]))
 
-    def reserve(self, client: Client, seconds: float, wake: int) -> greenstalk.Job[bytes] | None:
+    def reserve(self, client: Client, seconds: float, wake: int) -> Handed | None:
         """A job of what is watched. None: none came in time, or before `wake` was readable: then the connection is given up,
         and with it what was just coming."""
         assert self._sock is not None
@@ -227,7 +244,8 @@ class Wire(Patience):
         whole = math.ceil(seconds)
         sock.seconds, sock.wake = (self.timeout if whole == seconds else 0.0) + seconds, wake
         try:
-            return client.reserve(timeout=whole)
+            job = client.reserve(timeout=whole)
+            return job.id, job.body
         except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
             return None
         except Woken:

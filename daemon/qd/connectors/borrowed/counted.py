@@ -18,8 +18,6 @@ def counted(parcel: Parcel) -> bytes:
     return body[:close] + b',"attempts":%d' % parcel.attempts + crashes + body[close:]
 
 
-def uncounted(job: Reserved, parcel: Parcel, leased: bytes) -> Reserved:
-    """So that what stood there before is what was pushed: without those counts. leased: what `counted` gave."""
-    if leased == parcel.body:
-        return job
+def uncounted(job: Reserved) -> Reserved:
+    """Of what `counted` has changed: so that what stood there before is what was pushed, without those counts."""
     return job._replace(start=job.start - 1, length=job.length + 1, before=b"")

@@ -42,6 +42,7 @@ PARCEL = (keys.taken, keys.holding, keys.ended)
 OWN = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
 TRIES = 100  # parcels a turn is given at most that are none for this worker
 AGAIN = 1.0  # seconds after which one that another worker has in hand may be handed out once more
+NONE_PAUSED = frozenset[str]()
 OBJECT_JOB = b"CallQueuedHandler@call"
 LOOKS_AWAY = 5  # seconds, more than parcel_turn.lua says
 LOOKS, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through an outbox right now
@@ -74,82 +75,87 @@ class Borrowed(BorrowedSending):
         acked, malformed, again, to_ack = None, 0, 0, done is not None
         slow = to_ack and self.backend.slow  # else a worker that is killed as it looks has not acked
         if slow or self._paused is None or self._paused:  # asked about again before anything is reserved
-            _, turn = self._step(done, queues, None)
-            acked, done = turn.acked, None
+            acked, done = self._step(done, queues, None).acked, None
         for _ in range(TRIES):
             try:
-                self._parcel = self._parcel or self._look(done, queues, shut)
+                parcel = self._parcel = self._parcel or self._look(done, queues, shut)
             except (ConnectionLost, ServerRefused) as error:
                 if done is not None:  # acked all the same: its worker may be killed before that server is back
                     self._step(done, queues, None)
                 if not to_ack:
                     raise
                 raise ConnectionLost(str(error)) from None  # and not "nothing was done"
-            became, turn = self._step(done, queues, self._parcel)
-            acked, done = turn.acked if done is not None else acked, None
-            malformed += became == b"malformed"
-            if became == b"leased":
+            step = self._step(done, queues, parcel)
+            if done is not None:
+                acked, done = step.acked, None
+            malformed += step.malformed
+            if step.reserved is not None:
                 break
-            if became == b"none":  # what is just being sent on is no reason to call the queues empty
+            if parcel is None:  # what is just being sent on is no reason to call the queues empty
                 if not self._sends or again == LOOKS:
                     break
                 again += 1
                 time.sleep(PAUSE)
-        shut_too = tuple([queue for queue in queues if queue in turn.paused or queue in shut])
-        return turn._replace(acked=acked, paused=shut_too, malformed=malformed)
+        closed = {*(self._paused or ()), *shut}
+        paused = tuple([queue for queue in queues if queue in closed]) if closed else ()
+        return Turn(acked, step.reserved, step.next_due, paused, malformed)
 
     def _look(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
         """One that is paused after this is found by the step. What is done is deleted over there with the same call: it
         stands here until that step, and runs once more from here if that does not come to pass."""
-        open_ = [queue for queue in queues if queue not in (self._paused or ()) and queue not in shut]
+        closed = {*(self._paused or ()), *shut}
+        open_ = [queue for queue in queues if queue not in closed] if closed else queues
         if not open_:
             return None
         if done is not None and self._hand is not None and self._mark == done.mark:
             self.backend.drop(self._hand.queue, self._hand.id, self._hand.handle, soon=True)
         return self.backend.take(open_, 0.0)
 
-    def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> tuple[bytes, Turn]:
-        """The call of parcel_turn.lua, and what follows of it over there. Returns what became of the parcel."""
+    def _step(self, done: Reserved | None, queues: Sequence[str], parcel: Parcel | None) -> Turn:
+        """The call of parcel_turn.lua, and what follows of it over there. Which queues are paused, `_paused` knows then."""
         self.turns += 1
         names = self._turned.get(tuple(queues)) or self._turned_of(tuple(queues))
         leased = counted(parcel) if parcel is not None else b""
         gone = self.backend.gone()
-        deleted = self._of_hand(done, gone)
+        deleted = self._of_hand(done, gone) if done is not None else ""
         args = self._args(done, deleted, queues, parcel, leased, gone)
         reply = script("parcel_turn").call(self.space, names, *args)
-        acked, its, became, wait, outbox, member, mark, start, length, before = reply[:10]
+        acked, its, became, wait, outbox, member, mark, start, length, before, *paused = reply
         if acked == -2:
             raise ConnectionLost("the server has run a call of this worker that was given up before")
-        paused = tuple([queues[place - 1] for place in reply[10:]])
-        self._paused = frozenset(paused)
+        self._paused = frozenset([queues[place - 1] for place in paused]) if paused else NONE_PAUSED
         if parcel is not None:
             self._parcel = None
         if deleted:
             self._hand = None
-            self.backend.hold(None)
         elif done is not None:
             self._over(done.queue, its if acked == 1 else 0)
         job = None
         if parcel is not None and became == b"leased":
-            job = uncounted(Reserved(parcel.queue, member, mark.decode(), start, length, before), parcel, leased)
+            job = Reserved(parcel.queue, member, mark.decode(), start, length, before)
+            if leased is not parcel.body:
+                job = uncounted(job)
             self._hand, self._mark = parcel, job.mark
             self.backend.hold(parcel)
-        elif parcel is not None:
-            self._pass_on(parcel, became)
+        else:
+            self.backend.hold(None)
+            if parcel is not None:
+                self._pass_on(parcel, became)
         full = [queue for place in outbox.split() if (queue := queues[int(place) - 1]) not in self._paused]
         self._sends = bool(full)
-        self.outbox.try_to_forward(full)
+        if full:
+            self.outbox.try_to_forward(full)
         due = None if wait < 0 else max(SOON, wait / 1000)
-        return became, Turn(None if acked < 0 else acked == 1, job, due, paused, 0)
+        return Turn(None if acked < 0 else acked == 1, job, due, (), int(became == b"malformed"))
 
     def _turned_of(self, queues: tuple[str, ...]) -> tuple[str, ...]:
         names = self._turned[queues] = tuple(self._keys(*[kind(queue) for queue in queues for kind in TURNED]))
         return names
 
-    def _of_hand(self, done: Reserved | None, gone: list[tuple[str, str]]) -> str:
+    def _of_hand(self, done: Reserved, gone: list[tuple[str, str]]) -> str:
         """The id of the parcel that `done` came in, when it is deleted over there, and taken out of `gone`. Else ""."""
         hand = self._hand
-        if done is None or hand is None or self._mark != done.mark or (hand.queue, hand.id) not in gone:
+        if hand is None or self._mark != done.mark or (hand.queue, hand.id) not in gone:
             return ""
         gone.remove((hand.queue, hand.id))
         return hand.id
@@ -163,12 +169,16 @@ class Borrowed(BorrowedSending):
         leased: bytes,
         gone: Sequence[tuple[str, str]],
     ) -> list[Arg]:
-        acks: list[Arg] = [0, "", ""] if done is None else [queues.index(done.queue) + 1, done.member, deleted]
-        its: list[Arg] = [0, "", "", "", ""]
-        if parcel is not None:
-            its = [queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased, digest(parcel.body)]
-        known = [word for queue, id in gone if queue in queues for word in (queues.index(queue) + 1, id)]
-        return [*self._fixed, f"{self.base}{self.turns}", *acks, *its, *known]
+        args: list[Arg] = [*self._fixed, f"{self.base}{self.turns}"]
+        args += (0, "", "") if done is None else (queues.index(done.queue) + 1, done.member, deleted)
+        if parcel is None:
+            args += (0, "", "", "", "")
+        else:
+            args += (queues.index(parcel.queue) + 1, parcel.id, parcel.handle, leased, digest(parcel.body))
+        for queue, id in gone:
+            if queue in queues:
+                args += (queues.index(queue) + 1, id)
+        return args
 
     def _pass_on(self, parcel: Parcel, became: bytes) -> None:
         """One that is none for this worker."""
