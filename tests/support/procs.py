@@ -128,7 +128,10 @@ class Procs:
         return sorted(found, key=lambda process: family.index(process.pid))
 
     def _ours(self) -> Iterator[psutil.Process]:
-        """Asked many times a second: no other process of the machine is looked into."""
+        """Asked many times a second: no other process of the machine is looked into. A number that its owner and the whole
+        session have done with may be somebody else's."""
+        if self.process.returncode is not None and psutil.pid_exists(self.pid):
+            return
         for pid in psutil.pids():
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(pid) == self.pid:
