@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.marks import FAILED
 from tests.support.procs import Procs
-from tests.support.project import MakeProject, Project, ready
+from tests.support.project import GENTLE, MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
@@ -142,6 +142,7 @@ def test_what_is_provided_is_closed_when_the_job_has_ended_and_sees_its_error(
 
 def test_a_timeout_is_an_error_to_what_is_provided(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "count", how="late")
+    shop.program = GENTLE
     work = ready(shop, "--timeout", "1")
     work.wait_line("job.failed .*JobTimeout")
     work.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import FAILED
-from tests.support.project import MakeProject, Project, ready
+from tests.support.project import GENTLE, MakeProject, Project, ready
 from tests.support.pushing import failed, push, push_laravel
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
@@ -88,6 +88,7 @@ EMPTY_POLL = ["Looping", "JobPopping", "WorkerIdle"]
 def test_events_come_in_laravels_order(shop: Project, witness: Witness, redis: Client) -> None:
     for job in ("good", "bad", "late", "back"):
         push_laravel(redis, job)
+    shop.program = GENTLE
     shop.work_off("--tries", "3")
     assert told(witness, "good") == SUCCESS
     assert told(witness, "bad") == [*THROWS, *THROWS_LAST]

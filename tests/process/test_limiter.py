@@ -15,7 +15,7 @@ from qd.errors import ArgumentError, ConnectionLost, DeclarationError
 from qd.middleware import RateLimited
 from tests.support.clock import eventually
 from tests.support.procs import Procs
-from tests.support.project import SOURCE, MakeProject
+from tests.support.project import GENTLE, SOURCE, MakeProject
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -115,6 +115,7 @@ def waits() -> None:
         raise
 """
     )
+    shop.program = GENTLE
     witness = Witness(shop)
     assert app.limiter("stripe", 1, per=60).acquire()
     push(redis, "waits")

@@ -15,7 +15,7 @@ import pytest
 from qd import Lock, LockError, LockTaken, Qd
 from qd.locks.door import MOST
 from tests.support.clock import eventually
-from tests.support.project import MakeProject
+from tests.support.project import GENTLE, MakeProject
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -206,6 +206,7 @@ async def awaits() -> None:
 @pytest.mark.parametrize("job", ["waits", "awaits"])
 def test_a_timeout_ends_a_wait_in_a_job_and_leaves_the_line(project: MakeProject, app: Qd, redis: Client, job: str):
     shop = project(WAITING)
+    shop.program = GENTLE
     witness = Witness(shop)
     with app.lock("report", ttl=60):
         push(redis, job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.project import MakeProject, Project, ready
+from tests.support.project import GENTLE, MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
@@ -104,6 +104,7 @@ def test_a_release_by_middleware_costs_no_attempt_and_says_why(shop: Project, re
 
 @pytest.mark.leaves("queues:default:failed*")
 def test_the_timeout_of_the_job_ends_its_middleware(shop: Project, redis: Client, witness: Witness):
+    shop.program = GENTLE
     work = ready(shop)
     push(redis, "stuck")
     work.wait_line("job.failed")

@@ -79,7 +79,7 @@ def forks() -> None:
     while not os.path.exists("go"):
         time.sleep(0.01)
 
-@app.job("long", middleware=[WithoutOverlapping()], timeout=0.5, tries=1)
+@app.job("long", middleware=[WithoutOverlapping()], timeout=2, tries=1)
 def long(seconds: float) -> None:
     note("long", current_job().attempt)
     time.sleep(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.marks import FAILED
-from tests.support.project import MakeProject, ready
+from tests.support.project import GENTLE, MakeProject, ready
 from tests.support.pushing import push
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
@@ -73,6 +73,7 @@ def test_an_alarm_of_a_thread_that_a_job_before_left_ends_nothing(
 @FAILED
 def test_a_job_that_takes_the_timer_is_ended_at_its_timeout_and_not_before(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=STRAY)
+    shop.program = GENTLE
     witness = Witness(shop)
     work = ready(shop)
     push(redis, "timer")

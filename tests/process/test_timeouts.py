@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.clock import BROUGHT, eventually
 from tests.support.marks import FAILED
-from tests.support.procs import titled
-from tests.support.project import MakeProject, Project, ready
+from tests.support.procs import QD, titled
+from tests.support.project import GENTLE, MakeProject, Project, ready
 from tests.support.pushing import failed, push
 from tests.support.reliability import Figures
 from tests.support.resp import Client
@@ -181,6 +181,7 @@ def test_a_job_over_its_timeout_sees_it_and_its_worker_takes_no_other(
     shop: Project, witness: Witness, redis: Client, figures: Figures, how: str
 ) -> None:
     shop.allowed.add("fifo")
+    shop.program = GENTLE
     work = ready(shop, "--log-level", "debug")
     push(redis, "astuck" if how == "awaited" else "stuck", how=how)
     push(redis, "quick")
@@ -252,6 +253,7 @@ def test_a_master_that_stood_still_meanwhile_has_the_stack_told_too(
 def test_it_is_tried_again_after_its_backoff_and_failed_after_its_tries(
     shop: Project, witness: Witness, redis: Client, how: str
 ) -> None:
+    shop.program = GENTLE if how == "asleep" else QD
     work = ready(shop)
     push(redis, "again", how=how)
     ended = "job.released" if how == "asleep" else "job.requeued .*reason=timeout"
@@ -345,6 +347,7 @@ async def send_in_threads() -> None:
 
 def test_a_late_alarm_spoils_no_result(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=LATE)
+    shop.program = GENTLE
     witness = Witness(shop)
     work = ready(shop, "--log-level", "debug")
     for name in ("short", "swallow"):
@@ -360,6 +363,7 @@ def test_a_late_alarm_spoils_no_result(project: MakeProject, redis: Client) -> N
 @FAILED
 def test_an_alarm_during_a_dispatch_waits_for_its_end(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=LATE)
+    shop.program = GENTLE
     witness = Witness(shop)
     work = ready(shop)
     for count in range(1, 9):
@@ -375,6 +379,7 @@ def test_an_alarm_during_a_dispatch_waits_for_its_end(project: MakeProject, redi
 @FAILED
 def test_an_alarm_during_a_fork_waits_for_its_end(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=LATE)
+    shop.program = GENTLE
     work = ready(shop)
     push(redis, "fork", count=10)
     work.wait_line("job.failed .*JobTimeout", count=10)
@@ -385,6 +390,7 @@ def test_an_alarm_during_a_fork_waits_for_its_end(project: MakeProject, redis: C
 @FAILED
 def test_sending_in_threads_does_not_keep_the_alarm_off(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=LATE)
+    shop.program = GENTLE
     witness = Witness(shop)
     work = ready(shop)
     push(redis, "send in threads")
