@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "daemon"
 PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
 OURS = ("QD_", "REDIS_URL", "NOTIFY_SOCKET", "WATCHDOG", "INVOCATION_ID", "SUPERVISOR", "XDG_RUNTIME_DIR", "COLUMNS")
 ALLOWED = {"qd.toml", "jobs.py"}
-# Its master gives a job whose time is over ten seconds to end by itself, in place of 0.4: for what is to be seen is how it does.
+# Its master gives a job over its time ten seconds to end by itself, in place of 0.4: for what is to be seen is how it does.
 GENTLE = (
     sys.executable,
     "-c",
