@@ -6,11 +6,14 @@ import signal
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from qd import masks
+from qd.config import Settings
+from qd.connectors.connections import Own
 from tests.support import clock, reliability, stalls
 from tests.support.project import Project
 from tests.support.resp import Client
@@ -69,6 +72,22 @@ def unhidden() -> Iterator[None]:
     masks._hidden.clear()
     masks._hidden.update(before[0])
     masks._pattern = before[1]
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test's apps have opened is closed with it. The collector may take a socket before the app that would close it:
+    that warns, in whichever test it happens."""
+    made, begin = WeakSet[Own](), Own.__init__
+
+    def begun(own: Own, settings: Settings) -> None:
+        begin(own, settings)
+        made.add(own)
+
+    monkeypatch.setattr(Own, "__init__", begun)
+    yield
+    for own in list(made):
+        own.close()
 
 
 @pytest.fixture
