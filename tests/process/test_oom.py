@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,3 +99,15 @@ def test_what_the_counter_says_is_claimed_once(tmp_path: Path, monkeypatch: pyte
     assert kills.killed(9) is False
     monkeypatch.setattr(oom, "places", lambda: iter([tmp_path / "none"]))
     assert oom.OomKills().killed(9) is None
+
+
+def test_what_was_counted_long_before_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter, at = tmp_path / "memory.events", [100.0]
+    counter.write_text("oom_kill 2\n")
+    monkeypatch.setattr(oom, "places", lambda: iter([counter]))
+    monkeypatch.setattr(oom, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    kills = oom.OomKills()
+    counter.write_text("oom_kill 3\n")
+    kills.look()
+    at[0] += oom.LATELY
+    assert kills.killed(9) is False
