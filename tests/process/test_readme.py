@@ -1,55 +1,85 @@
-"""The README's five minutes, as they are written there."""
+"""The README: its first job, its samples, its links and its figures; and the promises that docs/reliability.md makes."""
 
 from __future__ import annotations
 
 import ast
 import re
 import signal
-import textwrap
 from pathlib import Path
 
+from tests.support.project import MakeProject
+
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+RESULTS = (ROOT / "bench" / "RESULTS.md").read_text()
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+COMMANDS = re.findall(r"`qd ((?:work|dispatch)[^`]*)`", README)
 
 
-def blocks() -> list[str]:
-    """The indented blocks of the README, without their indentation."""
-    text = (ROOT / "README.md").read_text()
-    return [
-        textwrap.dedent(found).strip() + "\n" for found in re.findall(r"(?:^    .*\n(?:^\n(?=    ))*)+", text, re.M)
-    ]
-
-
-def block(beginning: str) -> str:
-    return next(text for text in blocks() if text.startswith(beginning))
-
-
-def test_first_job_is_what_init_writes_and_runs_as_the_readme_says(project):
+def test_first_job_is_what_init_writes_and_runs_as_the_readme_says(project: MakeProject) -> None:
     one = project(url="embedded:")
     one.allowed.add(".qd")
     for name in ("qd.toml", "jobs.py"):
         (one.root / name).unlink()
     assert one.qd("init").returncode == 0
-    assert block("from qd import Qd") in (one.root / "jobs.py").read_text()
+    assert BLOCKS[0].strip() in (one.root / "jobs.py").read_text()
 
-    worker = one.work("--workers", "1")
+    work, dispatch = COMMANDS[:2]
+    worker = one.work("default", "high", "--workers", "1", *work.split()[1:])
     worker.wait_line("master.ready")
-    assert [line.split()[1] for line in block("qd work").splitlines()] == ["work", "dispatch"]
-    done = one.qd(*block("qd work").splitlines()[1].split()[1:])
+    done = one.qd(*dispatch.split())
     assert done.returncode == 0, done.stderr
-    one.python(block("from datetime"))
+    one.python(BLOCKS[1])
     worker.wait_line("job.done.*mail.welcome", count=2)
     worker.stop(signal.SIGINT)
     assert worker.output == ["to ada@example.org: Hello (attempt 1)"] * 2
     assert one.qd("embedded", "stop").returncode == 0
 
 
-def test_readme_links_to_pages_that_are_there():
-    linked = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
-    assert [name for name in linked if not (ROOT / name).exists()] == []
+def test_samples_are_one_program_with_the_first_job(project: MakeProject) -> None:
+    one = project(jobs="\n".join([BLOCKS[0], *BLOCKS[2:]]))
+    one.python("import jobs")
+
+
+def test_readme_has_at_most_200_lines() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_links_lead_to_pages_that_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "README.md"):
+        linked = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+        assert linked
+        assert [name for name in linked if not (page.parent / name).exists()] == []
+
+
+def test_the_index_of_the_documentation_names_each_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The tables of a page: the first cell of each row, without notes and emphasis -> the other cells."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {re.sub(r" [↑↓]$", "", row[0]): [re.sub(r"\*\*| \(.*\)", "", cell) for cell in row[1:]] for row in cells}
+
+
+def test_figures_of_speed_and_versions_of_peers_are_those_of_the_results() -> None:
+    section = README.partition("## Performance, measured")[2].partition("\n## ")[0]
+    told, measured = rows(section), rows(RESULTS.partition("\n## Goals")[0])
+    figures = {name: cells for name, cells in told.items() if name in measured and cells[0][:1].isdigit()}
+    assert len(figures) == 6
+    for name, cells in figures.items():
+        assert cells == measured[name], name
+    assert f"commit {measured['qd'][0]}" in section
+    assert measured["date"][0].split()[0] in section
+    for peer in ("celery", "rq"):
+        for version in re.findall(rf"\b{peer} (\d+\.\d+(?:\.\d+)?)", README, re.IGNORECASE):
+            assert measured[peer][0].startswith(version), peer
 
 
 def known_rows() -> set[str]:
-    """The rows of the table of faults, as the tests name them."""
+    """The rows of the fault table, as the tests name them."""
     calls = [
         node
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -60,20 +90,18 @@ def known_rows() -> set[str]:
 
 
 def rows_that_hold() -> set[str]:
-    """By the tables of the page, as they were written by a run."""
-    page = (
-        (ROOT / "docs/reliability.md").read_text().partition("<!-- end of connections -->")[2]
-    )  # those have no verdict
+    """The rows whose verdict in docs/reliability.md, written by a run, is "holds"."""
+    page = RELIABILITY.partition("<!-- end of connections -->")[2]  # the rows above have no verdict
     lines = re.findall(r"^\| (\d.*) \|$", page, re.M)
     verdicts = [(cells[0], cells[9]) for line in lines if (cells := line.split(" | "))]
     return {row for row, _ in verdicts} - {row for row, verdict in verdicts if verdict != "holds"}
 
 
-def test_every_promise_is_one_of_the_page_on_reliability_and_names_rows_that_are_there():
-    told = re.findall(r"^\| (\*\*.*) \| ([\w, ]+) \|$", (ROOT / "README.md").read_text(), re.M)
-    page = (ROOT / "docs/reliability.md").read_text().split("## What is not")[0]
-    promised = [" ".join(item.split()) for item in re.findall(r"^- (\*\*(?:.|\n(?!- |\n))*)", page, re.M)]
-    assert [promise for promise, _ in told] == promised
-    named = {row for _, rows in told for row in rows.split(", ")}
-    assert sorted(named - known_rows()) == []
-    assert sorted(named - rows_that_hold()) == []
+def test_every_promise_names_rows_that_exist_and_hold() -> None:
+    section = RELIABILITY.split("## What is promised")[1].split("## What is not")[0]
+    promises = re.findall(r"^- \*\*(?:.|\n(?!- |\n))*", section, re.M)
+    assert len(promises) == 6
+    for promise in promises:
+        named = set(re.split(r",\s+", re.split(r"Rows:\s+", promise)[1].strip()))
+        assert sorted(named - known_rows()) == [], promise
+        assert sorted(named - rows_that_hold()) == [], promise
