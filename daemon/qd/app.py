@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -81,6 +81,7 @@ class Qd:
         self.connections.own |= own_drivers(self.registry, self.listeners, self.common)
         self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
+        self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around load()
         self.job = Declare(self.registry, self._send)
         self.schedule = Schedule(self._current_settings, self.registry, self.call)
 
@@ -112,8 +113,11 @@ class Qd:
         root = str(self.settings.root)
         if root not in sys.path:
             sys.path.insert(0, root)
-        for name in self.settings.imports:
-            import_module(name)
+        with ExitStack() as around:
+            for enter in self.loading:
+                around.enter_context(enter())
+            for name in self.settings.imports:
+                import_module(name)
 
     def dispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Send many in one round trip; their handles in order. All of them are encoded before the first is sent."""

@@ -23,6 +23,7 @@ from qd.connectors.database.opening import look, open_space
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keeping import Asked
 from qd.connectors.reserver import Reserver
+from qd.contrib.sqlalchemy import install
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original, saving
@@ -472,6 +473,21 @@ def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, tabl
     assert (queue.sizes("a").ready, queue.sizes("a").delayed) == (4, 1)
     sent.app.queue("a").push("x", {"n": 1})  # outside of it again
     assert queue.sizes("a").ready == 5
+
+
+def test_after_commit_inside_app_transaction_belongs_to_that_transaction(sent, table):
+    """A commit inside the block: nothing is left in the transaction that begins after it, which nobody commits."""
+    install(sent.app)
+    plain = sent.app.call("plain", b'{"n":1}').using(queue="a")
+    with Session(sent.engine) as session:
+        session.begin()
+        plain.using(after_commit=True).dispatch()  # waits
+        with sent.app.transaction(session):
+            plain.using(after_commit=True).dispatch()  # stands in the transaction
+            assert table.rows() == []
+            session.commit()
+            assert len(table.rows()) == 2
+    assert len(table.rows()) == 2
 
 
 def test_what_is_sent_inside_a_savepoint_goes_with_it(sent, queue):

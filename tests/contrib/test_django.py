@@ -289,6 +289,11 @@ try:
         app.dispatch(later.bind(4), later.bind(5))
         app.chain(pay.bind(6), pay.bind(7)).using(after_commit=True).dispatch()
         app.batch(pay.bind(6), pay.bind(7), then=pay.bind(8)).using(after_commit=True).dispatch()
+        app.batch(then=pay.bind(8)).using(after_commit=True).dispatch()
+        app.batch(finally_=later.bind(8)).dispatch()
+        app.chain(pay.bind(6), catch=later.bind(7)).dispatch()
+        later.using(key="order:1").dispatch(8)
+        later.using(unique="order:{order_id}").dispatch(8)
         raise Stop
 except Stop:
     pass
@@ -321,6 +326,53 @@ queue.clear()
 
 def test_after_commit_waits_for_the_atomic_block_and_a_rollback_drops_it(shop: Framed):
     django(shop, AFTER)
+
+
+OWN = """
+import qd.contrib.django
+from qd import Qd
+
+app = Qd("<url>")
+"""
+
+
+def own_app(shop: Framed, server: Server, more: str = "") -> None:
+    """The project makes its Qd itself."""
+    (shop.root / "shop" / "qd.py").write_text(OWN.replace("<url>", server.url) + more)
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text() + 'QD = {"app": "shop.qd:app"}\n')
+
+
+def test_install_gives_an_app_of_ones_own_what_the_projects_app_has(shop: Framed, witness: Witness, server: Server):
+    own_app(shop, server, "qd.contrib.django.install(app)\nqd.contrib.django.install(app)  # twice is once\n")
+    (shop.root / "shop" / "settings.py").write_text(settings(server.url, "600") + 'QD = {"app": "shop.qd:app"}\n')
+    django(shop, AFTER)
+    django(shop, "pay.dispatch(1); ship.dispatch(Order.objects.get(pk=1))")
+    path = shop.root / "shop" / "jobs.py"
+    path.write_text(path.read_text() + "\nOrder.objects.count()\n")  # opens a connection in the template
+    work_off(shop)
+    assert witness.lines == ["opened before False", "paid 1 True", "ship 1 a@b.c []"]
+
+
+def test_after_commit_is_refused_by_an_app_without_install(shop: Framed, server: Server):
+    own_app(shop, server)
+    path = shop.root / "shop" / "jobs.py"
+    path.write_text(path.read_text().partition('@app.job("ship")')[0])  # without a model as an argument
+    django(
+        shop,
+        """
+from django.db import transaction
+from qd import DeclarationError
+with transaction.atomic():
+    try:
+        pay.using(after_commit=True).dispatch(1)
+    except DeclarationError as error:
+        assert "call qd.contrib.django.install(app)" in str(error), error
+    else:
+        raise SystemExit("sent")
+assert app.queue("default").size() == 0
+""",
+    )
 
 
 def test_after_commit_waits_for_both_of_two_databases(shop: Framed, server: Server):

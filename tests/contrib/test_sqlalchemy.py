@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from qd import ArgumentError, Qd, current_job, provided
 from qd.contrib.sqlalchemy import after_commit, install
-from qd.errors import ConnectionLost, JobFailure, ModelGone
+from qd.errors import ConnectionLost, DeclarationError, JobFailure, ModelGone
 from tests.support.project import MakeProject
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -172,11 +173,25 @@ def test_bulk_waits_and_those_that_need_not_do_not(engine, app, sent):
     assert sent() == [2, 1, 3]
 
 
-@pytest.mark.parametrize("kind", ["chain", "batch"])
-def test_chains_and_batches_wait_too(engine, app, sent, redis: Client, kind: str):
+TOGETHER: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+    "chain": (lambda app: app.chain(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True), [1]),
+    "batch": (lambda app: app.batch(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True), [1, 2]),
+    "step": (lambda app: app.chain(app.ship.bind(1), app.ship.using(after_commit=True).bind(2)), [1]),
+    "catch": (lambda app: app.chain(app.ship.bind(1), catch=app.ship.using(after_commit=True).bind(2)), [1]),
+    "callback": (lambda app: app.batch(app.ship.bind(1), then=app.ship.using(after_commit=True).bind(2)), [1]),
+    "empty": (lambda app: app.batch(then=app.ship.bind(1)).using(after_commit=True), [1]),
+    "empty, callback": (lambda app: app.batch(finally_=app.ship.using(after_commit=True).bind(1)), [1]),
+    "key": (lambda app: app.ship.using(after_commit=True, key="order:1").bind(1), [1]),
+    "unique": (lambda app: app.ship.using(after_commit=True, unique="order:{order}").bind(1), [1]),
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_whatever_is_sent_waits_if_any_part_of_it_does(engine, app, sent, redis: Client, kind: str):
+    make, expected = TOGETHER[kind]
+
     def dispatch() -> None:
-        make = app.chain if kind == "chain" else app.batch
-        make(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True).dispatch()
+        make(app).dispatch()
 
     with Session(engine) as session, session.begin():
         dispatch()
@@ -185,7 +200,28 @@ def test_chains_and_batches_wait_too(engine, app, sent, redis: Client, kind: str
     with Session(engine) as session, session.begin():
         dispatch()
         assert sent() == []
-    assert sent() == ([1] if kind == "chain" else [1, 2])
+    assert sent() == expected
+
+
+def test_an_app_without_install_refuses_to_wait(server: Server, engine, redis: Client):
+    app = Qd(server.url)
+
+    @app.job("ship")
+    def ship(order: int) -> None: ...
+
+    later = ship.using(after_commit=True)
+    with Session(engine) as session, session.begin():
+        for call in (
+            later.bind(1),
+            app.chain(ship.bind(1), catch=later.bind(2)),
+            app.batch(ship.bind(1), then=later.bind(2)),
+        ):
+            with pytest.raises(DeclarationError, match=r"job 'ship' has after_commit=True.*sqlalchemy\.install\(app\)"):
+                call.dispatch()
+        with pytest.raises(DeclarationError, match="after_commit=True"):
+            app.dispatch(ship.bind(1), later.bind(2))
+    assert redis.text("KEYS", "*") == []
+    app.connections.close_all()
 
 
 def test_without_a_transaction_it_is_sent_at_once(engine, ship, sent):

@@ -11,6 +11,8 @@ import pytest
 from qd import ArgumentError, DeclarationError, Job, Queue
 from qd.config import SigningSettings
 from qd.payload import read
+from qd.scheduler.guard import Guard
+from qd.scheduler.jobs import job_of
 from qd.signing import Signing
 from tests.support.fakes import FakeQd, settings
 
@@ -140,6 +142,24 @@ def test_send_waits_for_the_commit_too(app: FakeQd):
     Charge().using(after_commit=True).dispatch()
     assert asked == []
     waiting[0]()
+    assert asked == ["default"]
+
+
+def test_a_tick_calls_send_at_once_although_the_job_says_after_commit(app: FakeQd):
+    """Of an app without transactions too, which refuses such a dispatch."""
+    asked: list[str] = []
+
+    @app.job("charge")
+    class Charge(Job[None]):
+        def handle(self) -> None: ...
+
+        def send(self, connection: Queue) -> None:
+            asked.append(connection.name)
+
+    app.schedule(Charge().using(after_commit=True)).hourly()
+    job = job_of(app, app.schedule.entries()[0], Guard())
+    assert job is not None
+    job.by_hand(job.parcel())
     assert asked == ["default"]
 
 

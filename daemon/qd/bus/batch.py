@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qd.bus.parcel import Parcel
 from qd.bus.results import FIRST_WAIT, GROWS, LONGEST_WAIT
 from qd.bus.running import current_job
-from qd.bus.send import Send, waits
+from qd.bus.send import Send
 from qd.bus.several import FOR_ONE, Together, later, members, together, unlocked
 from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobError, UnknownBatch
@@ -75,7 +75,7 @@ class BatchCall(Together):
         connection = (*parcels, *after.values())[0].connection if parcels or after else self._send.connection(None)
         new = NewBatch(id, self._name, self._allow, {what: callback(parcel) for what, parcel in after.items()})
         batch = Batch(id, self._send, connection)
-        batch._post(parcels, partial(batch._made, new))
+        batch._post(parcels, partial(batch._made, new), after.values())
         return batch
 
     async def adispatch(self) -> Batch:
@@ -212,10 +212,10 @@ class Batch(Handle[None]):
     def _kept(self) -> Batches:
         return self._send.connector(self._connection).batches
 
-    def _post(self, parcels: Sequence[Parcel], push: Any) -> None:
-        """Now, or after the commit where one of them waits for it."""
+    def _post(self, parcels: Sequence[Parcel], push: Any, callbacks: Iterable[Parcel] = ()) -> None:
+        """Now, or after the commit if one of the jobs or callbacks waits for it."""
         post = partial(self._send._post, parcels, push)
-        if not any(waits(parcel) for parcel in parcels) or not self._send.after_commit(post):
+        if not any(self._send.waits(each) for each in (*parcels, *callbacks)) or not self._send.after_commit(post):
             post()
 
     def _made(self, new: NewBatch, parcels: Sequence[Parcel]) -> None:

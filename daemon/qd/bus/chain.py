@@ -74,7 +74,7 @@ class Chain(Together):
         (plan, data), *rest = self._members
         links = [self._made(member) for member in rest]
         catch = [self._made(member) for member in self._caught]
-        if any(each.plan.after_commit for each in self._members):
+        if any(each.plan.after_commit for each in (*self._members, *self._caught)):
             plan = plan.using({"after_commit": True})
         ties = Ties(chain=tuple([each.link for each in links]), catch=tuple([each.link for each in catch]))
         first = self._send.parcel(plan, data, ties)

@@ -28,7 +28,7 @@ from qd.bus.route import signing_of as signing_of
 from qd.bus.running import RunningJob
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.connections import Connections
-from qd.errors import ArgumentError
+from qd.errors import ArgumentError, DeclarationError
 from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
 from qd.jobs import Place, Plan
 from qd.listeners import Listeners
@@ -81,24 +81,25 @@ class Send:
 
     def post(self, parcels: Sequence[Parcel]) -> list[str]:
         """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
-        that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused."""
+        that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused,
+        and what `waits` raises."""
         special = [each for each in parcels if (plan := each.plan) is not None and (plan.after_commit or plan.by)]
         if not special:
             return self._post(parcels)
+        waiting = [parcel for parcel in special if self.waits(parcel)]  # may raise: nothing has been sent yet
         by_hand = [parcel for parcel in special if sends_itself(parcel)]
         if by_hand:
             return self._post_beside(by_hand, parcels)
-        special = [parcel for parcel in special if waits(parcel)]
-        if not special or not self.after_commit(partial(self._post, special)):
+        if not waiting or not self.after_commit(partial(self._post, waiting)):
             return self._post(parcels)
-        sent = iter(self._post([parcel for parcel in parcels if not waits(parcel)]))
-        return [parcel.id if waits(parcel) else next(sent) for parcel in parcels]
+        sent = iter(self._post([parcel for parcel in parcels if not self.waits(parcel)]))
+        return [parcel.id if self.waits(parcel) else next(sent) for parcel in parcels]
 
     def _post_beside(self, by_hand: Sequence[Parcel], parcels: Sequence[Parcel]) -> list[str]:
         """Jobs whose class has a send(): that is called, and the others are posted."""
         others = iter(self.post(rest) if (rest := [each for each in parcels if each not in by_hand]) else ())
         for parcel in by_hand:
-            if not waits(parcel) or not self.after_commit(partial(self._hand_over, parcel)):
+            if not self.waits(parcel) or not self.after_commit(partial(self._hand_over, parcel)):
                 self._hand_over(parcel)
         return [parcel.id if parcel in by_hand else next(others) for parcel in parcels]
 
@@ -109,8 +110,25 @@ class Send:
         assert parcel.plan.by is not None
         parcel.plan.by(Queue(self, parcel.queue, parcel.connection))
 
+    def waits(self, parcel: Parcel) -> bool:
+        """Whether it is to be sent after the commit. Not inside app.transaction(), where it belongs to the transaction
+        already. Raises DeclarationError: this app cannot see a commit."""
+        if parcel.plan is None or not parcel.plan.after_commit or self._connections.is_lent(parcel.connection):
+            return False
+        if not self.transactions:
+            raise DeclarationError(
+                f"job '{parcel.name}' has after_commit=True, but this app sees no transactions: call "
+                "qd.contrib.django.install(app) or qd.contrib.sqlalchemy.install(app) where the app is made, or dispatch "
+                "the job after the commit without the option"
+            )
+        return True
+
     def after_commit(self, act: Callable[[], object]) -> bool:
-        """Let `act` be called when the transaction that is open now has been committed. False: none is open."""
+        """Call `act` when the transaction that is open now has been committed. False: none is open.
+
+        It is called outside of any app.transaction(): a commit inside that block must not send into the next transaction.
+        """
+        act = partial(self._connections.outside, act)
         return any(offer(act) for offer in self.transactions)
 
     def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
@@ -251,11 +269,6 @@ def sends_itself(parcel: Parcel) -> bool:
         and plan.by is not None
         and not (ties and (ties.chain or ties.catch or ties.batch or ties.after))
     )
-
-
-def waits(parcel: Parcel) -> bool:
-    """Whether it is to be sent after the commit."""
-    return bool(parcel.plan is not None and parcel.plan.after_commit)
 
 
 def outgoing(parcel: Parcel) -> Outgoing:

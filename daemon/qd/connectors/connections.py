@@ -71,6 +71,18 @@ class Connections:
         finally:
             self._lent.reset(token)
 
+    def is_lent(self, name: str) -> bool:
+        """Whether another queue stands for the connection called `name` here."""
+        return name in (self._lent.get() or {})
+
+    def outside(self, act: Callable[[], object]) -> object:
+        """Call `act` with the app's own connections, also inside a `lent` block."""
+        token = self._lent.set(None)
+        try:
+            return act()
+        finally:
+            self._lent.reset(token)
+
     def close(self) -> None:
         """Close those of this thread; the next use opens anew."""
         own: Own | None = getattr(self._local, "own", None)

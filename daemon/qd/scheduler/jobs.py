@@ -48,7 +48,7 @@ class EntryJob:
 
     def by_hand(self, parcel: Parcel) -> None:
         """Raises Broke."""
-        self._guard.run(lambda: self._send.post((parcel,)))
+        self._guard.run(lambda: self._send._hand_over(parcel))
 
 
 def job_of(app: Qd, entry: Entry, guard: Guard) -> EntryJob | None:

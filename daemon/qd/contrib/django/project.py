@@ -1,13 +1,15 @@
 """The Qd of a Django project: settings.QD says where the server is, and each installed app's `jobs.py` is imported.
 
-shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`, or nothing at all with manage.py
-load()      in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
+app()          shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`, or nothing at all with manage.py
+install(app)   gives an app that the project has made itself the same: models, transactions, database connections, load()
+load()         in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -29,8 +31,7 @@ class DjangoQd(Qd):
 
     def __init__(self) -> None:
         super().__init__()
-        self.carry(Models())
-        connections.watch(self)
+        install(self)
 
     @property
     def said(self) -> dict[str, object]:
@@ -38,17 +39,40 @@ class DjangoQd(Qd):
         asked = asked_for()
         return {key: asked[key] for key in ("url", "imports") if asked.get(key)}
 
-    def load(self) -> None:
-        """Set Django up, and import what declares jobs. Raises whatever that raises."""
-        import django
-        from django.apps import apps
 
-        check_settings()
-        if not apps.ready:
-            django.setup()
-        super().load()
-        import_declared()
-        connections.close()  # an import may have asked the database: that connection is not for workers forked from here
+def install(app: Qd) -> None:
+    """Add Django's features to an app that you have made yourself. The app of `app()` has them.
+
+    Jobs take and carry models, wait for commits (`after_commit=True`), and close database connections as a request does.
+    A worker calls django.setup() and imports jobs.py and tasks.py of each installed app. Calling it again does nothing.
+
+    Args:
+        app: The app, before it is used.
+
+    Example:
+        app = Qd("redis://localhost:6379/0")
+        qd.contrib.django.install(app)
+    """
+    if connections.wait_for_commit in app.transactions:
+        return
+    app.carry(Models())
+    connections.watch(app)
+    app.loading.append(around_load)
+
+
+@contextmanager
+def around_load() -> Iterator[None]:
+    """Django is ready before the app imports its modules; those of the installed apps are imported after them. Raises
+    ConfigError, and whatever the imports raise."""
+    import django
+    from django.apps import apps
+
+    check_settings()
+    if not apps.ready:
+        django.setup()
+    yield
+    import_declared()
+    connections.close()  # an import may have opened one, which workers forked from here must not share
 
 
 def import_declared() -> None:
