@@ -32,6 +32,18 @@ def test_identical_payloads_are_as_many_jobs(tried: Tried) -> None:
     assert tried.empty()
 
 
+def test_identical_delayed_payloads_are_as_many_jobs(tried: Tried) -> None:
+    queue = tried.connect()
+    payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
+    queue.push_many([("default", payload, 1.0)] * 3)
+    queue.later("default", payload, 1.0)
+    held = list(drained(queue, 4))
+    assert len({each.mark for each in held}) == 4
+    pushed = [original(each.member, each.start, each.length, each.before) for each in held]
+    assert {each.rstrip() for each in pushed} == {payload}, "only white space behind a payload may differ"
+    assert tried.empty()
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
     queue, said = tried.connect(), {"n": 1, "text": tried.fitting(TEXTS[text])}

@@ -199,12 +199,33 @@ def test_ten_thousand_identical_payloads_are_ten_thousand_jobs(queue, seen):
     assert len(marks) == 10_000
 
 
+@one_place
+def test_a_thousand_identical_delayed_payloads_are_a_thousand_jobs(queue, seen):
+    bare = b'{"job":"t","data":[],"attempts":0}'
+    for _ in range(2):
+        queue.push_many([("a", bare, 60.0)] * 500)
+    members = set(seen.delayed("a"))
+    assert len(members) == 1000
+    assert {member.rstrip() for member in members} == {bare}
+    assert all(json.loads(member) == json.loads(bare) for member in members)
+
+
 def test_identical_payloads_are_held_side_by_side(connect, seen):
     one, two = connect(1), connect(2)
     one.push_many([("a", job(1), None)] * 2)
     held = [take(one), take(two)]
     assert len(seen.reserved("a")) == 2
     assert [one.ack(held[0]), two.ack(held[1])] == [True, True]
+
+
+@one_place
+def test_identical_payloads_that_are_released_wait_side_by_side(connect, seen):
+    one, two = connect(1), connect(2)
+    one.push_many([("a", b'{"job":"t","data":[],"attempts":0}', None)] * 2)
+    for queue in (one, two):
+        held = take(queue)
+        assert queue.release(held, Released(answered(held.member, held.mark), 60.0))
+    assert len(seen.delayed("a")) == 2
 
 
 AWKWARD = (

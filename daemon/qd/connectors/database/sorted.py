@@ -28,13 +28,13 @@ ZSET = "zset"
 
 
 def zadd(step: Step, words: Words) -> int:
-    """ZADD name [XX] score member ..."""
+    """ZADD name [XX | NX] score member ..."""
     name, *rest = words
-    only_old = rest[0].upper() == b"XX"
-    scores = {member: real(score) for score, member in pairs(rest[1:] if only_old else rest)}
+    only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
+    scores = {member: real(score) for score, member in pairs(rest[1:] if only_old or only_new else rest)}
     found = step.look(name, ZSET) if only_old else step.change(name, ZSET)
     old = items.some(step, found, scores)
-    new = {each: score for each, score in scores.items() if (each in old if only_old else True)}
+    new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
     new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
     return items.put(step, found, {each: (score, None) for each, score in new.items()})
 
