@@ -7,6 +7,7 @@ A command returns None or its exit code.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 from qd import errors
-from qd.cli import common
+from qd.cli import common, streams
 from qd.cli.output import note
 from qd.process.exits import Exit
 from qd.units import did_you_mean
@@ -92,7 +93,21 @@ class Family(click.Group):
         except errors.QdError as error:
             note(f"qd: {error}")
             sys.exit(next(code for kind, code in CODES if isinstance(error, kind)))
+        except OSError:
+            if not folder_is_gone():
+                raise
+            note("qd: the current folder has been deleted; cd into one that exists")
+            sys.exit(Exit.CONFIG)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def folder_is_gone() -> bool:
+    """Whether the current folder has been deleted: no relative path leads anywhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def usage(error: click.ClickException) -> int:
@@ -134,4 +149,5 @@ def command() -> None:
 
 def main() -> None:
     """The entry point of `qd` and of `python -m qd`."""
+    streams.guard()
     command(prog_name="qd")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from qd import config
+from qd.cli import streams
 from qd.errors import ConfigError
 
 
@@ -24,8 +25,7 @@ def become_qd(words: Sequence[str], app: str) -> NoReturn:
         os.environ["QD_APP"] = app
     os.environ["PYTHONPATH"] = os.pathsep.join(own_folders())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as Django's own reloader does
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.flush((sys.stdout, sys.stderr))
     os.execv(sys.executable, [sys.executable, *flags, "-m", "qd", *words])
 
 
