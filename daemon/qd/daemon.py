@@ -9,7 +9,7 @@ import os
 import secrets
 import string
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
 ANSWER = 10.0  # seconds that a connection and an answer of Redis may take together
+NAMED = 5  # jobs that a warning about their queue names
 Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
 
 
@@ -59,7 +60,7 @@ def run(load: Load) -> int:
         replan=lambda: planned_anew(load),
         announce=lambda message: announce(
             *(log, config.from_json(message["settings"].encode())),
-            *(message["jobs"], message["entries"], message["limits"]),
+            *(message["jobs"], message["entries"], message["limits"], message["unserved"]),
         ),
     )
     return master.run()
@@ -163,8 +164,11 @@ def own_of(settings: Settings) -> Mapping[str, Factory]:
     return app.connections.own
 
 
-def announce(log: Log, settings: Settings, jobs: int, entries: int, limits: Limits) -> None:
-    """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each."""
+def announce(
+    log: Log, settings: Settings, jobs: int, entries: int, limits: Limits, unserved: Mapping[str, Sequence[str]]
+) -> None:
+    """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each, and
+    the declared queues that nobody serves."""
     work, connection = settings.work, settings.connection(settings.work.connection)
     only = work.only_schedule
     log.info(
@@ -180,6 +184,9 @@ def announce(log: Log, settings: Settings, jobs: int, entries: int, limits: Limi
     )
     for what, meaning in limits.items():
         log.info("connection.cannot", connection=connection.name, what=what, meaning=meaning)
+    for queue, names in unserved.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)
     if "ssl_cert_reqs=none" in (connection.url or ""):
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)

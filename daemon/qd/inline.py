@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +27,7 @@ from qd.process.exits import Exit, StopReason, told
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
-from qd.worker import boot, template
+from qd.worker import boot, served, template
 from qd.worker.alarm import Alarm
 from qd.worker.loop import IDLE, Worker, tell_job
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
-Announce = Callable[[Log, "Settings", int, int, Limits], None]
+Announce = Callable[[Log, "Settings", int, int, Limits, Mapping[str, Sequence[str]]], None]
 
 
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
@@ -50,7 +50,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     if not template.may_start(app, log):
         return int(Exit.CONFIG)
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
-    announce(log, app.settings, len(app.registry.names()), 0, limits)
+    announce(log, app.settings, len(app.registry.names()), 0, limits, served.unserved(app, app.settings))
     board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)

@@ -178,10 +178,18 @@ def test_a_signing_key_that_others_can_read(mode: int, who: str, shop: Project) 
 
 def test_a_job_for_a_queue_on_which_nobody_works(shop: Project) -> None:
     shop.jobs('@app.job("r", queue="reports")\ndef r() -> None: ...\n')
+    assert doctor(shop).bad() == []  # without a name `qd work` serves every declared queue
+    shop.config('[worker]\nqueues = ["default"]\n')
     line = doctor(shop).line("job r")
     assert "goes to the queue 'reports' of redis, on which nobody here works" in line.value
     shop.config('[worker]\nqueues = ["default", "reports"]\n')
     assert doctor(shop).bad() == []
+
+
+def test_pools_that_serve_every_queue_leave_none_to_a_pool_without_queues(shop: Project) -> None:
+    shop.config('[pools.all]\nqueues = ["default"]\n[pools.more]\nworkers = 2\n')
+    line = doctor(shop).line("pool more")
+    assert line.value.startswith("pools serve every queue that the app declares on connection 'redis' (default)")
 
 
 # -- the server

@@ -64,7 +64,7 @@ def test_show_prints_each_value_with_its_origin(folder, monkeypatch):
     assert found["worker.tries"] == ["3", "environment QD_TRIES"]
     assert found["worker.memory"] == ["128M", "built in"]
     assert found["connections.redis.url"] == ["redis://user:***@localhost:6379/0", "qd.toml:2"]
-    assert found["worker.queues"] == ["default", "built in"]
+    assert found["worker.queues"] == ["default", "built in, and every queue that the app declares"]
     assert shown("--pool", "mail")["worker.queues"] == ["mail", "qd.toml:6"]
     assert shown("--pool", "mail")["worker.pool"] == ["mail", "flag --pool"]
 

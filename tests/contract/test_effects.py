@@ -150,7 +150,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
 def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, seen, way, byte):
-    answering = Answering(broken, ("a",), Log("worker", write=lambda line: None), lambda seconds: None)
+    answering = Answering(broken, [("a",)], Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
 
@@ -168,7 +168,7 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
 @one_place
 @every_way
 def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, proxy, seen, way):
-    answering = Answering(broken, ("a",), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
+    answering = Answering(broken, [("a",)], Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
     broken.push("a", job(1))
     held = take(broken)
     proxy.refuse()

@@ -6,12 +6,13 @@ import hashlib
 import json
 import signal
 import time
+from itertools import pairwise
 
 import pytest
 
 from qd.errors import QdError
 from qd.payload import read
-from tests.contract.kinds import LEASE, NAME, Tried, job_of, ready, take
+from tests.contract.kinds import JOBS, LEASE, NAME, Tried, job_of, ready, take
 from tests.support.clock import eventually
 from tests.support.procs import waiting
 from tests.support.reliability import Figures
@@ -118,6 +119,32 @@ def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tri
         assert twice <= 2, "more jobs ran twice than were in hand"
     first = min(float(note[-1]) for note in tried.shop.noted("S") if float(note[-1]) >= back)
     figures.add(connection=tried.kind.name, doubles=twice, back=[first - back])
+
+
+# -- queues without names
+
+MAIL = """
+@app.job("mail", queue="other")
+def mail(n: int) -> None:
+    note("S", n, current_job().attempt, os.getpid())
+"""
+
+
+def test_without_names_the_declared_queues_are_served_in_turn(tried: Tried) -> None:
+    """--sleep is longer than the test waits: what wakes the worker at the end is the push."""
+    tried.shop.jobs(JOBS + MAIL)
+    tried.push(*range(4))
+    tried.push(*range(100, 104), job="mail", queue="other")
+    work = tried.shop.work("-w", "1", "--sleep", "90")
+    work.wait_line("master.started .* queues=default,other ")
+    eventually(lambda: len(tried.shop.noted("S")) == 8, 40, what="eight jobs")
+    mail = [int(note[1]) >= 100 for note in tried.shop.noted("S")]
+    assert all(one != other for one, other in pairwise(mail)), mail
+    waiting(work, 1)
+    tried.push(200, job="mail", queue="other")
+    tried.shop.wait_noted("S", 200)
+    eventually(lambda: tried.empty() and tried.empty("other"))
+    work.stop()
 
 
 # -- signals and pauses

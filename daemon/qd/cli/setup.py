@@ -36,13 +36,13 @@ def show(pool: str | None) -> None:
     """Print each value with its origin, passwords masked."""
     found = _with_code(pool)
     if common.given().json:
-        values = {name: {"value": value, "origin": found.origins[name]} for name, _, value in _values(found)}
+        values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in _values(found)}
         output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
         return
     output.say(f"file  {found.file or 'none'}")
     output.say(f"root  {found.root}")
     output.say()
-    rows = [(name, shown(option.kind, value) or "-", found.origins[name]) for name, option, value in _values(found)]
+    rows = [(name, shown(option.kind, value) or "-", _origin(found, name)) for name, option, value in _values(found)]
     output.table(("key", "value", "origin"), rows)
 
 
@@ -75,6 +75,12 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
         for option in table.ENTRY.values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
                 yield name, option, getattr(entry, option.name)
+
+
+def _origin(found: Settings, name: str) -> str:
+    """Which queues the jobs declare is known to who imports the app."""
+    more = ", and every queue that the app declares" if name == "worker.queues" and found.work.in_turn else ""
+    return found.origins[name] + more
 
 
 def _shown(option: Option, value: Any) -> Any:

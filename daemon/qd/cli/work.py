@@ -18,7 +18,8 @@ from qd.variables import VARIABLES
 @work_flags
 @common.options
 def command(flags: Mapping[str, object]) -> int:
-    """Work on the jobs of QUEUE..., the first before the second; without a name on the connection's own queue."""
+    """Work on the jobs of QUEUE..., the first before the second; without a name on every queue that the app declares, in
+    turn."""
     return run(flags)
 
 

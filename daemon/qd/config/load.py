@@ -141,6 +141,8 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
         held["connection"] = found.control  # nothing is kept there: the scheduler's keeper looks after what it shares
     own_queue = found.connections[held["connection"]].queue
     held["queues"] = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
+    held["in_turn"] = layers.origins["worker.queues"] == "built in"
+    held["pooled"] = pooled(layers, found, held["connection"])
     held["workers"] = workers_of(layers.value("worker.workers", WORK["workers"], built_in="auto"))
     if held["once"]:  # one job is for one worker
         held["workers"] = min(held["workers"], 1)
@@ -148,6 +150,20 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
         held |= {"only_schedule": True, "workers": 0, "pool": layers.pool}
     held["min_uptime"] = min_uptime(layers, layers.value("worker.min_uptime", WORK["min_uptime"], built_in="auto"))
     return WorkOptions(**held)
+
+
+def pooled(layers: Layers, found: Configured, connection: str) -> tuple[str, ...]:
+    """The queues of this connection that other pools of the file name. Raises ConfigError."""
+    queues = list[str]()
+    for name, held in layers.section("pools").items():
+        place = held.get("connection") or layers.section("worker").get("connection") or found.default
+        if name != layers.pool and "queues" in held and place == connection:
+            try:
+                queues += WORK["queues"].read(held["queues"])
+            except ValueError as error:
+                where = layers.file.where(f"pools.{name}.queues") if layers.file else f"[pools.{name}]"
+                raise ConfigError(f"{where}: {error}") from None
+    return tuple(dict.fromkeys(queues))
 
 
 def check_pool(layers: Layers) -> None:

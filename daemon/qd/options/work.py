@@ -23,8 +23,9 @@ class WorkOptions:
     """What `qd work` was told. Durations are seconds, sizes bytes; 0 means no limit where the help says so."""
 
     queues: tuple[str, ...] = option(
-        (), "queues", "take jobs from these queues, the first one first", flag="", shown="the connection's `queue`"
-    )
+        (), "queues", "take jobs from these queues, the first one first", flag="",
+        shown="the queues of the app's jobs, in turn",
+    )  # fmt: skip
     connection: str = option(
         "", "name", "take jobs from this connection", short="-c", environ="", shown="`default` of [qd]"
     )
@@ -70,6 +71,8 @@ class WorkOptions:
         "info", "name", "write log lines of this level and above", choices=("debug", "info", "warning", "error")
     )
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)
+    in_turn: bool = False  # no queue was named: nobody gave them an order, and each turn begins with the next one
+    pooled: tuple[str, ...] = ()  # queues of the connection that other pools of the file serve
     only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers; nobody else can ask for it
     unroutable_ttl: float = option(600.0, "span", "fail a job that no worker here knows after this long")
 

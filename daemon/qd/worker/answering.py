@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import TypeVar
 
 from qd.connectors.base import Connector, Reserved, Turn
@@ -29,8 +30,12 @@ class Answering:
     signals meanwhile.
     """
 
-    def __init__(self, queue: Connector, queues: tuple[str, ...], log: Log, rest: Callable[[float], None]) -> None:
-        self.queue, self.queues, self.log, self.rest = queue, queues, log, rest
+    def __init__(
+        self, queue: Connector, orders: Sequence[tuple[str, ...]], log: Log, rest: Callable[[float], None]
+    ) -> None:
+        """orders: those in which the queues are looked at, one turn after the other."""
+        self.queue, self.queues, self.log, self.rest = queue, orders[0], log, rest
+        self._orders = cycle(orders)
         self.done: Reserved | None = None
         self.unsure = False  # what the last turn did; then the server is asked before the next one
         self._away_since = 0.0
@@ -43,7 +48,7 @@ class Answering:
 
     def turn(self, shut: tuple[str, ...] = ()) -> Turn:
         """Ack `done` and take the next job in one call, from a queue that is not shut. Not before `ask` where `unsure`."""
-        turn = self.queue.turn(self.done, self.queues, shut)
+        turn = self.queue.turn(self.done, next(self._orders), shut)
         self.done, self._away_since = None, 0.0
         return turn
 

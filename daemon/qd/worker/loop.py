@@ -34,6 +34,7 @@ from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
 from qd.worker.maintenance import ShutQueues
 from qd.worker.saving import AWAY, Saver
+from qd.worker.served import orders
 from qd.worker.settle import Settler, short
 from qd.worker.telling import Telling
 from qd.worker.titles import Titles
@@ -64,7 +65,7 @@ class Worker:
         self.saver = Saver(queue, self.alarm, self.log)
         self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep, self.saver.tell)
         self.leaving = Leaving(self.work, self.slot)
-        self.answering = Answering(queue, self.work.queues, self.log, self._rest_while_away)
+        self.answering = Answering(queue, orders(self.work, seat.slot), self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None

@@ -33,7 +33,7 @@ from qd.process.scoreboard import Role
 from qd.process.talk import Inbox
 from qd.schedule import check_homes
 from qd.units import did_you_mean
-from qd.worker import boot, first
+from qd.worker import boot, first, served
 from qd.worker.settle import full, short
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.load()
         app.settings = complete(app)
         app.schedule.entries()  # what is wrong with one of them is told here
+        app.settings = served.resolved(app, app.settings)
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
             driver_of(app.settings.connection(name), app.connections.own)
@@ -137,6 +138,7 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
         code=code,
         jobs=len(app.registry.names()),
         entries=len(app.schedule.here(app.settings.env)),
+        unserved=served.unserved(app, app.settings),
         limits=dict(cannot_of(app.settings, app.settings.work.connection, app.connections.own)),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,

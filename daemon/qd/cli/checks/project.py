@@ -89,8 +89,20 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)
-    project.pools = {pool: loaded(pool, project.app.said) for pool in project.pools}
+    yield from check_pools(project, project.app)
     yield from check_import()
+
+
+def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
+    """Reads them again, with what the app says of the server and of its queues."""
+    from qd.worker.served import resolved
+
+    for pool in project.pools:
+        found = project.pools[pool] = loaded(pool, app.said)
+        try:
+            project.pools[pool] = resolved(app, found)
+        except QdError as error:
+            yield fail(f"pool {pool}" if pool else "queues", error, "name its queues", Exit.CONFIG)
 
 
 def imported() -> Qd:

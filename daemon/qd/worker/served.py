@@ -1,0 +1,76 @@
+"""Which queues a `qd work` serves.
+
+    named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order
+    not named  the connection's own queue and every other that the app declares, in turn; not those that a pool serves
+
+The app has to be imported for that: the template calls `resolved` and reports the settings that come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qd.config.settings import sent_to
+from qd.errors import ConfigError
+from qd.schedule.entry import JobTask
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config import Settings
+    from qd.options import JobOptions, WorkOptions
+
+
+def resolved(app: Qd, settings: Settings) -> Settings:
+    """The settings with the queues to serve. Raises ConfigError if pools serve all of them."""
+    work = settings.work
+    if not work.in_turn or work.only_schedule:
+        return settings
+    own = settings.connections[work.connection].queue
+    others = sorted(declared(app, settings).keys() - {own})
+    queues = tuple(queue for queue in (own, *others) if queue not in work.pooled)
+    if not queues:
+        raise ConfigError(
+            f"pools serve every queue that the app declares on connection '{work.connection}' "
+            f"({', '.join((own, *others))}): name a pool, `qd work --pool NAME`, or queues, `qd work {own}`"
+        )
+    return replace(settings, work=replace(work, queues=queues))
+
+
+def unserved(app: Qd, settings: Settings) -> dict[str, list[str]]:
+    """The queues declared on the worked connection that neither this `qd work` nor a pool serves, with their jobs."""
+    work = settings.work
+    if work.only_schedule:
+        return {}
+    found = declared(app, settings)
+    return {queue: found[queue] for queue in sorted(found.keys() - {*work.queues, *work.pooled})}
+
+
+def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
+    """The queues of the worked connection to which the app's jobs and schedule entries go, with the names of the jobs."""
+    found: dict[str, list[str]] = {}
+    for name, options in places(app, settings):
+        place = settings.connections.get(options.connection or settings.default)
+        if place is not None and settings.work.connection in sent_to(place.name, settings.connections):
+            jobs = found.setdefault(options.queue or place.queue, [])
+            if name not in jobs:
+                jobs.append(name)
+    return found
+
+
+def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
+    for name in app.registry.names():
+        if (job := app.registry.get(name)) is not None:
+            yield name, job.options
+    for entry in app.schedule.here(settings.env):
+        if isinstance(entry.task, JobTask):
+            yield entry.task.plan.declared.name, entry.task.plan.options
+
+
+def orders(work: WorkOptions, slot: int) -> list[tuple[str, ...]]:
+    """The orders in which one turn after the other looks at the queues. Workers begin at different ones."""
+    if not work.in_turn:
+        return [work.queues]
+    count = len(work.queues)
+    return [work.queues[at % count :] + work.queues[: at % count] for at in range(slot, slot + count)]
