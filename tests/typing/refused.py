@@ -174,7 +174,7 @@ app.schedule(needs_url)  # E: arg-type
 app.schedule(fetch.bind("https://example.org"), crn="* * * * *")  # E: call-arg
 app.schedule(ChargeCard(order_id=7), every="5m")  # E: arg-type
 app.schedule(print, missed="onse")  # E: arg-type
-app.schedule(print).hourly_at("17")  # E: arg-type
+app.schedule(print).hourly_at(1.5)  # E: arg-type
 app.schedule(print).missed("onse")  # E: arg-type
 app.schedule(print).every("5m")  # E: arg-type
 app.schedule(print).when("yes")  # E: arg-type

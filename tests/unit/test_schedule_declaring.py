@@ -206,7 +206,10 @@ BAD = {
     "minute": (lambda app: app.schedule(tick).hourly_at(75), r"75 is no minute \(0 to 59\)"),
     "several": (lambda app: app.schedule(tick).hourly_at([0, 60]), r"60 is no minute"),
     "none": (lambda app: app.schedule(tick).hourly_at([]), r"empty list"),
-    "text": (lambda app: app.schedule(tick).hourly_at("17"), r"'17' is no minute"),
+    "text": (lambda app: app.schedule(tick).hourly_at("*/5"), r"'\*/5' is no minute"),
+    "hour as a text": (lambda app: app.schedule(tick).at("24"), r"'24' is no time of day"),
+    "range of days": (lambda app: app.schedule(tick).days("5-1"), r"'5-1' are no days of the week in a row"),
+    "range without an end": (lambda app: app.schedule(tick).days("1-"), r"'' is no day of the week"),
     "day": (lambda app: app.schedule(tick).monthly_on(32), r"32 is no day of a month"),
     "weekday": (
         lambda app: app.schedule(tick).weekly_on("munday"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from qd.schedule.fields import Fields
+from qd.schedule.fields import Fields, Number
 from qd.units import did_you_mean
 
 WEEKDAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
@@ -18,11 +18,12 @@ class Days(Fields):
     # --- days of the week: which, not when
 
     def days(self, *days: Weekday | Sequence[Weekday]) -> Self:
-        """On these days of the week: 0 and 7 are Sunday, 1 is Monday; or by name, "monday", "mon"."""
-        several = flat(days)
+        """On these days of the week: 0 and 7 are Sunday, 1 is Monday; or by name, "monday", "mon". A text may hold several:
+        "1-5", "mon,wed"."""
+        several = [part for each in flat(days) for part in (each.split(",") if isinstance(each, str) else [each])]
         if not several:
             self._refuse("days() was given no day (0 to 7, or 'monday')")
-        return self._write(weekday=",".join([str(self._weekday(each)) for each in several]))
+        return self._write(weekday=",".join([self._days(each) for each in several]))
 
     def weekdays(self) -> Self:
         """Monday to Friday."""
@@ -67,11 +68,11 @@ class Days(Fields):
         """On the 1st at 0:00."""
         return self._write(minute=0, hour=0, day=1)
 
-    def monthly_on(self, day: int = 1, time: str = "0:00") -> Self:
+    def monthly_on(self, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of each month that has it."""
         return self._write_time(time)._write(day=self._day(day))
 
-    def twice_monthly(self, first: int = 1, second: int = 16, time: str = "0:00") -> Self:
+    def twice_monthly(self, first: Number = 1, second: Number = 16, time: str = "0:00") -> Self:
         """On two days of each month."""
         return self.days_of_month(first, second)._write_time(time)
 
@@ -79,7 +80,7 @@ class Days(Fields):
         """On the last day of each month, whichever that is in it."""
         return self._write_time(time)._write(day="L")
 
-    def days_of_month(self, *days: int | Sequence[int]) -> Self:
+    def days_of_month(self, *days: Number | Sequence[Number]) -> Self:
         """On these days of each month that has them, at 0:00; `.days_of_month(1, 15).at("13:00")`."""
         return self._write(minute=0, hour=0, day=self._numbers(flat(days), 1, 31, "day of a month"))
 
@@ -87,7 +88,7 @@ class Days(Fields):
         """On the 1st of January, April, July and October at 0:00."""
         return self._write(minute=0, hour=0, day=1, month="1-12/3")
 
-    def quarterly_on(self, day: int = 1, time: str = "0:00") -> Self:
+    def quarterly_on(self, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of January, April, July and October."""
         return self._write_time(time)._write(day=self._day(day), month="1-12/3")
 
@@ -95,15 +96,25 @@ class Days(Fields):
         """On the 1st of January at 0:00."""
         return self._write(minute=0, hour=0, day=1, month=1)
 
-    def yearly_on(self, month: int = 1, day: int = 1, time: str = "0:00") -> Self:
+    def yearly_on(self, month: Number = 1, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of each year."""
         return self._write_time(time)._write(day=self._day(day), month=self._number(month, 1, 12, "month"))
 
     def _day(self, value: object) -> int:
         return self._number(value, 1, 31, "day of a month")
 
+    def _days(self, value: object) -> str:
+        """One of them, or from one to another: "1-5"."""
+        first, to, last = value.partition("-") if isinstance(value, str) else (value, "", "")
+        if not to:
+            return str(self._weekday(first))
+        begin, end = self._weekday(first), self._weekday(last)
+        if begin >= end:
+            self._refuse(f"{value!r} are no days of the week in a row (written '1-5')")
+        return f"{begin}-{end}"
+
     def _weekday(self, value: object) -> int:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or value.strip().isdecimal():
             return self._number(value, 0, 7, "day of the week")
         word = value.strip().lower()
         found = [number for number, name in enumerate(WEEKDAYS) if word in (name, name[:3])]

@@ -12,7 +12,9 @@ from typing import Never, Self
 from qd.errors import DeclarationError
 
 FIELDS = ("second", "minute", "hour", "day", "month", "weekday")
-_TIME = re.compile(r"([0-9]{1,2}):([0-9]{1,2})")
+Number = int | str  # 5 or "5": Laravel's own take texts
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-9]{1,2}))?")
+_DIGITS = re.compile(r"[0-9]{1,2}")
 
 
 class Fields:
@@ -50,21 +52,23 @@ class Fields:
     # --- what the words are given
 
     def _number(self, value: object, low: int, high: int, what: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
             self._refuse(f"{value!r} is no {what} ({low} to {high})")
-        return value
+        return number
 
-    def _numbers(self, value: int | Sequence[int], low: int, high: int, what: str) -> str:
-        """One of them, or several: "0,30"."""
-        several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    def _numbers(self, value: Number | Sequence[Number], low: int, high: int, what: str) -> str:
+        """One of them, or several: [0, 30], "0,30"."""
+        given: Sequence[Number] = [value] if isinstance(value, int | str) else value
+        several = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each])]
         if not several:
             self._refuse(f"an empty list: give at least one {what} ({low} to {high})")
         return ",".join([str(self._number(each, low, high, what)) for each in several])
 
     def _time(self, value: object) -> tuple[int, int]:
-        """(hour, minute) of "13:00"."""
+        """(hour, minute) of "13:00", or of the hour alone, "13"."""
         found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
-        hour, minute = (int(found[1]), int(found[2])) if found else (24, 0)
+        hour, minute = (int(found[1]), int(found[2] or 0)) if found else (24, 0)
         if hour > 23 or minute > 59:
             self._refuse(f"{value!r} is no time of day (written '13:00')")
         return hour, minute

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Self
 
 from qd.schedule.days import Days
-from qd.schedule.fields import FIELDS
+from qd.schedule.fields import FIELDS, Number
 from qd.schedule.timing import Every
 from qd.units import span_in_code
 
@@ -72,25 +72,25 @@ class Frequencies(Days):
         """At minute 0."""
         return self._write(minute=0)
 
-    def hourly_at(self, minute: int | Sequence[int]) -> Self:
+    def hourly_at(self, minute: Number | Sequence[Number]) -> Self:
         """At this minute of each hour, or at these."""
         return self._write(minute=self._minutes(minute))
 
-    def every_odd_hour(self, minute: int | Sequence[int] = 0) -> Self:
+    def every_odd_hour(self, minute: Number | Sequence[Number] = 0) -> Self:
         """At 1, 3, 5 ... 23 o'clock."""
         return self._write(minute=self._minutes(minute), hour="1-23/2")
 
-    def every_two_hours(self, minute: int | Sequence[int] = 0) -> Self:
+    def every_two_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
         """At 0, 2, 4 ... 22 o'clock."""
         return self._write(minute=self._minutes(minute), hour="*/2")
 
-    def every_three_hours(self, minute: int | Sequence[int] = 0) -> Self:
+    def every_three_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
         return self._write(minute=self._minutes(minute), hour="*/3")
 
-    def every_four_hours(self, minute: int | Sequence[int] = 0) -> Self:
+    def every_four_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
         return self._write(minute=self._minutes(minute), hour="*/4")
 
-    def every_six_hours(self, minute: int | Sequence[int] = 0) -> Self:
+    def every_six_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
         return self._write(minute=self._minutes(minute), hour="*/6")
 
     # --- times of the day
@@ -100,18 +100,18 @@ class Frequencies(Days):
         return self._write(minute=0, hour=0)
 
     def daily_at(self, time: str) -> Self:
-        """At this time of the day, "13:00"."""
+        """At this time of the day, "13:00", or at this hour, "13"."""
         return self._write_time(time)
 
     def at(self, time: str) -> Self:
         """The same as daily_at; it reads better behind days: `.mondays().at("8:00")`."""
         return self._write_time(time)
 
-    def twice_daily(self, first: int = 1, second: int = 13) -> Self:
+    def twice_daily(self, first: Number = 1, second: Number = 13) -> Self:
         """At two hours of the day, at minute 0."""
         return self.twice_daily_at(first, second)
 
-    def twice_daily_at(self, first: int = 1, second: int = 13, minute: int = 0) -> Self:
+    def twice_daily_at(self, first: Number = 1, second: Number = 13, minute: Number = 0) -> Self:
         """At this minute of two hours of the day."""
         hours = self._numbers([first, second], 0, 23, "hour")
         return self._write(minute=self._number(minute, 0, 59, "minute"), hour=hours)
@@ -139,5 +139,5 @@ class Frequencies(Days):
     def every_thirty_seconds(self) -> Self:
         return self._write(second="*/30", minute="*")
 
-    def _minutes(self, value: int | Sequence[int]) -> str:
+    def _minutes(self, value: Number | Sequence[Number]) -> str:
         return self._numbers(value, 0, 59, "minute")
