@@ -12,6 +12,9 @@ from collections.abc import Sequence
 class QdError(Exception):
     """The root of qd's errors."""
 
+    server: str | None = None
+    """The driver of the control connection, if the error came from there and the connection of the jobs is another."""
+
 
 class ConfigError(QdError):
     """The configuration cannot be used: a key, a value, a connection, an app. `qd` exits 78."""

@@ -50,6 +50,7 @@ DRIVERS: Mapping[str, Driver] = {
 }
 MEMORIES = tuple([word for word, driver in DRIVERS.items() if driver.memory])
 """Those with a keyspace of their own."""
+BORROWERS = ("beanstalkd", "sqs")  # they keep leases, failed jobs and delays on the control connection
 SYNC = "sync"  # in no table: it runs jobs, so an app brings it with it
 EXTRAS: Mapping[str, str] = {
     "sqlalchemy": "database",

@@ -5,5 +5,6 @@ dead, leftover        jobs of the dead go back; what they have left running is e
 rights, parts         may workers answer; servers and queues that are away while others are not
 restarts, laravel     what operators ask for, here and by Laravel's own keys
 maintenance           maintenance mode as this host sees it
+control               the control connection, where it is not that of the jobs
 report, aged          what is told of this master; failed jobs that are too old
 """

@@ -23,13 +23,12 @@ from setproctitle import setproctitle
 from qd.config import Settings
 from qd.connectors.drivers import MEMORIES
 from qd.connectors.keeping import Answer, Asked, Keeping
-from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
-from qd.connectors.keyspace.beat import beat
 from qd.connectors.manager import NONE_OWN, open_keeping, open_memory
 from qd.connectors.reserver import Factory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
+from qd.keeper.control import Control, ControlAway
 from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
@@ -65,13 +64,17 @@ def run(
     title = f"qd:{settings.work.pool or 'default'}:keeper"
     queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title, own=own)
     queue.patience(*PATIENCE)
-    queue.beats(
-        lambda _: hands.board.set_header(H.KEEPER_ALIVE, now())
-    )  # many short steps may take long on a busy host
+
+    def is_alive(_: float) -> None:
+        hands.board.set_header(H.KEEPER_ALIVE, now())
+
+    queue.beats(is_alive)  # many short steps may take long on a busy host
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)
-        control[0].connect_timeout, control[0].timeout = PATIENCE
+        at_most = max(0.2, settings.connection(settings.work.connection).retry_after / 6)  # renewals wait for it
+        control[0].connect_timeout, control[0].timeout = min(PATIENCE[0], at_most), min(PATIENCE[1], at_most)
+        control[0].about = is_alive
     return Keeper(settings, queue, control, hands, log, also).run(Inbox(line))
 
 
@@ -88,7 +91,7 @@ class Keeper:
         """queue: the worked connection; control: where stamps and reports live, None: with the queue."""
         self.settings, self.queue = settings, queue
         self.apart = control is not None
-        self.control, self.control_prefix = control or queue.kept
+        self.control = Control(*(control or queue.kept), settings.connection(settings.control), queue.settings, log)
         self.board: Scoreboard = hands.board
         self.hands, self.log = hands, log
         self.lease = queue.settings.retry_after
@@ -102,6 +105,7 @@ class Keeper:
         self._turned_at = 0.0
         self._renewed_at = 0.0
         self._away_since: float | None = None
+        self._told_away = False
         self._server = queue.settings.driver  # its word in the log
         self.parts = Parts(log, self._server)
         self._delay = 0.0
@@ -144,8 +148,12 @@ class Keeper:
         """What a server cannot be asked for that is known to be away is done at a later beat; every other break is one."""
         masters = partial(self.dead.dead_masters, self._masters, self._forget)
         for act in (self.dead.dead_workers, masters, self.aged.forget):
+            if act is masters and self.control.is_away:
+                continue
             try:
                 act()
+            except ControlAway:
+                continue
             except ConnectionLost:
                 if not self.parts.are_away:
                     raise
@@ -167,32 +175,32 @@ class Keeper:
         report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
         answer = self.queue.beat(self.queues, self._asked("" if self.apart else report, self._renews(at)))
         received = time.monotonic()
-        control = answer
-        if self.apart:
-            control = beat(self.control, self.control_prefix, (), self._asked(report, False))
-        if report and not first:  # the second one knows when the code was imported
+        control, heard = self.control.beat(self._asked(report, False)) if self.apart else (answer, True)
+        if report and heard and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._hear(answer, control, at, first)
         if answer.broke is not None:
             self._besides()  # which needs no more than what has answered
             raise answer.broke
-        return received + (SOON if first else self._until_next(answer))
+        return received + (SOON if first and heard else self._until_next(answer))
 
     def _asked(self, report: str, renew: bool) -> Asked:
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         return Asked(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
 
-    def _hear(self, answer: Answer, control: Answer, at: float, first: bool) -> None:
-        """control: of the server where restarts and maintenance stand, by whose clock restarts are stamped."""
-        self.report.laravel_down = self.maintenance.tell(control.down)  # before the contact: new workers wait for that
+    def _hear(self, answer: Answer, control: Answer | None, at: float, first: bool) -> None:
+        """control: of the server that keeps restarts and maintenance, by whose clock restarts are stamped. None: this
+        keeper has not read it yet."""
+        # Before the contact: new workers wait for that.
+        self.report.laravel_down = self.maintenance.tell(None if control is None else control.down)
         self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
         if self._server_now and answer.now - self._server_now > self.gap:
             self._connected_at = at
         self._server_now = answer.now
-        self.restarts.clock(control.now)
         ready = [self.queues[place] for place in answer.waiting]
         self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
-        self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
+        if control is not None:
+            self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
         self.parts.tell(answer.away)
         self._tell_lost(answer.lost)
         self._tell_cancelled(answer.cancelled)
@@ -238,7 +246,7 @@ class Keeper:
 
     def _masters(self) -> list[Master]:
         """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
-        flat = self.control.call("HGETALL", self.control_prefix + keys.MASTERS)
+        flat = self.control.reports()
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         self._alive()
         old = hosts.forgotten(fields, self._server_now)
@@ -247,8 +255,7 @@ class Keeper:
         return hosts.read_masters(fields)
 
     def _forget(self, *tokens: str) -> None:
-        for at in range(0, len(tokens), 1000):
-            self.control.call("HDEL", self.control_prefix + keys.MASTERS, *tokens[at : at + 1000])
+        self.control.forget(tokens)
 
     # -- away and back
 
@@ -256,6 +263,10 @@ class Keeper:
         at = time.monotonic()
         if self._away_since is None:
             self._away_since, self._delay = at, 0.05
+        if error.server is not None:
+            self.control.lost(error)
+        elif not self._told_away:
+            self._told_away = True
             self.log.warning(f"{self._server}.away", error=str(error))
         self._connected_at = 0.0
         self._delay = min(1.0, self._delay * 2)
@@ -270,8 +281,9 @@ class Keeper:
     def _back(self) -> None:
         at = time.monotonic()
         if self._away_since is not None:
-            self.log.info(f"{self._server}.back", after=at - self._away_since, at=self.place)
-            self._away_since = None
+            if self._told_away:
+                self.log.info(f"{self._server}.back", after=at - self._away_since, at=self.place)
+            self._away_since, self._told_away = None, False
         self._connected_at = self._connected_at or at
 
     def _leave(self) -> None:
@@ -285,7 +297,7 @@ class Keeper:
                     self._forget(self.hands.token)
                 return
             except (ConnectionLost, ServerRefused):
-                if self._away_since is not None:
+                if self._away_since is not None or self.control.is_away:
                     return  # it was away before: the leases return the jobs
                 time.sleep(0.05)
         os._exit(0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from qd.log import Log
 from qd.process import allowed
-from qd.process.scoreboard import Scoreboard
+from qd.process.scoreboard import H, Scoreboard
 from qd.store.laravel import down_file
 from qd.store.stamps import Down, read_down
 
@@ -44,8 +44,14 @@ class Maintenance:
         self._raw, self._note = "", Down()
         self._down, self._allow = False, tuple[str, ...]()
 
-    def tell(self, raw: str) -> str:
-        """raw: the note of `qd down`, "" for none. Returns which of Laravel's holds this host, "" for none."""
+    def tell(self, raw: str | None) -> str:
+        """raw: the note of `qd down`, "" for none, None if it was not read yet: then what the keeper before has told holds.
+        Returns which of Laravel's holds this host, "" for none."""
+        if raw is None and self.board.header(H.DOWN):
+            self._down = True
+            return self._laravels()
+        if raw is None:
+            raw = ""
         if raw != self._raw:
             self._raw, self._note = raw, read_down(raw.encode("utf-8", "replace"))
         theirs = self._laravels()

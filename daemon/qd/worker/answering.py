@@ -106,12 +106,17 @@ class Answering:
         refused = isinstance(error, ServerRefused | NeedsMending) and str(error) not in self._refused
         if refused and len(self._refused) < FEW:
             self._refused.add(str(error))
-            self.log.warning(f"{self.queue.settings.driver}.refused", error=str(error))
+            self.log.warning(f"{server_of(error, self.queue)}.refused", error=str(error))
         else:
-            self.log.debug(f"{self.queue.settings.driver}.broken", error=str(error))
+            self.log.debug(f"{server_of(error, self.queue)}.broken", error=str(error))
 
     def pause(self) -> None:
         """Before the next try; longer the longer the server is away."""
         at = time.monotonic()
         self._away_since = self._away_since or at
         self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))
+
+
+def server_of(error: Exception, queue: Connector) -> str:
+    """The driver of the server that the error came from, for the log."""
+    return getattr(error, "server", None) or queue.settings.driver

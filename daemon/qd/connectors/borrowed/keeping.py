@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Released
@@ -132,7 +132,8 @@ class BorrowedKeeping(Borrowed):
             return set()
         from qd.connectors.redis import rights
 
-        return rights.missing(wire, self.settings.prefix, queue)
+        with self.space.named if isinstance(self.space, Memory) else nullcontext():
+            return rights.missing(wire, self.settings.prefix, queue)
 
     def user(self) -> str:
         wire = self._redis

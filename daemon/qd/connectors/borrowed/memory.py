@@ -8,13 +8,27 @@ from typing import Any
 
 from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies
 from qd.connectors.scripts import Script
+from qd.errors import QdError
+
+
+class Named:
+    """What is raised inside names the server."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, QdError):
+            error.server = self.server
 
 
 class Memory:
-    """A Keyspace. open: raises ConfigError where there is none to borrow."""
+    """A Keyspace. open: raises ConfigError where there is none to borrow. server: its driver; its errors name it."""
 
-    def __init__(self, open: Callable[[], Keyspace]) -> None:
-        self._open = open
+    def __init__(self, open: Callable[[], Keyspace], server: str) -> None:
+        self._open, self.named = open, Named(server)
         self._space: Keyspace | None = None
         self._timeouts = (5.0, 5.0)
         self._about: Callable[[float], None] | None = None
@@ -67,22 +81,28 @@ class Memory:
         return self.space.stranger
 
     def call(self, *args: Arg) -> Any:
-        return self.space.call(*args)
+        with self.named:
+            return self.space.call(*args)
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        return self.space.call_many(commands)
+        with self.named:
+            return self.space.call_many(commands)
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        return self.space.run(script, names, args)
+        with self.named:
+            return self.space.run(script, names, args)
 
     def run_many(self, calls: Sequence[Call]) -> list[Any]:
-        return self.space.run_many(calls)
+        with self.named:
+            return self.space.run_many(calls)
 
     def begin_many(self, calls: Sequence[Call]) -> Replies:
-        return self.space.begin_many(calls)
+        with self.named:
+            return self.space.begin_many(calls)
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        return self.space.pop(name, seconds, wake)
+        with self.named:
+            return self.space.pop(name, seconds, wake)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:

@@ -39,7 +39,7 @@ def open_borrowed(
     queue = kind(
         at,
         backend,
-        Memory(space),
+        Memory(space, settings.connection(settings.control).driver if settings.control else ""),
         borrowed_prefix(settings, at.name),
         who,
         keep=bounds_of(settings.failed),

@@ -1,0 +1,102 @@
+"""The control connection. If it is not the connection of the jobs and is away, what was last read there holds.
+
+It must not slow the beats on the connection of the jobs: a call that failed is followed by a pause, TIMES as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qd.connectors.drivers import BORROWERS
+from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.beat import beat
+from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.log import Log
+
+if TYPE_CHECKING:
+    from qd.config import ConnectionSettings
+    from qd.connectors.keyspace.base import Keyspace
+
+REST = 0.5  # seconds between two tries while it is away, at least
+TIMES = 10.0  # rests as long as a try has lasted
+LOOK = 0.5  # seconds that a try lasts while it is away, at most
+
+
+class ControlAway(ConnectionLost):
+    """A call to the control connection failed. Its log line is written."""
+
+
+class Control:
+    def __init__(
+        self, space: Keyspace, prefix: str, settings: ConnectionSettings, jobs: ConnectionSettings, log: Log
+    ) -> None:
+        """settings: of the control connection; jobs: of the connection that is worked on."""
+        self.space, self.prefix, self.log = space, prefix, log
+        self.driver, self.name, self.jobs = settings.driver, settings.name, jobs
+        self._answer: Answer | None = None
+        self._read_at = 0.0
+        self._away_since: float | None = None
+        self._not_before = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        return self._away_since is not None
+
+    def beat(self, asked: Asked) -> tuple[Answer | None, bool]:
+        """Its stamps, and whether they were read now. While it is away: those that were read last, at its estimated time.
+        None: they were never read."""
+        at = time.monotonic()
+        if at >= self._not_before:
+            try:
+                self._answer, self._read_at = self._tried(asked), at
+                self._back()
+                return self._answer, True
+            except (ConnectionLost, ServerRefused) as error:
+                self._not_before = time.monotonic() + max(REST, TIMES * (time.monotonic() - at))
+                self.lost(error)
+        if self._answer is None:
+            return None, False
+        return self._answer._replace(now=self._answer.now + at - self._read_at), False
+
+    def _tried(self, asked: Asked) -> Answer:
+        if not self.is_away:
+            return beat(self.space, self.prefix, (), asked)
+        with self.space.within(min(LOOK, self.space.timeout)):
+            return beat(self.space, self.prefix, (), asked)
+
+    def reports(self) -> Sequence[Any]:
+        """The hash of all masters, flat. Raises ControlAway."""
+        found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.MASTERS)
+        return found
+
+    def forget(self, tokens: Sequence[str]) -> None:
+        """Raises ControlAway."""
+        for at in range(0, len(tokens), 1000):
+            self._call("HDEL", self.prefix + keys.MASTERS, *tokens[at : at + 1000])
+
+    def _call(self, *words: str) -> Any:
+        try:
+            return self.space.call(*words)
+        except (ConnectionLost, ServerRefused) as error:
+            if self.name == self.jobs.name:
+                raise
+            self.lost(error)
+            raise ControlAway(str(error)) from None
+
+    def lost(self, error: QdError) -> None:
+        """Log it, once until it is back."""
+        if self._away_since is not None:
+            return
+        self._away_since = time.monotonic()
+        effect = "restart and maintenance stay as they were last read; jobs run on"
+        if self.jobs.driver in BORROWERS:
+            effect = f"no job of connection '{self.jobs.name}' ({self.jobs.driver}) is taken: its leases are kept here"
+        self.log.warning(f"{self.driver}.away", connection=self.name, error=str(error), effect=effect)
+
+    def _back(self) -> None:
+        if self._away_since is not None:
+            after, self._away_since = time.monotonic() - self._away_since, None
+            self.log.info(f"{self.driver}.back", connection=self.name, after=after)
