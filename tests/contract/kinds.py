@@ -73,6 +73,7 @@ KINDS = (
 
 JOBS = """
 import hashlib
+from qd.middleware import ConcurrencyLimit
 
 def note(*words):
     fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -100,6 +101,13 @@ def dies(n: int) -> None:
         Path("died").touch()
         os.kill(os.getpid(), 9)
     note("E", n, current_job().attempt, os.getpid())
+
+@app.job("poison", timeout=0, middleware=[ConcurrencyLimit("crm", 2)])
+def poison(n: int) -> None:
+    note("S", n)
+    if n < 0:
+        os.kill(os.getpid(), 9)
+    note("E", n)
 
 @app.job("read", tries=1)
 def told(n: int, text: str) -> None:

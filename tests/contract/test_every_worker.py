@@ -78,6 +78,18 @@ def test_the_job_of_a_killed_tree_runs_again(tried: Tried, figures: Figures) -> 
     work.stop()
 
 
+def test_jobs_buried_for_their_crashes_free_their_places(tried: Tried) -> None:
+    """Without a timeout a place is held for a day."""
+    work = ready(tried.shop, "--max-crashes", "1")
+    tried.push(-1, -2, job="poison")
+    work.wait_line("job.failed", 30, count=2)
+    tried.push(1, job="poison")
+    tried.shop.wait_noted("E", 1)
+    eventually(tried.empty)
+    work.stop()
+    assert not work.matches("job.released")
+
+
 # -- leases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import suppress
@@ -9,8 +10,9 @@ from contextlib import suppress
 import pytest
 
 from tests.support.clock import BROUGHT, eventually
+from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, push
+from tests.support.pushing import failed, producer, push
 from tests.support.resp import Client
 from tests.support.server import KEEPS, Server
 from tests.support.witness import JOBS, Witness
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 HELD = (
     JOBS
     + """
+import signal
+
 from qd.middleware import ConcurrencyLimit, RateLimited, WithoutOverlapping
 from qd.store.rates import Rate
 
@@ -66,6 +70,28 @@ def rated(n: int) -> None:
 @app.job("killed", middleware=[WithoutOverlapping(release_after=0.02)], tries=1)
 def killed(n: int = 0) -> None:
     note("killed", n, os.getpid())
+    while n == 1 and not os.path.exists("go"):
+        time.sleep(0.01)
+
+def only_a_kill_ends_this():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(60)
+
+@app.job("stuck", middleware=[WithoutOverlapping()], timeout=1, tries=2, backoff=60)
+def stuck(n: int) -> None:
+    note("stuck", n)
+    if n == 1:
+        only_a_kill_ends_this()
+
+@app.job("unending", middleware=[WithoutOverlapping()], timeout=0)
+def unending(n: int) -> None:
+    note("unending", n)
+    if n == 1:
+        only_a_kill_ends_this()
+
+@app.job("expiring", middleware=[WithoutOverlapping()], timeout=0)
+def expiring(n: int) -> None:
+    note("expiring", n, os.getpid())
     while n == 1 and not os.path.exists("go"):
         time.sleep(0.01)
 
@@ -204,6 +230,78 @@ def test_a_job_that_ran_out_of_time_gives_its_lock_back(shop: Project, redis: Cl
     work.wait_line("job.done")
     work.stop()
     assert not work.matches("another job of long runs")
+
+
+# -- jobs that did not free their locks themselves
+
+
+@pytest.mark.leaves("queues:default:deaths", "queues:default:delayed")
+def test_a_job_killed_at_its_timeout_frees_its_lock_while_it_waits_for_its_backoff(
+    shop: Project, redis: Client, witness: Witness
+):
+    work = ready(shop)
+    push(redis, "stuck", n=1)
+    work.wait_line(r"job.requeued .*reason=timeout", 30)
+    assert redis.call("KEYS", "qd:lock:*") == redis.call("KEYS", "qd:places:*") == []
+    push(redis, "stuck", n=2)
+    witness.wait("stuck 2")
+    work.wait_line("job.done")
+    work.stop()
+    assert not work.matches("another job of stuck runs")
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_a_cancelled_job_that_must_be_killed_frees_its_lock(shop: Project, redis: Client, witness: Witness):
+    with producer(shop.url) as app:
+        id = app.queue("default").push("unending", {"n": 1}).id
+        work = ready(shop)
+        witness.wait("unending 1")
+        assert app.handle(id).cancel()
+        work.wait_line("job.cancelled", 30)
+    push(redis, "unending", n=2)
+    witness.wait("unending 2")
+    work.wait_line("job.done")
+    work.stop()
+    assert work.matches(r"job.requeued .*reason=cancelled")
+    assert not work.matches("another job of unending runs")
+
+
+def crashed(shop: Project, redis: Client, witness: Witness) -> tuple[Procs, bytes]:
+    """`qd work` whose job `expiring` has crashed and waits in a paused queue, and the payload of that job."""
+    work = ready(shop)
+    push(redis, "expiring", n=1)
+    pid = int(witness.wait("expiring 1")[0].split()[2])
+    assert shop.quick("pause", "default").exit_code == 0
+    os.kill(pid, signal.SIGKILL)
+    work.wait_line(r"job.requeued .*reason=crash", BROUGHT)
+    assert redis.call("EXISTS", "qd:lock:expiring") == 1
+    return work, redis.call("LINDEX", "queues:default", 0)
+
+
+def runs_at_once(shop: Project, redis: Client, witness: Witness, work: Procs) -> None:
+    assert shop.quick("resume", "default").exit_code == 0
+    push(redis, "expiring", n=2)
+    witness.wait("expiring 2")
+    work.wait_line("job.done")
+    work.stop()
+    assert not work.matches("another job of expiring runs")
+
+
+@pytest.mark.leaves("queues:default:deaths", "queues:default:failed*")
+def test_a_crashed_job_that_fails_before_its_middleware_frees_its_lock(shop: Project, redis: Client, witness: Witness):
+    work, waits = crashed(shop, redis, witness)
+    redis.call("LSET", "queues:default", 0, waits.replace(b'"attempts":', b'"retryUntil":1,"attempts":', 1))
+    runs_at_once(shop, redis, witness, work)
+    assert work.matches("job.failed")
+
+
+@pytest.mark.leaves("queues:default:deaths")
+def test_a_crashed_job_that_is_cancelled_while_it_waits_frees_its_lock(shop: Project, redis: Client, witness: Witness):
+    work, waits = crashed(shop, redis, witness)
+    with producer(shop.url) as app:
+        assert app.handle(str(json.loads(waits)["id"])).cancel()
+    assert redis.call("KEYS", "qd:lock:*") == redis.call("KEYS", "qd:places:*") == []
+    runs_at_once(shop, redis, witness, work)
 
 
 def test_a_job_that_is_handed_back_gives_its_lock_back(shop: Project, redis: Client, witness: Witness):

@@ -1,7 +1,8 @@
 """Middleware that lets only so many jobs run at a time: ConcurrencyLimit and WithoutOverlapping.
 
-The owner of a place is the job, over its attempts: one that comes back after a crash has its place still. The holder is
-the attempt: one whose lease was lost gives nothing back.
+The owner of a place is the job, over its attempts: a job that comes back after a crash still has its place. The holder is
+the attempt: an attempt that lost its lease frees nothing. If qd ends the job itself, the step that ends it frees its places
+(connectors/keyspace/effects.py: left_by).
 """
 
 from __future__ import annotations

@@ -34,6 +34,14 @@ class Hold(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Leave(msgspec.Struct, frozen=True):
+    """Delete `field` of the hash `key`, if `holder` still has it: a place of a job that did not free it itself."""
+
+    key: str
+    field: str
+    holder: str
+
+
 class Count(msgspec.Struct, frozen=True):
     """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
 
@@ -55,4 +63,4 @@ class Keep(msgspec.Struct, frozen=True):
     ttl: float
 
 
-Effect = Push | Free | Hold | Count | Keep
+Effect = Push | Free | Hold | Leave | Count | Keep

@@ -17,7 +17,8 @@ from qd.connectors.base import Released, reserved_of
 from qd.connectors.effects import Effect
 from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
-from qd.errors import ConnectionLost, Malformed
+from qd.connectors.keyspace.effects import left_by
+from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
 from qd.keeper import leftover
 from qd.keeper.parts import each_of
 from qd.log import Log, cut
@@ -39,6 +40,11 @@ REASONS = {
     Verdict.MEMORY: "memory",
     Verdict.CANCELLED: "cancelled",
 }
+
+
+# After these the attempt is over, and its places are free, as after an error. A job whose worker crashed keeps its places:
+# it is about to run again.
+ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class Dead:
@@ -121,11 +127,22 @@ class Dead:
         back = answer_of(slot, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
-        moved = self.queue.give_back(queue, owner, member, back, longer_lock(member, back.delay))
+        effects = longer_lock(member, back.delay)
+        if verdict in ENDED:
+            effects += self._left(member, mark)
+        moved = self.queue.give_back(queue, owner, member, back, effects)
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=back.delay or None)
+
+    def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
+        """What frees the places that the dead worker's job still has."""
+        try:
+            payload = read(member)
+            return left_by(*self.queue.kept, payload.uuid or payload.id or mark)
+        except (Malformed, ServerRefused, ConfigError):
+            return ()
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""

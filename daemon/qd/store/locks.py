@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 
@@ -23,8 +24,9 @@ class Places:
     def take(self, store: Store, owner: str, holder: str) -> float:
         """0: `owner` has a place. Else the seconds until the first of those that have one loses it by itself."""
         milliseconds = max(1, round(self.seconds * 1000))
-        return float(store.step("hold", [self.key], owner, holder, self.most, milliseconds)) / 1000
+        names = [self.key, keys.places_of(owner)]
+        return float(store.step("hold", names, owner, holder, self.most, milliseconds, self.key)) / 1000
 
     def free(self, store: Store, owner: str, holder: str) -> bool:
         """False: it was not held by this holder any more."""
-        return bool(store.step("unhold", [self.key], owner, holder))
+        return bool(store.step("unhold", [self.key, keys.places_of(owner)], owner, holder, self.key))

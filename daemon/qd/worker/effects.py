@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from qd.bus.results import value_of_error, value_of_result
-from qd.connectors.base import Reserved
+from qd.connectors.base import Connector, Reserved
 from qd.connectors.effects import Effect
 from qd.connectors.ends import ends, put_back
+from qd.connectors.keyspace.effects import left_by
+from qd.errors import ConfigError, ServerRefused
 from qd.payload import Payload
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.settle import words_of
+
+ANSWERED = b'.-"'  # how the mark of a reservation ends whose worker answered it
 
 
 def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
@@ -27,3 +31,16 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
         )
     value = value_of_result(outcome.result, most) if kept else b""
     return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))
+
+
+def was_killed(job: Reserved, payload: Payload) -> bool:
+    """Whether a worker died or lost its lease with this job in hand. The middleware of that attempt freed nothing."""
+    return payload.crashes > 0 or (b'"rsv":' in job.before and not job.before.endswith(ANSWERED))
+
+
+def places_of(queue: Connector, job: Reserved, payload: Payload) -> tuple[Effect, ...]:
+    """What frees the places that an earlier attempt left. One call of the server, so only after was_killed."""
+    try:
+        return left_by(*queue.kept, payload.uuid or payload.id or job.mark)
+    except (ConfigError, ServerRefused):  # this connection keeps no places, or this is no record of ours
+        return ()

@@ -15,7 +15,7 @@ from qd.process.scoreboard import Slot, State, W
 from qd.unit import split_mark
 from qd.worker.answering import Answering
 from qd.worker.attempt import Attempts
-from qd.worker.effects import effects_of
+from qd.worker.effects import effects_of, places_of, was_killed
 from qd.worker.outcome import Back, Cancelled, Done, Failed, Lost, Missing, Outcome
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
@@ -31,6 +31,8 @@ class Ending:
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
+        if payload is not None and was_killed(job, payload) and isinstance(outcome, Done | Failed | Cancelled):
+            effects += self.answering.surely(held, lambda job: places_of(self.settler.queue, job, payload)) or ()
         if isinstance(outcome, Done):
             self.answering.done = job
             if isinstance(outcome, Missing):

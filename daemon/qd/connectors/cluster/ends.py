@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qd.connectors.cluster.exchange import Item
     from qd.connectors.cluster.wire import ClusterWire
 
-WORDS = {"push": (3, 2), "count": (3, 4), "free": (1, 1), "hold": (1, 2), "keep": (1, 4)}
+WORDS = {"push": (3, 2), "count": (3, 4), "free": (1, 1), "hold": (1, 2), "leave": (1, 2), "keep": (1, 4)}
 """Keys and arguments of each effect, as effects.lua reads them."""
 FIRST = 30_000  # ms that the lock of a job is held before it is known that the job was sent
 LEFT = 2.0  # seconds that a note is left to whoever made it

@@ -6,6 +6,8 @@
     batch_add                the batch, where its jobs are noted; then the jobs
     retry                    the lock for a moment, the batch; the job out of the failed store; then the lock
     clear                    the queue, then the locks of its jobs
+    hold                     the record of the owner and the place; the record again where there was no place
+    unhold                   the place and the record
     beat                     beating.py
 
 Everything else stands in one slot and is the one call that it is elsewhere.
@@ -202,6 +204,32 @@ def cleared(wire: ClusterWire, its: Script, names: Names, args: Args) -> list[in
     return [ready, delayed]
 
 
+def held(wire: ClusterWire, its: Script, names: Names, args: Args) -> int:
+    """The record is sent first: if this process is killed in between, it names a place that the owner does not have."""
+    (places, record), (_, holder, _, span, name) = reals(wire, names), args
+    note = wire.at(script("hold_note"), [record], [name, holder, span])
+    noted, left = wire.exchange([note, wire.at(its, [places], args)])
+    for reply in (left, noted):
+        if isinstance(reply, Exception):
+            raise reply
+    if left:
+        wire.exchange([_forgot(wire, record, args)])  # if that fails, the record expires
+    return int(left)
+
+
+def unheld(wire: ClusterWire, its: Script, names: Names, args: Args) -> int:
+    places, record = reals(wire, names)
+    freed, _ = wire.exchange([wire.at(its, [places], args), _forgot(wire, record, args)])
+    if isinstance(freed, Exception):
+        raise freed
+    return int(freed)
+
+
+def _forgot(wire: ClusterWire, record: str, args: Args) -> Item:
+    """args: of hold or unhold."""
+    return wire.at(script("unhold"), [record], [args[-1], args[1]])
+
+
 def chunked(args: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [args[at : at + size] for at in range(0, len(args), size)]
 
@@ -219,5 +247,7 @@ PLANS: dict[str, Plan] = {
     "batch_add": batch_add,
     "retry": retried,
     "clear": cleared,
+    "hold": held,
+    "unhold": unheld,
     "beat": beating.beat,
 }

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Push
+from qd.connectors.effects import Count, Effect, Free, Hold, Keep, Leave, Push
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, Keyspace
 
+PLACES = (keys.lock(""), keys.slots(""))  # what the names of places begin with
 NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
 
 
@@ -38,10 +39,28 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
             return (keys.unique(name),), ("free", owner)
         case Hold(name, owner, seconds):
             return (keys.unique(name),), ("hold", owner, ceil(seconds))
+        case Leave(key, field, holder):
+            return (key,), ("leave", field, holder)
         case Keep(id, status, value, ttl):
             return (keys.kept(id),), ("keep", id, status, value, ttl)
         case Count(id, job, how, place):
             return (keys.batch(id), keys.batch_pending(id), keys.batch_failed(id)), ("count", job, how, place, prefix)
+
+
+def left_by(space: Keyspace, prefix: str, owner: str) -> tuple[Leave, ...]:
+    """What frees the places that `owner` still has, for the step that ends its job. () for most jobs.
+
+    owner: of a job, as its middleware calls it. Raises as a command.
+    """
+    record = keys.places_of(owner)
+    flat: list[bytes] = space.call("HGETALL", prefix + record)
+    effects = list[Leave]()
+    for at in range(0, len(flat), 2):
+        place, held = (raw.decode("utf-8", "replace") for raw in flat[at : at + 2])
+        if place.startswith(PLACES):
+            holder = held.partition(" ")[2]
+            effects += [Leave(place, owner, holder), Leave(record, place, holder)]
+    return tuple(effects)
 
 
 def passed(told: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:

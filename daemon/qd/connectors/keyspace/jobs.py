@@ -15,7 +15,7 @@ from qd.connectors.base import Found, Kept, Spot
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Keyspace
-from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.effects import left_by, spoken
 from qd.connectors.scripts import script
 from qd.errors import Malformed
 from qd.payload import Payload, read
@@ -55,6 +55,9 @@ class KeptJobs:
                 return
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
+        if found.payload.rsv is not None:  # it was in hand before, and may have left places
+            owner = found.payload.uuid or found.payload.id or ""
+            effects = [*effects, *left_by(self.space, self.prefix, owner)]
         more, said = spoken(effects, self.prefix)
         own = (NAMES[found.spot](found.queue), keys.notify(found.queue), keys.keyed(found.queue))
         names = [self.prefix + name for name in (*own, *more)]

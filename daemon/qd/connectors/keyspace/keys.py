@@ -35,6 +35,7 @@
 | qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record; TTL as its batch |
 | qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
 | qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |
+| qd:places:ID            | hash   | job uuid -> which of the two above a running job has; TTL: the longest of them      |
 | qd:rate:{NAME}:starts   | zset   | start -> us, of a RateLimited or app.limiter; those of the last two windows of the   |
 |                         |        | longest that was used lately, TTL: so long                                          |
 | qd:rate:{NAME}:turns    | zset   | job uuid -> us at which it may start; one a job put back, TTL: the last of them     |
@@ -220,6 +221,11 @@ def wake(name: str, waiter: str) -> str:
 
 def slots(name: str) -> str:
     return f"qd:slots:{name}"
+
+
+def places_of(owner: str) -> str:
+    """Of one job: the names of the locks and slots that it has."""
+    return f"qd:places:{owner}"
 
 
 def starts(name: str) -> str:

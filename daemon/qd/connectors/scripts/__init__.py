@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qd.connectors.keyspace.base import Arg, Keyspace
 
-EFFECTS = ("due.lua", "keep.lua", "batch.lua", "effects.lua")
+EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
 PARTS = {  # every other script is its own file
     "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
@@ -47,6 +47,7 @@ PARTS = {  # every other script is its own file
     "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
     "outbox": ("tied.lua", "came_through.lua", "outbox.lua"),
     "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
+    **{each: ("places.lua", f"{each}.lua") for each in ("hold", "hold_note", "unhold")},
     "admit": ("window.lua", "admit.lua"),
     "admit_left": ("window.lua", "admit_left.lua"),
 }

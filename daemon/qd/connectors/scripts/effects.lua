@@ -4,6 +4,7 @@
 --   count  KEYS batch, pending, failed    ARGV uuid, how it ended, place of its record, prefix (see batch.lua)
 --   free   KEYS lock                      ARGV owner
 --   hold   KEYS lock                      ARGV owner, seconds
+--   leave  KEYS places or record          ARGV field, holder (see places.lua)
 --   keep   KEYS record                    ARGV id, status, value, seconds
 --   ends   KEYS ends                      ARGV id, text: on a cluster, what is to be done in other slots; it is noted in the
 --                                         same step, and taken away once it is done (see cluster/ends.py)
@@ -26,6 +27,9 @@ local kinds = {
   end},
   hold = {1, 2, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
     if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], ARGV[a + 1]) end
+  end},
+  leave = {1, 2, function(k) redis.call('HDEL', KEYS[k], '') end, function(k, a)
+    leave(KEYS[k], ARGV[a], ARGV[a + 1])
   end},
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])

@@ -1,9 +1,9 @@
 -- Take one of the places under a name, or find all of them taken. Who has one already, under another holder (it died), has
 -- it again.
--- KEYS places: a hash, owner -> "<ms at which it falls free> <holder>"
--- ARGV owner, holder, how many places there are, ms it is held at most
+-- KEYS places, record of the owner (see places.lua); no record: it is in another slot of a cluster
+-- ARGV owner, holder, how many places there are, ms it is held at most, the places' name in the record
 -- Returns 0 when the owner has a place, else the ms until the first of them falls free by itself.
-redis.call('HDEL', KEYS[1], '') -- the first write takes something away: see turn.lua
+for i = 1, #KEYS do redis.call('HDEL', KEYS[i], '') end -- the first write deletes: see turn.lua
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local owner, most, span = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -20,4 +20,5 @@ end
 if taken >= most then return first - now end
 redis.call('HSET', KEYS[1], owner, string.format('%.0f %s', now + span, ARGV[2]))
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', last - now))
+if KEYS[2] then note_place(KEYS[2], ARGV[5], ARGV[2], now, span) end
 return 0

@@ -1,5 +1,6 @@
--- Give a place back, if it is still held as it was taken: see hold.lua.
--- KEYS places   ARGV owner, holder   Returns 1, or 0 when another has it by now, or nobody.
-local held = redis.call('HGET', KEYS[1], ARGV[1])
-if not held or string.match(held, '^%d+ (.*)$') ~= ARGV[2] then return 0 end
-return redis.call('HDEL', KEYS[1], ARGV[1])
+-- Free a place, if this holder still has it, and take it out of the owner's record: see places.lua.
+-- KEYS places, record; no record: it is in another slot of a cluster
+-- ARGV owner, holder, the places' name in the record
+-- Returns 1, or 0 when another holder or nobody has it.
+if KEYS[2] then leave(KEYS[2], ARGV[3], ARGV[2]) end
+return leave(KEYS[1], ARGV[1], ARGV[2])
