@@ -196,8 +196,10 @@ def test_laravels_workers_are_told_too(
     configured(LARAVEL.format(url=server.url))
     done(qd("restart"))
     done(qd("pause", "mail", "--for", "10m"))
+    stamp = redis.text("GET", "qd:restart")
     redis.call("SELECT", 1)
     first = int(redis.text("GET", "cache:illuminate:queue:restart"))
+    assert stamp.endswith(f"_{first}")
     assert abs(first - now(redis)) < 60
     assert redis.text("GET", "cache:illuminate:queue:paused:redis:mail") == "b:1;"
     assert 540 < redis.text("TTL", "cache:illuminate:queue:paused:redis:mail") <= 600
@@ -205,6 +207,14 @@ def test_laravels_workers_are_told_too(
     assert int(redis.text("GET", "cache:illuminate:queue:restart")) > first
     assert done(qd("resume", "mail")) == "mail: resumed\n"
     assert redis.keys() == ["cache:illuminate:queue:restart"]
+
+
+def test_restart_reaches_qds_masters_also_when_laravels_cache_is_away(
+    qd: Run, redis: Client, configured: Callable[[str], None]
+) -> None:
+    configured(LARAVEL.format(url="redis://127.0.0.1:1"))
+    assert qd("restart").exit_code == 69
+    assert redis.text("GET", "qd:restart").endswith("_0")
 
 
 def test_a_pause_of_everything_is_laravels_pause_of_everything(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.php.laravel import JOBS, RESTART, Laravel
+from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.server import Server
 
@@ -55,6 +57,26 @@ def test_a_rolling_restart_tells_laravel_and_leaves_the_masters_of_qd(laravel: L
     ran = laravel.wait_ran(2)  # two beats of the keeper later
     assert first.pid not in {r.pid for r in ran}
     work.stop()
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+def test_a_queue_restart_right_after_a_rolling_qd_restart_is_obeyed(
+    laravel: Laravel, project: Projects, started: str
+) -> None:
+    """started: the master, before or after the `qd restart`."""
+    shop = project(JOBS, laravel.qd_config)
+    if started == "before":
+        work = shop.work("q", "-w", "1", **laravel.qd_env)
+        work.child("qd: worker")
+    assert shop.qd("restart", "--rolling").returncode == 0
+    written = int(json.loads(laravel.cache(get=RESTART)))
+    if started == "after":
+        work = shop.work("q", "-w", "1", **laravel.qd_env)
+        work.child("waiting on")  # its keeper has looked
+    eventually(lambda: time.time() >= written + 1, what="another second: Laravel's key has whole ones")
+    laravel.cache(restart=True)
+    assert int(json.loads(laravel.cache(get=RESTART))) > written
+    work.ends_clean()
 
 
 @pytest.mark.parametrize("key", [ALL, ONE], ids=["all", "one"])

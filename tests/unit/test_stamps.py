@@ -16,10 +16,19 @@ REPORT = {"token": "T", "host": "h", "pid": 1, "booted_at": 1.0, "seen_at": 5000
         (b"1795267168.618500", stamps.Restart(1795267168.6185)),
         (b"1795267168.618500 rolling", stamps.Restart(1795267168.6185, True)),
         (b"1795267168", stamps.Restart(1795267168.0)),
+        (b"1795267168.618500_0", stamps.Restart(1795267168.6185, laravel=0)),
+        (b"1795267168.618500_1795267169 rolling", stamps.Restart(1795267168.6185, True, 1795267169)),
+        (b"1795267168.618500_ rolling", None), (b"1795267168.618500_x", None), (b"_1795267168", None),
     ],
 )  # fmt: skip
 def test_what_is_no_stamp_is_no_restart(raw, stamp):
     assert stamps.read_restart(raw) == stamp
+
+
+@pytest.mark.parametrize("raw", [b"1795267168.618500_0", b"1795267168.618500_1795267169 rolling"])
+def test_the_release_before_reads_a_stamp_that_names_laravels_value_as_a_number(raw):
+    """Its whole way to read one."""
+    assert abs(float(raw.decode().removesuffix(" rolling")) - 1795267168.6185) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def document(state: State) -> dict[str, Any]:
     return {
         "at": state.now,
         "down": state.down and asdict(state.down),
-        "restart": state.restart and asdict(state.restart),
+        "restart": state.restart and {"at": state.restart.at, "rolling": state.restart.rolling},
         "masters": [master_document(master, state.now) for master in state.masters],
         "queues": [queue_document(line) for line in state.queues],
         "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from qd.cli import common, output
-from qd.errors import ConfigError, ConnectionLost
+from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.store import hosts, laravel, stamps
 from qd.units import did_you_mean
 
@@ -49,17 +49,29 @@ def restart(rolling: bool, seconds: float | None) -> int:
     found = common.settings()
     store = common.store(found, found.control)
     before = [master for master in hosts.masters(store) if not master.silent(store.now())]
-    stamp = stamps.restart(store, rolling=rolling)
-    if tells_laravel(found):
-        laravel.restart(cache(found))
+    stamp = stamp_both(found, store, rolling) if tells_laravel(found) else stamps.restart(store, rolling=rolling)
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if common.given().json:
-        output.document({**asdict(stamp), "masters": told(before, answers)})
+        output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": told(before, answers)})
     elif seconds is None:
         output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
     else:
         say_answers(answers, seconds)
     return 0 if all(answer.back for answer in answers) else 1
+
+
+def stamp_both(found: Settings, store: Store, rolling: bool) -> stamps.Restart:
+    """qd's stamp, which names the value of Laravel's key, then that key. If Laravel's cache does not answer, qd's masters
+    restart all the same, and the error is raised."""
+    try:
+        there = cache(found)
+        value = laravel.next_restart(there)
+    except (ConnectionLost, ServerRefused):
+        stamps.restart(store, rolling=rolling)
+        raise
+    stamp = stamps.restart(store, rolling=rolling, laravel=value)
+    laravel.restart(there, value)
+    return stamp
 
 
 def wait_for(store: Store, before: list[hosts.Master], stamp: stamps.Restart, seconds: float) -> list[Answer]:

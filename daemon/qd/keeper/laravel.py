@@ -36,7 +36,7 @@ class LaravelKeys:
         connection = settings.work.connection
         names = [RESTART, DOWN, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
         self._names = [prefix + name for name in names]
-        self._last: object = UNSEEN
+        self.restart: object = UNSEEN  # the restart key at the last look: bytes, None: it is not there
         self._obeys_down = settings.laravel is not None and settings.laravel.down
         self.down = ""  # the key while it says so; what it said last while the cache is away
         self._unseen = "Laravel's restart and pause keys" + (", and its maintenance mode" if self._obeys_down else "")
@@ -63,8 +63,8 @@ class LaravelKeys:
         for queue, value in zip(self.queues, paused, strict=True):
             if truthy(value) or truthy(all_paused):
                 self._mirror(queue)
-        changed = self._last is not UNSEEN and stamp != self._last
-        self._last = stamp
+        changed = self.restart is not UNSEEN and stamp != self.restart
+        self.restart = stamp
         return changed
 
     def _lost(self, error: QdError) -> bool:

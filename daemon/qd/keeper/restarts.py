@@ -8,7 +8,7 @@ from qd.process.hands import Hands
 from qd.process.scoreboard import H, now
 from qd.store.stamps import Restart
 
-OURS = 5.0  # seconds after a stamp of ours in which a change of Laravel's restart key is ours too
+OURS = 5.0  # seconds after a stamp that names no value in which one change of Laravel's key counts as written with it
 
 
 class Restarts:
@@ -20,10 +20,13 @@ class Restarts:
         self._import = 0  # which import that was, as the board tells it
         self._told: Restart | None = None
         self._laravel_asks = False
+        self._matched: Restart | None = (
+            None  # the stamp of a former release that a change of Laravel's key was put down to
+        )
 
     def look(self) -> None:
-        """At Laravel's key. Before the stamp is read: `qd restart` leaves the stamp first, so a key of its making never
-        comes without it."""
+        """Check Laravel's key. Before the stamp is read: `qd restart` leaves the stamp first, so a value that it wrote never
+        comes without the stamp."""
         if self.laravel is not None and self.laravel.restart_changed():
             self._laravel_asks = True
 
@@ -37,6 +40,8 @@ class Restarts:
         """first: this keeper's first look. A stamp of a clock ahead of this one stood there before it, and would restart
         every new master until this clock has passed it."""
         self.clock(server_now)
+        if first:
+            self._matched = asked  # its change of the key came right after it, before this look
         if asked is not None and asked != self._told:
             self._told = asked
             if first and asked.at > server_now:
@@ -47,7 +52,14 @@ class Restarts:
                 self.hands.voice.tell("restart", rolling=asked.rolling, at=at)
         if self._laravel_asks:
             self._laravel_asks = False
-            if (
-                asked is None or abs(server_now - asked.at) > OURS
-            ):  # else `qd restart` wrote it, and its stamp is obeyed
+            if asked is None or not self._wrote(asked, server_now):
                 self.hands.voice.tell("restart", rolling=False)
+
+    def _wrote(self, asked: Restart, server_now: float) -> bool:
+        """Whether the `qd restart` that left this stamp wrote what Laravel's key holds now. Then the stamp is enough."""
+        if asked.laravel is not None:
+            return self.laravel is not None and self.laravel.restart == b"%d" % asked.laravel
+        if asked == self._matched or abs(server_now - asked.at) > OURS:
+            return False
+        self._matched = asked
+        return True

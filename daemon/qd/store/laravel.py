@@ -20,14 +20,18 @@ def paused(connection: str, queue: str) -> str:
     return f"illuminate:queue:paused:{connection}:{queue}"
 
 
-def restart(store: Store) -> int:
-    """Every PHP worker leaves after the job in hand. Returns the stamp: whole seconds, never the value that is there,
-    because workers look for a change only."""
+def next_restart(store: Store) -> int:
+    """The value for `restart` to write: whole seconds, never the value that is there, because workers look for a change
+    only."""
     before, now = store.get(RESTART)[0], int(store.now())
     if before is not None and before.isdigit() and len(before) < 12:
         now = max(now, int(before) + 1)
-    store.put(RESTART, b"%d" % now)
     return now
+
+
+def restart(store: Store, value: int) -> None:
+    """Every PHP worker leaves after the job in hand."""
+    store.put(RESTART, b"%d" % value)
 
 
 def pause(store: Store, connection: str, queue: str, seconds: float | None = None) -> None:

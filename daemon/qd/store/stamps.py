@@ -16,14 +16,22 @@ from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 ROLLING = " rolling"
+LARAVEL = (
+    "_"  # between a restart's moment and the value of Laravel's key; a release that does not know it reads one number
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Whoever runs code loaded before `at` (unix seconds, the store's clock) starts anew; rolling: one by one."""
+    """Whoever runs code loaded before `at` (unix seconds, the store's clock) starts anew; rolling: one by one.
+
+    laravel: what the same command writes to Laravel's restart key, 0: nothing. None: a former release wrote the stamp, which
+    does not name the value.
+    """
 
     at: float
     rolling: bool = False
+    laravel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +64,10 @@ def by_and_why(note: Pause | Down) -> str:
 # -- restart
 
 
-def restart(store: Store, *, rolling: bool = False) -> Restart:
+def restart(store: Store, *, rolling: bool = False, laravel: int = 0) -> Restart:
     """Leave the stamp. It is never taken away: one that vanished would look like none."""
-    stamp = Restart(round(store.now(), 6), rolling)
-    store.put(keys.RESTART, f"{stamp.at:.6f}{ROLLING if rolling else ''}".encode())
+    stamp = Restart(round(store.now(), 6), rolling, laravel)
+    store.put(keys.RESTART, f"{stamp.at:.6f}{LARAVEL}{laravel}{ROLLING if rolling else ''}".encode())
     return stamp
 
 
@@ -70,11 +78,12 @@ def last_restart(store: Store) -> Restart | None:
 def read_restart(raw: bytes | None) -> Restart | None:
     """None: there was none, or what is there is no stamp (better no restart than one without end)."""
     text = (raw or b"").decode("utf-8", "replace")
+    moment, named, value = text.removesuffix(ROLLING).partition(LARAVEL)
     try:
-        at = float(text.removesuffix(ROLLING))
+        at, laravel = float(moment), int(value) if named else None
     except ValueError:
         return None
-    return Restart(at, text.endswith(ROLLING)) if 0 < at < 1e12 else None
+    return Restart(at, text.endswith(ROLLING), laravel) if 0 < at < 1e12 else None
 
 
 # -- pause

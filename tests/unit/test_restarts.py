@@ -1,0 +1,90 @@
+"""Which restarts the keeper tells its master: stamps of `qd restart`, and changes of Laravel's key that it did not write."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from qd.keeper.laravel import LaravelKeys
+from qd.keeper.restarts import Restarts
+from qd.log import Log
+from qd.process.scoreboard import now
+from qd.store.stamps import Restart, read_restart
+from tests.support.fakes import settings
+
+BOOTED = 1_795_267_100.0  # the server's clock when the code was imported
+ASKED = BOOTED + 10.25
+VALUE = b"1795267110"  # of Laravel's key, as its cache writes an integer
+NEWER = b"1795267111"
+
+
+class Keeper:
+    """Its looks at Laravel's key and at the stamp; `told` is what the master heard."""
+
+    def __init__(self, imported: float = BOOTED) -> None:
+        self.told: list[str] = []
+        self.key: bytes | None = None
+        self.at, self._first = max(ASKED, imported), True
+        voice = SimpleNamespace(tell=lambda word, *, rolling, at=0: self.told.append("rolling" if rolling else word))
+        forked = now() - int((self.at - imported) * 1e9)
+        hands = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), voice=voice)
+        wire = SimpleNamespace(call=lambda command, *names: [self.key, *[None] * (len(names) - 1)])
+        log = Log("keeper", write=lambda _: None)
+        keys = LaravelKeys(cast(Any, wire), "cache:", settings(), cast(Any, None), log)
+        self._restarts = Restarts(cast(Any, hands), keys, log)
+
+    def beat(self, stamp: str, key: bytes | None) -> list[str]:
+        """One look; what the master has heard so far."""
+        self.key = key
+        self._restarts.look()
+        self._restarts.obey(read_restart(stamp.encode()), self.at, self._first)
+        self._first = False
+        self.at += 1
+        return self.told
+
+
+def stamp(value: bytes | None, way: str = "") -> str:
+    return f"{ASKED:.6f}{'' if value is None else f'_{value.decode()}'}{way}"
+
+
+def test_what_qd_restart_wrote_is_no_restart_of_laravels_and_the_next_change_is_one():
+    keeper = Keeper()
+    assert keeper.beat("", b"1795260000") == []
+    assert keeper.beat(stamp(VALUE, " rolling"), VALUE) == ["rolling"]
+    assert keeper.beat(stamp(VALUE, " rolling"), VALUE) == ["rolling"]
+    assert keeper.beat(stamp(VALUE, " rolling"), NEWER) == ["rolling", "restart"]
+    assert keeper.beat(stamp(VALUE, " rolling"), None) == ["rolling", "restart", "restart"]  # cache:clear
+
+
+def test_a_queue_restart_in_the_same_beat_as_a_rolling_restart_counts():
+    keeper = Keeper()
+    assert keeper.beat("", b"1795260000") == []
+    assert keeper.beat(stamp(VALUE, " rolling"), NEWER) == ["rolling", "restart"]
+
+
+@pytest.mark.parametrize("value", [VALUE, b"0", None])
+def test_a_master_that_starts_after_the_qd_restart_obeys_the_next_queue_restart(value: bytes | None):
+    """value None: the stamp of a former release. b"0": `qd restart` ran where no [laravel] is configured."""
+    keeper = Keeper(imported=ASKED + 0.1)
+    assert keeper.beat(stamp(value, " rolling"), VALUE) == []
+    assert keeper.beat(stamp(value, " rolling"), NEWER) == ["restart"]
+
+
+def test_a_master_that_starts_between_the_stamp_and_laravels_key_takes_it_for_what_it_is():
+    keeper = Keeper(imported=ASKED + 0.1)
+    assert keeper.beat(stamp(VALUE), b"1795260000") == []
+    assert keeper.beat(stamp(VALUE), VALUE) == []
+    assert keeper.beat(stamp(VALUE), NEWER) == ["restart"]
+
+
+def test_one_change_near_the_stamp_of_a_former_release_is_put_down_to_it_and_no_second_one():
+    keeper = Keeper()
+    assert keeper.beat("", b"1795260000") == []
+    assert keeper.beat(stamp(None, " rolling"), VALUE) == ["rolling"]
+    assert keeper.beat(stamp(None, " rolling"), NEWER) == ["rolling", "restart"]
+
+
+def test_a_stamp_names_laravels_value():
+    assert read_restart(stamp(VALUE).encode()) == Restart(ASKED, laravel=int(VALUE))
