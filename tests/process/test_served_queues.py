@@ -100,3 +100,36 @@ def test_a_reload_serves_the_queues_that_new_code_declares(shop: Project, redis:
     push(redis, "late.one", queue="late")
     work.wait_line("job.done queue=late job=late.one ")
     work.stop()
+
+
+LIMITED = """
+from qd.middleware import RateLimited
+
+@app.job("shop.tidy")
+def tidy(): ...
+
+@app.job("films.cut", queue="media", middleware=[RateLimited("film")])
+def cut(): ...
+
+"""
+
+
+def test_a_limit_that_is_not_declared_ends_the_start_where_its_job_would_run(shop: Project) -> None:
+    shop.jobs(LIMITED + 'app.limit("films", 5, per=60)\n')
+    refused = shop.work("-w", "1")
+    assert refused.wait(60) == 3
+    assert refused.matches(
+        r"app.import_failed app=jobs:app error=\"job 'films.cut' can never run: no limit is called 'film' \(known: films\)"
+    )
+    assert not refused.matches("Traceback|trace=")
+    assert shop.work_off("default").matches("queue.unserved queue=media ")  # nothing of it runs here
+    shop.jobs(LIMITED + 'app.limit("film", 5, per=60)\n')
+    shop.work_off()
+
+
+def test_a_reload_to_a_job_without_its_limit_keeps_the_old_code(shop: Project) -> None:
+    work = ready(shop, "--no-schedule")
+    shop.jobs(LIMITED)
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reload_refused")
+    work.stop()

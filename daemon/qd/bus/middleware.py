@@ -22,6 +22,7 @@ from qd.store.rates import Rate, Strikes
 from qd.ties import plain_name
 
 if TYPE_CHECKING:
+    from qd.bus.common import Common, Limit
     from qd.bus.running import RunningJob
     from qd.jobs import Declared
     from qd.store.base import Store
@@ -62,12 +63,16 @@ class RateLimited:
                 job.release(answer.wait, reason=f"over {rate.most} per {rate.per:g} s of {rate.name}", counts=False)
             time.sleep(answer.wait)
 
+    def limit_in(self, common: Common) -> Limit:
+        """Its figures. Raises DeclarationError: the app has declared no limit of that name."""
+        return self._limit or common.limit(self._name)
+
     def _rate(self, job: RunningJob) -> Rate:
         limit = self._limit
         if limit is None:
             if job.common is None:
                 raise DeclarationError(f"RateLimited('{self._name}') was called with a job that belongs to no app")
-            limit = job.common.limit(self._name)
+            limit = self.limit_in(job.common)
         key = self._key.of(job)
         return Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
 

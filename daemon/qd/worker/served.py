@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from qd.bus.middleware import RateLimited
 from qd.config.settings import sent_to
-from qd.errors import ConfigError
+from qd.errors import ConfigError, DeclarationError
 from qd.schedule.entry import JobTask
 
 if TYPE_CHECKING:
@@ -57,6 +58,29 @@ def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
             if name not in jobs:
                 jobs.append(name)
     return found
+
+
+def check_limits(app: Qd, settings: Settings) -> None:
+    """Raises DeclarationError: a job that would run here has a limit that is not declared, so it never can."""
+    if settings.work.only_schedule:
+        return
+    found = declared(app, settings)
+    here = {name for queue in settings.work.queues for name in found.get(queue, ())}
+    for name, why in without_limit(app):
+        if name in here:
+            raise DeclarationError(f"job '{name}' can never run: {why}")
+
+
+def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
+    """Each job inside a RateLimited whose limit the app has not declared, and what is wrong."""
+    for name in app.registry.names():
+        job = app.registry.get(name)
+        for stage in app.middleware.around(job) if job is not None else ():
+            try:
+                if isinstance(stage, RateLimited):
+                    stage.limit_in(app.common)
+            except DeclarationError as error:
+                yield name, str(error)
 
 
 def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:

@@ -76,6 +76,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app.settings = complete(app)
         app.schedule.entries()  # what is wrong with one of them is told here
         app.settings = served.resolved(app, app.settings)
+        served.check_limits(app, app.settings)
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
             driver_of(app.settings.connection(name), app.connections.own)

@@ -90,6 +90,7 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)
     yield from check_pools(project, project.app)
+    yield from check_limits(project.app)
     yield from check_import()
 
 
@@ -103,6 +104,14 @@ def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
             project.pools[pool] = resolved(app, found)
         except QdError as error:
             yield fail(f"pool {pool}" if pool else "queues", error, "name its queues", Exit.CONFIG)
+
+
+def check_limits(app: Qd) -> Iterator[Finding]:
+    from qd.worker.served import without_limit
+
+    for name, why in without_limit(app):
+        way = "declare the limit, or mend its name: a `qd work` that serves the job's queue exits 3"
+        yield fail(f"job {name}", f"can never run: {why}", way)
 
 
 def imported() -> Qd:
