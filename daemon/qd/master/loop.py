@@ -103,6 +103,8 @@ class Master:
 
     def run(self) -> int:
         self._started = time.monotonic()
+        # Asked before a HUP comes: when it does, the kernel has already taken a closed terminal away. nohup ignores HUP.
+        self._in_terminal = has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         vitals.set_subreaper()
         self.mailbox.open(SIGNALS)
         try:
@@ -179,10 +181,10 @@ class Master:
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             self._asked_to_stop(signal.Signals(number).name)
         elif number == signal.SIGHUP:
-            if has_terminal():
-                self._asked_to_stop("SIGHUP")
-            else:
+            if not self._in_terminal or has_terminal():
                 self.reload("SIGHUP")
+            elif self.stopping is None:  # the shell and the kernel may send one each: a second is no second request
+                self._asked_to_stop("SIGHUP")
         elif number == signal.SIGUSR2 and self.stopping is None:
             self._set_paused(True)
         elif number == signal.SIGCONT and self.stopping is None:
@@ -277,7 +279,7 @@ class Master:
 
 
 def has_terminal() -> bool:
-    """A controlling terminal: then HUP says that it is gone."""
+    """Whether this process has a controlling terminal that is open."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
