@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -243,7 +245,8 @@ def test_subclasses_of_plain_types_travel_as_them():
         (float | None, math.nan, "no JSON number"),
         (Any, [{"deep": (1.0, math.inf)}], "no JSON number"),
         (Any, {math.nan: 1}, "no JSON number"),
-        (Decimal, Decimal("NaN"), "no JSON number"),
+        (Decimal, Decimal("NaN"), "'value' cannot be sent: NaN is no JSON number"),
+        (Decimal, Decimal("Infinity"), "'value' cannot be sent: Infinity is no JSON number"),
         (list[Item], [Item("x", math.inf)], "no JSON number"),  # type: ignore[arg-type]
         (datetime, datetime(2026, 1, 1), "time zone"),
         (Any, {"at": [datetime(2026, 1, 1)]}, "time zone"),
@@ -335,6 +338,183 @@ def test_further_names_without_a_type_are_held_to_the_same():
     for wrong in ("a", "b"):
         with pytest.raises(ArgumentError, match=f"'{wrong}' cannot be sent: a set"):
             signature.encode({"a": 1, "b": 2, wrong: {1}})
+
+
+# -- what would change or vanish on the way
+
+
+@dataclass
+class Special(Item):
+    extra: int = 0
+
+
+@dataclass
+class Bare(Item):
+    """Has no fields of its own."""
+
+
+@dataclass
+class Computed:
+    price: int
+    total: int = field(init=False, default=0)
+    parts: Any = None
+
+
+@dataclass
+class Cart:
+    items: list[Item]
+    by_name: dict[str, Item] = field(default_factory=dict)
+    first: Item | None = None
+
+
+@attrs.define
+class Parcel:
+    weight: int
+    _seal: str = "none"
+
+
+@attrs.define
+class Fragile(Parcel):
+    glass: bool = True
+
+
+class Villa(Address):
+    pool: bool = True
+
+
+class Place(Point):
+    """A subclass of a NamedTuple."""
+
+
+class Status(StrEnum):
+    PAID = "paid"
+
+
+class OtherStatus(StrEnum):
+    PAID = "paid"
+
+
+class Many(int): ...
+
+
+def total(price: int, total: int, parts: Any = None) -> Computed:
+    made = Computed(price, parts)
+    made.total = total
+    return made
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (Item, Special("x", extra=3), "a Special would arrive as an Item: send an Item, or declare Special"),
+        (Item, Bare("x"), "a Bare would arrive as an Item"),
+        (Item | None, Special("x"), "a Special would arrive as an Item"),
+        (
+            list[Item],
+            [Item("x"), Special("x")],
+            "a Special would arrive as an Item: send an Item, or declare Special (at [1])",
+        ),
+        (dict[str, Item], {"a": Special("x")}, "(at ['a'])"),
+        (tuple[int, Item], (1, Special("x")), "(at [1])"),
+        (Cart, Cart([Item("x")], {}, Special("y")), "(at .first)"),
+        (Cart, Cart([Item("x"), Special("x")]), "(at .items[1])"),
+        (Cart, Cart([], {"a": Special("x")}), "(at .by_name['a'])"),
+        (list[Cart], [Cart([], {"a": Special("x")})], "(at [0].by_name['a'])"),
+        (Parcel, Fragile(1), "a Fragile would arrive as a Parcel"),
+        (Parcel, Parcel(1, "wax"), "'wax' would arrive as 'none' (at ._seal)"),
+        (Address, Villa("Hill 1"), "a Villa would arrive as an Address"),
+        (Point, Place(1, 2), "a Place would arrive as a Point"),
+        (tuple[int, int], Point(1, 2), "a Point would arrive as a tuple"),
+        (Sequence[int], Point(1, 2), "a Point would arrive as a list"),
+        (Options, {"colour": "red", "size": 3}, "the key 'size' would not arrive"),
+        (
+            list[Options],
+            [{"colour": "red", "size": 3}],
+            "the key 'size' would not arrive: its type has no such key (at [0])",
+        ),
+        (Item, {"sku": "x", "price": 3}, "the key 'price' would not arrive: Item has no such field"),
+        (Row, [1, [], 3], "a list would arrive as a Row"),
+        (Computed, Computed(1, parts={1}), "a set would arrive as a list"),
+        (Computed, Computed(1, parts=Decimal(1)), "a Decimal would arrive as a str"),
+        (Computed, Computed(1, parts={1: 2}), "an int would arrive as a str"),
+        (list[int], {1, 2}, "a set would arrive as a list: send a list, or declare set"),
+        (list[list[int]], [{1, 2}], "(at [0])"),
+        (set[int], [1, 1], "a list with a value twice would arrive as a set: send a set"),
+        (str, UUID(int=1), "a UUID would arrive as a str"),
+        (str, date(2031, 1, 1), "a date would arrive as a str"),
+        (str, Decimal("1.5"), "a Decimal would arrive as a str"),
+        (str, b"abc", "a bytes would arrive as a str"),
+        (str, Size.SMALL, "a Size would arrive as a str"),
+        (OtherStatus, Status.PAID, "a Status would arrive as an OtherStatus"),
+        (Any, Status.PAID, "a Status would arrive as something else"),
+        (float, 2**53 + 1, "an int would arrive as a float"),
+        (float | None, 2**53 + 1, "an int would arrive as a float"),
+        (list[float], [2**53 + 1], "an int would arrive as a float"),
+        (Decimal, Decimal("sNaN"), "sNaN is no JSON number"),
+        (datetime, datetime(1880, 1, 1, tzinfo=BERLIN), "would arrive as datetime"),
+        (time, time(12, tzinfo=BERLIN), "would arrive as"),
+        (list[datetime], [datetime(2031, 1, 1)], "time zone"),
+        (Cart | None, {"items": [{"sku": "x", "price": 3}]}, "Item has no such field (at ['items'][0])"),
+    ],
+    ids=str,
+)
+def test_what_would_arrive_as_something_else_is_refused(kind, value, says):
+    with pytest.raises(ArgumentError) as error:
+        typed(kind).encode({"value": value})
+    assert "job(): argument 'value' cannot be sent: " in str(error.value)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "arrives"),
+    [
+        (str, Status.PAID, "paid"),
+        (int, Many(3), 3),
+        (Any, Many(3), 3),
+        (dict[str, int], OrderedDict(a=1), {"a": 1}),
+        (dict[str, int], defaultdict(int, a=1), {"a": 1}),
+        (list[int], (1, 2), [1, 2]),
+        (Sequence[Item], (Item("x"),), [Item("x")]),
+        (tuple[int, ...], [1, 2], (1, 2)),
+        (Point, (1,), Point(1, 0)),
+        (set[int], frozenset([1]), {1}),
+        (set[Size], ["s"], {Size.SMALL}),
+        (bytes, bytearray(b"abc"), b"abc"),
+        (float, 2**53, float(2**53)),
+        (float | Decimal, Decimal("1.10"), Decimal("1.10")),
+        (Decimal, Decimal("1E+400"), Decimal("1E+400")),
+        (Decimal, Decimal("0.1234567890123456789012345678901"), Decimal("0.1234567890123456789012345678901")),
+        (Decimal, 0.1, Decimal("0.1")),
+        (Decimal, 7, Decimal(7)),
+        (Decimal, "0.10", Decimal("0.10")),
+        (date, "2031-01-01", date(2031, 1, 1)),
+        (Item, {"sku": "x"}, Item("x")),
+        (Cat | Dog, {"type": "cat", "lives": [1]}, Cat([1])),
+        (Computed, total(1, 7), total(1, 7)),
+        (Computed, Computed(1, parts=Status.PAID), Computed(1, parts="paid")),
+        (dict[int, str], {"7": "a"}, {7: "a"}),
+        (datetime, datetime(2030, 7, 1, 12, tzinfo=BERLIN), datetime(2030, 7, 1, 10, tzinfo=UTC)),
+        (datetime, datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=0), datetime(2030, 10, 27, 0, 30, tzinfo=UTC)),
+        (datetime, datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=1), datetime(2030, 10, 27, 1, 30, tzinfo=UTC)),
+        (time, time(12, 30), time(12, 30)),
+        (timedelta, timedelta(microseconds=-1), timedelta(microseconds=-1)),
+    ],
+    ids=str,
+)
+def test_another_form_of_the_same_value_arrives_as_the_declared_type(kind, value, arrives):
+    arrived = round_trip(kind, value)
+    assert arrived == arrives
+    assert type(arrived) is type(arrives)
+
+
+def test_further_names_are_compared_with_what_arrives():
+    def job(**rest: Item): ...
+
+    with pytest.raises(ArgumentError, match="'b' cannot be sent: a Special would arrive as an Item"):
+        signature_of(job).encode({"a": Item("x"), "b": Special("x")})
 
 
 # -- in the worker

@@ -126,6 +126,8 @@ ARGUMENTS: list[Case] = [
     ("of a class job", lambda s: s.charge(order_id="7").dispatch(), ArgumentError, ("job 'pay.charge'", "'order_id'")),
     ("a field missing", lambda s: s.charge(), TypeError, ("Charge", "'order_id'")),
     ("of a PHP job", lambda s: s.app.queue("php").push("X@fire", Opaque()), ArgumentError, ("job 'X@fire'", "JSON")),
+    ("a set for PHP", lambda s: s.app.queue("php").push("X@fire", {"a": {1}}), ArgumentError, ("'X@fire'", "a set")),
+    ("a tuple for PHP", lambda s: s.app.queue("php").push("X@fire", (1, 2)), ArgumentError, ("'X@fire'", "a tuple")),
     ("raw text", lambda s: s.wrong.queue("php").push_raw("{}"), ArgumentError, ("push_raw", "bytes")),
     ("no name", lambda s: s.app.queue("php").push(""), ArgumentError, ("name",)),
     ("no command", lambda s: s.app.send(Opaque()), ArgumentError, ("Opaque", "app.map")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -292,6 +292,41 @@ async def asynchronous(connection: str, queue: str, payload: Mapping[str, Any]) 
 def test_a_hook_of_the_wrong_shape_is_refused(app: FakeQd, hook: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.payload_hook(hook)
+
+
+# -- shapes that cannot be sent
+
+
+def test_a_frozen_class_is_refused_when_it_is_declared(app: FakeQd):
+    with pytest.raises(DeclarationError) as error:
+
+        @app.job("mail.welcome")
+        @dataclass(frozen=True)
+        class Welcome(Job[None]):
+            to: str
+
+            def handle(self) -> None: ...
+
+    assert "Welcome cannot be a job: it is a frozen dataclass; remove @dataclass(frozen=True)" in str(error.value)
+
+
+def test_an_initvar_is_refused_when_the_class_is_declared(app: FakeQd):
+    with pytest.raises(DeclarationError, match=r"'greeting' of .*Welcome is an InitVar: its value is not kept"):
+
+        @app.job("mail.welcome")
+        class Welcome(Job[None]):
+            to: str
+            greeting: InitVar[str] = "Hello"
+
+            def handle(self) -> None: ...
+
+    @dataclass
+    class Invite:
+        to: str
+        greeting: InitVar[str] = "Hello"
+
+    with pytest.raises(DeclarationError, match=r"'greeting' of .*Invite is an InitVar"):
+        app.map(Invite, lambda invite: None, "mail.invite")
 
 
 # -- recycling

@@ -16,8 +16,13 @@ from qd.errors import DeclarationError
 
 
 def fields_of(cls: type) -> list[Parameter]:
-    """What a dataclass is made of."""
+    """What a dataclass is made of. Raises DeclarationError for an InitVar."""
     made = []
+    for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        if field._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]
+            raise DeclarationError(
+                f"'{name}' of {cls.__qualname__} is an InitVar: its value is not kept, so it cannot be sent; make it a field"
+            )
     for field in dataclasses.fields(cls):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = ABSENT if field.default is dataclasses.MISSING else field.default

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments.arrival import compare
 from qd.arguments.fields import fields_of
 from qd.arguments.known import Extras, Known, bare
 from qd.arguments.parameters import Parameter, parameters_of, title_of, type_of
@@ -15,6 +16,17 @@ from qd.arguments.untyped import Look, look_of
 from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.units import did_you_mean
+
+# A value of exactly this type arrives as it is. Not so for float | None: JSON makes null of NaN.
+_EXACT = (
+    (str, str),
+    (int, int),
+    (float, float),
+    (bool, bool),
+    (str | None, str),
+    (int | None, int),
+    (bool | None, bool),
+)
 
 
 class Signature:
@@ -29,12 +41,13 @@ class Signature:
     __slots__ = (
         "_declared",
         "_decoder",
+        "_exact",
         "_hints",
         "_known",
-        "_names",
         "_places",
         "_required",
         "_settled",
+        "_slots",
         "_untyped",
         "extras",
         "parameters",
@@ -57,13 +70,14 @@ class Signature:
         self.extras: Extras | None = None
         self._hints: dict[str, Any] | None = None
         self._untyped: dict[str, Look] = {}  # by the parameters whose types do not say everything
+        self._exact: dict[str, type] = {}  # by the parameters with a type of _EXACT
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._settled = not self._known and all(parameter.default is not PROVIDED for parameter in self._declared)
         self._travelling(self._declared)
 
     def _travelling(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = tuple(parameters)
-        self._names = {parameter.name: i for i, parameter in enumerate(self.parameters)}
+        self._slots = {parameter.name: f"p{i}" for i, parameter in enumerate(self.parameters)}
         self._places = [parameter.name for parameter in self.parameters if parameter.positional]
         self._required = [parameter.name for parameter in self.parameters if parameter.required]
 
@@ -96,8 +110,8 @@ class Signature:
                 raise ArgumentError(f"{self.title} got the argument '{name}' twice")
             if self.extras is not None and name in self.extras.filled:
                 raise ArgumentError(f"{self.title}: argument '{name}' is provided on the worker, and cannot be sent")
-            if name not in self._names and self.rest is None:
-                raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._names)}")
+            if name not in self._slots and self.rest is None:
+                raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._slots)}")
             bound[name] = value
         if missing := [name for name in self._required if name not in bound]:
             raise ArgumentError(f"{self.title} misses {_listed('argument', missing)}")
@@ -108,10 +122,14 @@ class Signature:
         try:
             if self.extras is not None:
                 arguments = {name: self.extras.packed(name, value) for name, value in arguments.items()}
-            for value in arguments.values():
-                look(value)
             data = encode(arguments)
-            self._check(data)
+            if self.rest is None:
+                found = self._fast().decode(data)
+                for name, value in arguments.items():
+                    if type(value) is not self._exact.get(name):
+                        compare(value, getattr(found, self._slots[name]))
+            else:
+                self._check_each(arguments, data)
             if self._untyped:
                 for name, value in arguments.items():
                     self._check_untyped(name, value)
@@ -120,15 +138,12 @@ class Signature:
             raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {reason}") from None
         return data
 
-    def _check(self, data: bytes) -> None:
-        if self.rest is None:
-            self._fast().decode(data)
-        else:
-            for name, value in msgspec.json.decode(data).items():
-                msgspec.convert(value, self._hint(name), str_keys=True)
+    def _check_each(self, arguments: Mapping[str, object], data: bytes) -> None:
+        for name, value in msgspec.json.decode(data).items():
+            compare(arguments[name], msgspec.convert(value, self._hint(name), str_keys=True))
 
     def _check_untyped(self, name: str, value: object) -> None:
-        declared = name if self.rest is None or name in self._names else self.rest.name
+        declared = name if self.rest is None or name in self._slots else self.rest.name
         if declared not in self._untyped:
             return
         try:
@@ -142,8 +157,9 @@ class Signature:
             try:
                 value = value if self.extras is None else self.extras.packed(name, value)
                 look(value)
-                msgspec.json.decode(encode(value), type=self._hint(name))
+                arrived = msgspec.json.decode(encode(value), type=self._hint(name))
                 self._check_untyped(name, value)
+                compare(value, arrived)
             except FAILURES as error:
                 return _short(name), self._why(name, error)
         return None
@@ -181,8 +197,8 @@ class Signature:
                 return self._decode_mended(data)  # finds out what is wrong, or puts it right
             return {
                 name: value
-                for name, i in self._names.items()
-                if (value := getattr(found, f"p{i}")) is not msgspec.UNSET
+                for name, slot in self._slots.items()
+                if (value := getattr(found, slot)) is not msgspec.UNSET
             }
         return self._decode_mended(data)
 
@@ -197,10 +213,10 @@ class Signature:
         return {name: self._converted(name, value) for name, value in given.items()}
 
     def _check_names(self, given: Mapping[str, object]) -> None:
-        unknown = [] if self.rest else [name for name in given if name not in self._names]
+        unknown = [] if self.rest else [name for name in given if name not in self._slots]
         missing = [name for name in self._required if name not in given]
         if unknown:
-            near = did_you_mean(unknown[0], [name for name in self._names if name not in given])
+            near = did_you_mean(unknown[0], [name for name in self._slots if name not in given])
             raise UnknownParameters(f"{self.title} has no {_listed('parameter', unknown)}{near}")
         if missing:
             said = f"{self.title} needs {_listed('parameter', missing)}, which the payload has not"
@@ -240,10 +256,10 @@ class Signature:
     def _made_decoder(self) -> msgspec.json.Decoder[Any]:
         """One decoder for the whole object. Its fields are p0, p1, ...: a parameter may be called anything."""
         fields: list[Any] = []
-        for i, parameter in enumerate(self.parameters):
-            hint = self._hint(parameter.name)
-            fields.append((f"p{i}", hint) if parameter.required else (f"p{i}", hint, msgspec.UNSET))
-        names = {f"p{i}": name for name, i in self._names.items()}
+        for parameter in self.parameters:
+            slot, hint = self._slots[parameter.name], self._hint(parameter.name)
+            fields.append((slot, hint) if parameter.required else (slot, hint, msgspec.UNSET))
+        names = {slot: name for name, slot in self._slots.items()}
         made = msgspec.defstruct("Arguments", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
         return msgspec.json.Decoder(made)
 
@@ -252,8 +268,9 @@ class Signature:
             rest = [self.rest] if self.rest else []
             hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
             self._untyped = {name: look for name, hint in hints.items() if (look := look_of(hint)) is not None}
+            self._exact = {name: kind for name, hint in hints.items() for form, kind in _EXACT if form == hint}
             self._hints = hints  # last: another thread may be here, too
-        if name not in self._names and self.rest is not None:
+        if name not in self._slots and self.rest is not None:
             name = self.rest.name
         return self._hints[name]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin
 
 Look = Callable[[Any], None]  # raises ValueError
@@ -44,7 +45,7 @@ def look_of(hint: Any) -> Look | None:
 
 def plain(value: Any) -> None:
     """Raises ValueError: a part of it is nothing that JSON holds."""
-    if value is None or isinstance(value, str | int | float):
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, Enum)):
         return
     if isinstance(value, list):
         for part in value:

@@ -16,9 +16,22 @@ from uuid import UUID
 
 import msgspec
 
+from qd.arguments.arrival import field_names
 from qd.arguments.untyped import plain
 from qd.errors import ArgumentError, WrongType
 
+_OF_MSGSPEC = (
+    "Expected ",
+    "Invalid ",
+    "Object ",
+    "Integer ",
+    "Number ",
+    "Out of range",
+    "Type ",
+    "Only ",
+    "Input ",
+    "Can ",
+)
 NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each of them is "no arguments"
 FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # what msgspec raises; its own are ValueErrors
 
@@ -68,7 +81,7 @@ def look(value: Any) -> None:
     if type(value) in _SAFE:
         return
     if isinstance(value, float | Decimal):
-        if not isfinite(value):
+        if not (value.is_finite() if isinstance(value, Decimal) else isfinite(value)):
             raise ValueError(f"{value} is no JSON number")
     elif isinstance(value, datetime):
         if value.utcoffset() is None:
@@ -85,12 +98,9 @@ def look(value: Any) -> None:
 
 
 def _fields(value: object) -> Iterable[object]:
-    """The field values of a Struct, a dataclass or an attrs object."""
+    """The values of its fields, for an object that has any."""
     kind: Any = type(value)
-    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
-    if names is None:
-        names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
-    return [getattr(value, name, None) for name in names]
+    return [getattr(value, name, None) for name in field_names(kind) or ()]
 
 
 def why(error: Exception) -> str:
@@ -99,5 +109,5 @@ def why(error: Exception) -> str:
         return "it is nested too deep, or holds itself"
     if isinstance(error, UnicodeError):
         return "a text in it is no Unicode"
-    text = str(error).replace("`", "")
-    return text[:1].lower() + text[1:300]
+    text = str(error).replace("`", "")[:300]
+    return text[:1].lower() + text[1:] if text.startswith(_OF_MSGSPEC) else text

@@ -22,7 +22,7 @@ class Queue:
     def push(self, job: str, data: object = "", *, delay: Span | datetime | None = None) -> Handle[None]:
         """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
         seconds = 0.0 if delay is None else due_in(delay, job)
-        text = encode_value(data, f"the data of job '{job}'")
+        text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
         id = self._send.push_named(self._connection, self.name, job, text, seconds)
         return Handle(id, self._send, Place(self._connection, self.name))
 

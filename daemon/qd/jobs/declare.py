@@ -116,6 +116,8 @@ def check_class(target: type[Any]) -> None:
         refuse(target, "is not derived from qd.Job", f"write class {target.__name__}(Job[None])")
     if target.handle is Job.handle:
         refuse(target, "has no handle()", "define it: it does the work")
+    if target.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        refuse(target, "is a frozen dataclass", "remove @dataclass(frozen=True): qd.Job makes the class a dataclass")
     if inspect.iscoroutinefunction(target.send):
         refuse(target, "has an async send(), which would never run", "make send() a def")
     if inspect.iscoroutinefunction(target.failed):

@@ -1,0 +1,199 @@
+"""What a worker will get, compared with what was given: what would change or vanish on the way is refused.
+
+given                          what arrives                      verdict
+Item(sku="x")                  Item(sku="x")                     the same class, and the same in every field
+SpecialItem(sku="x", extra=1)  Item(sku="x")                     refused: another class
+Safe("a"), Status.PAID         "a", "paid"                       subclasses of str, int and float arrive as these
+(1, 2)                         [1, 2]                            list, tuple and deque stand for each other
+{1, 2}                         [1, 2]                            refused: a set arrives as a set only
+"2031-01-01", {"sku": "x"}     date(2031, 1, 1), Item(sku="x")   the JSON form of a value stands for it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from qd.arguments.carriers import Carried
+
+PLAIN = frozenset((str, int, float, bool, type(None)))
+_SERIES = (list, tuple, deque)
+_SETS = (set, frozenset)
+_BYTES = (bytes, bytearray, memoryview)
+_OTHERS = (date, timedelta, UUID)
+_ABSENT = object()
+
+Step = tuple[Any, str]  # the step before, and this one; None before the first
+Todo = list[tuple[Any, Any, Any]]  # given, arrived, Step
+
+
+class Changed(ValueError):
+    """A value would not arrive as it was given."""
+
+
+def compare(given: Any, arrived: Any) -> None:
+    """Raises Changed. arrived: `given` after it was encoded and decoded by the declared type."""
+    todo: Todo = [(given, arrived, None)]  # not recursive: a value may be nested deeper than Python calls
+    while todo:
+        given, arrived, step = todo.pop()
+        try:
+            _compare(given, arrived, step, todo)
+        except Changed as error:
+            raise Changed(f"{error}{_where(step)}") from None
+
+
+def _where(step: Step | None) -> str:
+    steps: list[str] = []
+    while step is not None:
+        step, text = step
+        steps.insert(0, text)
+    return f" (at {''.join(steps)})" if steps else ""
+
+
+def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
+    """One value; its parts go to `todo`."""
+    if given is arrived or isinstance(arrived, Carried):
+        return
+    kind = type(given)
+    if kind in PLAIN and type(arrived) is kind:
+        _same(given, arrived, True)
+    elif kind is list and type(arrived) is list and len(given) == len(arrived):
+        for i, (part, other) in enumerate(zip(given, arrived, strict=True)):
+            if type(part) not in PLAIN or type(part) is not type(other) or part != other:
+                todo.append((part, other, (step, f"[{i}]")))
+    elif kind is dict and type(arrived) is dict:
+        _dict(given, arrived, step, todo)
+    elif isinstance(given, Enum):
+        _same(given, arrived, type(arrived) in PLAIN or type(arrived) is kind)
+    elif isinstance(given, str):
+        if isinstance(arrived, str):  # else it is the JSON form of what arrived
+            _same(given, arrived, True)
+    elif isinstance(given, int | float):
+        _number(given, arrived)
+    elif (names := field_names(kind)) is not None:
+        if type(arrived) is not kind:
+            raise _changed(given, arrived)
+        for name in names:
+            part, other = getattr(given, name, _ABSENT), getattr(arrived, name, _ABSENT)
+            if type(part) not in PLAIN or type(part) is not type(other) or part != other:
+                todo.append((part, other, (step, f".{name}")))
+    elif isinstance(given, dict):
+        _dict(given, arrived, step, todo)
+    elif isinstance(given, _SERIES):
+        _series(given, arrived, step, todo)
+    elif isinstance(given, _SETS):
+        _set(given, arrived, step, todo)
+    elif isinstance(given, datetime | time):
+        _moment(given, arrived)
+    elif isinstance(given, Decimal):
+        _same(given, arrived, isinstance(arrived, Decimal) and given.is_finite())
+    elif isinstance(given, _BYTES):
+        _same(given, arrived, isinstance(arrived, _BYTES))
+    else:
+        _same(given, arrived, type(arrived) is kind or (isinstance(given, _OTHERS) and isinstance(arrived, _OTHERS)))
+
+
+def field_names(kind: Any) -> Sequence[str] | None:
+    """The fields of a class whose objects have fields: Struct, dataclass, attrs, NamedTuple. None: others."""
+    if (found := getattr(kind, "__struct_fields__", None)) is not None:
+        return found  # type: ignore[no-any-return]
+    if (found := getattr(kind, "__dataclass_fields__", None)) is not None:
+        return [field.name for field in dataclasses.fields(kind)]
+    if (found := getattr(kind, "__attrs_attrs__", None)) is not None:
+        return [field.name for field in found]
+    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+
+
+def _dict(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) -> None:
+    if not isinstance(arrived, dict):
+        return _form(given, arrived, step, todo)
+    if len(given) != len(arrived):
+        lost = next((key for key in given if key not in arrived), None)
+        raise Changed(f"the key {lost!r:.40} would not arrive: its type has no such key")
+    for (key, part), (other_key, other) in zip(given.items(), arrived.items(), strict=True):
+        if type(key) is not str or key != other_key:
+            todo.append((key, other_key, (step, f"[{key!r:.40}]")))
+        if type(part) not in PLAIN or type(part) is not type(other) or part != other:
+            todo.append((part, other, (step, f"[{key!r:.40}]")))
+
+
+def _form(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) -> None:
+    """A dict for an object: every key must be a field of it."""
+    names = field_names(type(arrived))
+    if names is None:
+        raise _changed(given, arrived)
+    attributes = dict(zip(getattr(arrived, "__struct_encode_fields__", names), names, strict=True))
+    tag = getattr(getattr(arrived, "__struct_config__", None), "tag_field", None)
+    for key, part in given.items():
+        if key in attributes:
+            todo.append((part, getattr(arrived, attributes[key], _ABSENT), (step, f"[{key!r:.40}]")))
+        elif key != tag:
+            raise Changed(f"the key {key!r:.40} would not arrive: {_name(type(arrived))} has no such field")
+
+
+def _series(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
+    if isinstance(arrived, _SETS):
+        if len(given) != len(arrived):
+            raise Changed(f"{_a(type(given))} with a value twice would arrive as {_a(type(arrived))}: send a set")
+        return  # the JSON form of a set
+    names = field_names(type(arrived))
+    others = arrived if names is None else [getattr(arrived, name, _ABSENT) for name in names]
+    if not isinstance(others, _SERIES) or (len(given) != len(others) if names is None else len(given) > len(others)):
+        raise _changed(given, arrived)
+    for i, (part, other) in enumerate(zip(given, others, strict=False)):
+        todo.append((part, other, (step, f"[{i}]")))
+
+
+def _set(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
+    if not isinstance(arrived, _SETS) or len(given) != len(arrived):
+        raise _changed(given, arrived)
+    found = {part: part for part in arrived}
+    for part in given:
+        if part not in found:
+            raise _changed(given, arrived)
+        todo.append((part, found[part], (step, "[...]")))
+
+
+def _number(given: float, arrived: Any) -> None:
+    if type(arrived) is Decimal and isinstance(given, float):
+        return _same(given, float(arrived), True)  # 0.1 for Decimal("0.1")
+    if type(arrived) in PLAIN or isinstance(arrived, Decimal):
+        _same(given, arrived, arrived is not None)
+
+
+def _moment(given: datetime | time, arrived: Any) -> None:
+    """The same moment at the same distance from UTC; the name of a zone does not travel."""
+    if isinstance(given, datetime) and given.utcoffset() is None:
+        raise Changed("a datetime without a time zone (give it one: tzinfo=UTC)")
+    kind = datetime if isinstance(given, datetime) else time
+    if not isinstance(arrived, kind) or given.utcoffset() != arrived.utcoffset():
+        raise _changed(given, arrived)
+    zoned = (given.tzinfo is None) == (arrived.tzinfo is None)
+    _same(given.replace(tzinfo=None, fold=0), arrived.replace(tzinfo=None, fold=0), zoned)
+
+
+def _same(given: Any, arrived: Any, fits: bool) -> None:
+    if not fits or given != arrived:
+        raise _changed(given, arrived)
+
+
+def _changed(given: Any, arrived: Any) -> Changed:
+    sent, got = type(given), type(arrived)
+    if sent is got:
+        return Changed(f"{given!r:.60} would arrive as {arrived!r:.60}")
+    return Changed(f"{_a(sent)} would arrive as {_a(got)}: send {_a(got)}, or declare {_name(sent)}")
+
+
+def _name(kind: type) -> str:
+    return "None" if kind is type(None) else kind.__qualname__.rpartition("<locals>.")[2]
+
+
+def _a(kind: type) -> str:
+    name = _name(kind)
+    return f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}" if name != "None" else name
