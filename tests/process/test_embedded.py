@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from qd.errors import ConfigError
 from qd.process import vitals
 from tests.support.clock import eventually
 from tests.support.peers import missing
-from tests.support.project import SOURCE
+from tests.support.project import SOURCE, MakeProject, Project, ready
 from tests.support.resp import Client
 
 
@@ -136,6 +137,67 @@ def test_killed_server_leaves_a_socket_that_does_not_hinder_the_next(root):
     assert embedded.resolve("embedded:", root) == url
     assert pid_of(root) != pid
     assert asked(url, "GET", "kept") == "1"
+
+
+def test_a_revived_server_has_the_socket_and_the_data_of_the_killed_one(root):
+    url = embedded.resolve("embedded:", root)
+    asked(url, "SET", "kept", 1)
+    assert embedded.revive(root) is None, "it runs"
+    os.kill(pid := pid_of(root), signal.SIGKILL)
+    eventually(lambda: gone(pid))
+    found = embedded.revive(root)
+    assert found not in (None, pid)
+    assert embedded.revive(root) is None
+    eventually(lambda: servers_of(root) == [found])
+    assert embedded.resolve("embedded:", root) == url
+    assert asked(url, "GET", "kept") == "1"
+
+
+def test_a_stopped_server_is_not_revived(root):
+    embedded.resolve("embedded:", root)
+    embedded.stop(root)
+    assert embedded.revive(root) is None
+    assert servers_of(root) == []
+
+
+WRITES = """
+@app.job("write")
+def write(n: int):
+    with open("notes", "a") as notes:
+        print(n, file=notes)
+"""
+
+
+def test_a_running_qd_work_starts_its_killed_server_again(project: MakeProject) -> None:
+    shop = project(jobs=WRITES, url="embedded:")
+    shop.allowed |= {".qd", "notes"}
+    work = ready(shop)
+    found = status_of(shop)
+    with Client(unquote(urlsplit(found["url"]).path)) as client:
+        client.call("SET", "queues:default:paused", "1")
+        for n in range(20):
+            client.call("RPUSH", "queues:default", f'{{"job":"write","data":{{"n":{n}}},"attempts":0}}')
+    os.kill(found["pid"], signal.SIGKILL)
+    work.wait_line("embedded.started pid=")
+    work.wait_line("redis.back")
+    again = status_of(shop)
+    assert again["pid"] != found["pid"]
+    assert again["url"] == found["url"]
+    assert servers_of(shop.root) == [again["pid"]]
+    assert shop.qd("resume").returncode == 0
+    eventually(lambda: (shop.root / "notes").exists() and len((shop.root / "notes").read_text().split()) == 20, 30)
+    assert shop.qd("embedded", "stop").returncode == 0
+    work.wait_line("redis.away", count=2)
+    work.process.terminate()
+    assert work.wait(30) == 0
+    assert servers_of(shop.root) == [], "a server that was stopped stays down"
+    assert len(work.matches("embedded.started")) == 1
+
+
+def status_of(shop: Project) -> dict:
+    found: dict = json.loads(shop.qd("embedded", "status", "--json").stdout)
+    assert found["running"]
+    return found
 
 
 def test_server_whose_socket_was_swept_away_is_replaced(root):

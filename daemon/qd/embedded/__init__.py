@@ -3,6 +3,6 @@
 `home` is its files and its lock, `places` where its program and its socket are, `server` what is done with it.
 """
 
-from qd.embedded.server import Status, resolve, status, stop
+from qd.embedded.server import Status, resolve, revive, status, stop
 
-__all__ = ["Status", "resolve", "status", "stop"]
+__all__ = ["Status", "resolve", "revive", "status", "stop"]

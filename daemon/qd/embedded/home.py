@@ -2,7 +2,7 @@
 
 lock      held for as long as the server lives, since it inherits the descriptor: who gets the lock knows that no
           server is running on these files, and of two starters at once only one starts
-address   the path of the socket, then the server's pid and start time
+address   the path of the socket, then the server's pid and start time; `qd embedded stop` removes it, a kill does not
 server.log, appendonlydir/      the server's own
 """
 
@@ -74,6 +74,10 @@ class Home:
         start = "-" if address.start is None else address.start
         new.write_text(f"{address.socket}\n{address.pid} {start}\n")
         new.replace(self.folder / "address")
+
+    def forget(self) -> None:
+        """The server is to end: nobody starts it again but who uses it anew."""
+        (self.folder / "address").unlink(missing_ok=True)
 
 
 @contextmanager

@@ -82,9 +82,23 @@ def stop(root: Path) -> bool:
     Raises ConnectionLost when it runs and does not end.
     """
     home = Home.of(root)
-    if not home.lock.exists() or unused(home):
+    if not home.lock.exists():
         return False
     address = home.address()
+    home.forget()  # before its end: a keeper starts a server that is noted and does not run
+    if unused(home):
+        return False
+    try:
+        end(home, address)
+    except BaseException:
+        if address:
+            home.note(address)
+        raise
+    return True
+
+
+def end(home: Home, address: Address | None) -> None:
+    """Raises ConnectionLost when it does not end."""
     said = ask(address, "SHUTDOWN") if address else None
     if said is None and address:
         terminate(address)
@@ -95,7 +109,17 @@ def stop(root: Path) -> bool:
             pid = address.pid if address else 0
             raise ConnectionLost(f"the embedded server (pid {pid or 'unknown'}) does not end: {why} (see {home.log})")
         time.sleep(LOOK_AGAIN)
-    return True
+
+
+def revive(root: Path) -> int | None:
+    """Start the server again if it was killed, at the socket it had, and do not wait for its first answer. Returns its pid;
+    None: it runs, or it was stopped. Raises ConfigError, OSError and SubprocessError."""
+    home = Home.of(root)
+    if home.address() is None:
+        return None
+    with locked(home) as lock:
+        address = home.address()
+        return start(home, lock, address.socket).pid if lock is not None and address is not None else None
 
 
 def ensure(home: Home) -> Address:
@@ -107,7 +131,7 @@ def ensure(home: Home) -> Address:
                 address.socket.unlink(missing_ok=True)
                 raise ConfigError(f"the embedded server did not start: {last_words(home)} (see {home.log})")
             if lock is not None:
-                start(home, lock)
+                start(home, lock, socket_of(home))
                 started = True
         at = time.monotonic()
         waited = at - began
@@ -122,12 +146,16 @@ def ensure(home: Home) -> Address:
     return address
 
 
-def start(home: Home, lock: int) -> None:
-    """Start a server that inherits `lock`, in a session of its own."""
-    program = server_binary()
+def socket_of(home: Home) -> Path:
     path = runtime_folder() / f"qd-{hashlib.sha256(os.fsencode(home.folder)).hexdigest()[:16]}.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_MAX:
         raise ConfigError(f"socket path '{path}' is too long for this system: set XDG_RUNTIME_DIR to a shorter folder")
+    return path
+
+
+def start(home: Home, lock: int, path: Path) -> Address:
+    """Start a server that inherits `lock` and listens at `path`, in a session of its own."""
+    program = server_binary()
     path.unlink(missing_ok=True)  # with the lock in hand, nobody listens there
     if home.log.exists() and home.log.stat().st_size > LOG_MAX:
         home.log.unlink()
@@ -144,7 +172,9 @@ def start(home: Home, lock: int) -> None:
         check=True,
     )
     pid = int(done.stdout)
-    home.note(Address(path, pid, vitals.start_time(pid)))
+    started = Address(path, pid, vitals.start_time(pid))
+    home.note(started)
+    return started
 
 
 def ask(address: Address, command: str) -> bytes | None:

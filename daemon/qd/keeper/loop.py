@@ -33,6 +33,7 @@ from qd.keeper.dead import Dead
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
 from qd.keeper.parts import Parts
+from qd.keeper.private import Private
 from qd.keeper.report import Report
 from qd.keeper.restarts import Restarts
 from qd.keeper.rights import AGAIN, Rights
@@ -113,6 +114,7 @@ class Keeper:
         self.restarts = Restarts(hands, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, hands)
+        self.private = Private(settings, log)
         self.rights = Rights(queue, self.queues[0], hands.board, log)
 
     def run(self, inbox: Inbox) -> int:
@@ -124,6 +126,7 @@ class Keeper:
                 self.dead.hear(inbox.read())
             self._alive()
             deadline = self._turn()
+            self.private.look(away=self._away_since is not None or self.control.is_away)
         if inbox.dismissed:  # else the master was killed: its report is what the next one needs
             self._leave()
         return 0
