@@ -566,6 +566,17 @@ def test_failed_jobs_are_counted(shop: Project, redis: Client) -> None:
     assert line.value == "2 failed jobs kept; qd failed list -q default"
 
 
+def test_dropped_failed_jobs_are_a_warning(shop: Project, redis: Client) -> None:
+    at = float(redis.text("TIME")[0])
+    redis.call("ZADD", "queues:default:failed_at", -2000, "dropped", -at + 90, "dropped_at")
+    line = doctor(shop).line("failed default")
+    assert line.sign == "warn"
+    assert line.value.startswith(
+        "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
+    )
+    assert line.fix.startswith("raise [failed] max_bytes")
+
+
 # -- masters
 
 

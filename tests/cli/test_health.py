@@ -73,7 +73,10 @@ def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
     found = document(qd("health", "--json"))
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 3 <= mail.pop("oldest_age_s") < 30
-    assert mail == {"connection": "redis", "name": "mail", "ready": 2, "failed": 0, "paused": False, "workers": 2}
+    assert mail == {
+        "connection": "redis", "name": "mail", "ready": 2, "failed": 0, "failed_bytes": 0, "dropped": 0,
+        "dropped_at": None, "paused": False, "workers": 2,
+    }  # fmt: skip
     assert (found["ok"], found["masters"], found["workers"], found["down"]) == (True, 1, 2, False)
 
 
@@ -81,6 +84,42 @@ def test_failed_jobs_are_no_reason_and_are_counted(qd: Run, redis: Client) -> No
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     assert done(qd("health")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
     assert [queue["failed"] for queue in document(qd("health", "--json"))["queues"]] == [2]
+
+
+def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
+    at = server_time(redis)
+    redis.call("HSET", "queues:default:failed", "T.1.1.1", "{}\n{}")
+    redis.call("ZADD", "queues:default:failed_at", at, "T.1.1.1", -5, "bytes", -2000, "dropped", -at + 90, "dropped_at")
+    said = "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
+    way = "raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q default"
+    well, warned = done(qd("health")).splitlines()
+    assert well == "ok: no master reports, 0 jobs ready, 1 failed and kept, 2000 failed and dropped"
+    assert warned.startswith(f"warn: {said}")
+    assert warned.endswith(f" ago; {way}")
+    found = document(qd("health", "--json"))
+    assert (found["ok"], len(found["warnings"]), found["queues"][0]["dropped"]) == (True, 1, 2000)
+    assert [line for line in done(qd("status")).splitlines() if line.startswith(f"warn: {said}")]
+    (queue,) = document(qd("status", "--json"))["queues"]
+    assert (queue["failed_bytes"], queue["dropped"], queue["dropped_at"]) == (5, 2000, pytest.approx(at - 90, abs=0.01))
+
+
+@pytest.mark.parametrize(
+    ("limits", "used"),
+    [
+        ('max_bytes = "10M"', ""), ('max_bytes = "5M"', "80% of their limits (2 of them, 4.0 MB)"),
+        ("max_count = 3", ""), ("max_count = 2", "100% of their limits (2 of them, 4.0 MB)"),
+        ("max_count = 2\nenabled = false", ""),
+    ],
+)  # fmt: skip
+def test_a_failed_store_that_is_nearly_full_is_a_warning(
+    qd: Run, redis: Client, configured: Callable[[str], None], limits: str, used: str
+) -> None:
+    configured(f"[failed]\n{limits}\n")
+    redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
+    redis.call("ZADD", "queues:default:failed_at", 1, "1", 2, "2", -(4 << 20), "bytes")
+    lines = done(qd("health")).splitlines()
+    assert len(lines) == (2 if used else 1)
+    assert used in lines[-1]
 
 
 # -- work that nobody takes

@@ -98,7 +98,8 @@ def test_the_document_for_programs(qd: Run, redis: Client) -> None:
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 192 <= mail.pop("oldest_age_s") < 200
     counts = {"ready": 2, "delayed": 1, "reserved": 1, "failed": 1}
-    assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False}
+    kept = {"failed_bytes": 0, "dropped": 0, "dropped_at": None}
+    assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False, **kept}
 
 
 def test_workers_that_crash_or_do_not_answer(qd: Run, redis: Client) -> None:

@@ -14,6 +14,8 @@ import pytest
 from qd.connectors.base import Connector, Released, Reserved
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 from qd.payload import read
+from qd.store.failed import FailedStore
+from qd.store.keyspace import beside
 from qd.unit import answered, original
 from tests.contract.kinds import Tried, drained, job_of, number, take
 from tests.support.clock import eventually
@@ -174,6 +176,19 @@ def test_a_buried_job_is_kept_and_runs_no_more(tried: Tried) -> None:
         "ValueError",
         payload.decode(),
     )
+
+
+def test_failed_jobs_beyond_the_limit_are_dropped_and_counted(tried: Tried) -> None:
+    tried.shop.config("[failed]\nmax_count = 2\n")
+    queue = tried.connect()
+    put(tried, queue, 1, 2, 3, 4, 5)
+    for _ in range(5):
+        assert queue.bury(take(queue), b"{}", b"{}")
+    assert tried.sizes().failed == 2
+    (fill,) = FailedStore(beside(queue)).fills(["default"])
+    assert (fill.bytes, fill.dropped) == (10, 3)
+    assert fill.dropped_at is not None
+    assert tried.empty()
 
 
 # -- many

@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from qd.connectors.base import Released, Reserved, Sizes, Turn
+from qd.connectors.keeping import Forgotten
 from qd.connectors.keyspace.queue import Bounds
 from qd.connectors.redis.queue import RedisQueue
 from qd.payload import read
+from qd.store.failed import FailedStore
+from qd.store.keyspace import beside
 from qd.unit import answered, original
 from tests.contract.conftest import ONE
 from tests.support.clock import eventually
@@ -387,6 +390,53 @@ def test_the_failed_store_keeps_the_latest_up_to_its_bytes(connect, seen):
         assert queue.bury(take(queue), b"{}", b"x" * size)
         kept = [len(buried.raw) for buried in seen.failed("a")]
         assert kept == ([1000], [1000, 1000], [1000, 1000, 900], [1000, 900, 500], [4000], [10])[n]
+
+
+@pytest.mark.leaves(*FAILED)
+def test_records_that_are_dropped_are_counted_and_those_too_old_are_not(connect, seen):
+    queue = connect(keep=Bounds(3, 3600.0, 3000))
+    assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 0)
+    for n in range(2):
+        seen.call("HSET", "a", "failed", f"old{n}", b"{}\nraw")
+        seen.call("ZADD", "a", "failed_at", seen.now() - 3601, f"old{n}")
+    for n, size in enumerate((10, 10, 10, 10, 10, 2995)):
+        queue.push("a", job(n))
+        assert queue.bury(take(queue), b"{}", b"x" * size)
+        assert len(seen.failed("a")) == (1, 2, 3, 3, 3, 1)[n]
+    assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 5)
+    (fill,) = FailedStore(beside(queue)).fills(["a"])
+    assert (fill.bytes, fill.dropped) == (2998, 5)
+    assert seen.now() - fill.dropped_at < 60
+
+
+@pytest.mark.leaves(*FAILED)
+def test_the_counter_of_dropped_records_outlives_them_and_ends_with_what_would_be_kept(connect, seen):
+    queue = connect(keep=Bounds(1, 3600.0))
+    for n in range(3):
+        queue.push("a", job(n))
+        assert queue.bury(take(queue), b"{}", job(n))
+    store = FailedStore(beside(queue))
+    store.forget("a", list(store.records(["a"])))
+    assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 2)
+    assert sorted(seen.call("ZRANGE", "a", "failed_at", 0, -1)) == [b"dropped", b"dropped_at"]
+    seen.call("ZADD", "a", "failed_at", -(seen.now() - 3601), "dropped_at")
+    assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 0)
+    assert seen.every_key() == []
+
+
+@one_place
+@pytest.mark.leaves(*FAILED)
+def test_a_failed_store_has_no_number_unless_it_is_given_one(connect, seen):
+    queue = connect()
+    assert queue.keep == Bounds(None, 30 * 86400.0, 64 << 20)
+    queue.push_many([("a", b"no payload", None)] * 10_001)
+    while queue.turn(None, ["a"]).malformed:
+        pass
+    assert len(seen.failed("a")) == 10_001
+    queue = connect(keep=Bounds(None, 3600.0, 300))
+    queue.push("a", job(1))
+    assert queue.bury(take(queue), b"{}", b"x" * 290)
+    assert len(seen.failed("a")) == 10_001 - 100 + 1, "a call deletes a hundred"
 
 
 @pytest.mark.leaves(*FAILED)

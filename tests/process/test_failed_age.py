@@ -1,4 +1,5 @@
-"""[failed] keep: what has failed longer ago is forgotten, also where nothing fails any more."""
+"""[failed] keep: what has failed longer ago is forgotten, also where nothing fails any more. Beyond the other limits it is
+dropped, and reported."""
 
 from __future__ import annotations
 
@@ -42,6 +43,18 @@ def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProje
     assert redis.text("ZRANGE", STORE[1], 0, -1) == ["bytes", "young.0", "young.1", "young.2"]
     assert -int(redis.call("ZSCORE", STORE[1], "bytes")) == sum(map(len, redis.call("HVALS", STORE[0])))
     work.stop()
+
+
+@pytest.mark.leaves(*STORE)
+def test_failed_jobs_that_are_dropped_are_reported(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS, config="[failed]\nmax_count = 3\n")
+    push(redis, "fails", count=8)
+    work = shop.work_off()
+    assert work.matches("WARNING .*failed.dropped queue=default count=5 total=5")
+    assert redis.call("HLEN", STORE[0]) == 3
+    push(redis, "fails", count=1)
+    work = shop.work_off()
+    assert work.matches("failed.dropped queue=default count=1 total=6")
 
 
 @pytest.mark.leaves(*STORE)

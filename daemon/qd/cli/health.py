@@ -69,6 +69,8 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
             output.say(output.clean(reason.text))
         if not why:
             output.say(output.clean(well(state)))
+        for text in warnings(state):
+            output.say(output.clean(f"warn: {text}"))
     return 1 if why else 0
 
 
@@ -90,6 +92,8 @@ def well(state: State) -> str:
     said.append(f"{count(ready, 'job')} ready")
     if failed := sum(line.sizes.failed for line in state.queues):
         said.append(f"{failed} failed and kept")
+    if dropped := sum(line.failed.dropped for line in state.queues):
+        said.append(f"{dropped} failed and dropped")
     if ages:
         said.append(f"the oldest for {output.duration(max(ages))}")
     if state.down:
@@ -111,6 +115,9 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
             "name": line.name,
             "ready": line.sizes.ready,
             "failed": line.sizes.failed,
+            "failed_bytes": line.failed.bytes,
+            "dropped": line.failed.dropped,
+            "dropped_at": line.failed.dropped_at,
             "oldest_age_s": line.sizes.oldest_age,
             "paused": line.paused is not None,
             "workers": line.workers,
@@ -118,7 +125,15 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
         for line in state.queues
     ]
     facts = {"masters": len(alive), "workers": sum(len(m.workers) for m in alive), "queues": queues}
-    return {"ok": not why, "at": state.now, "down": is_down(state), "reasons": told(why), **facts}
+    found = {"reasons": told(why), "warnings": warnings(state)}
+    return {"ok": not why, "at": state.now, "down": is_down(state), **found, **facts}
+
+
+def warnings(state: State) -> list[str]:
+    """What is worth a look and is no reason to be unwell."""
+    from qd.cli.reasons import of_failed
+
+    return [f"{said}; {way}" for line in state.queues for said, way in of_failed(line, state.now)]
 
 
 def is_down(state: State) -> bool:

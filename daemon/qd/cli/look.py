@@ -10,7 +10,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.notes import by_whom
-from qd.cli.reasons import hung, named
+from qd.cli.reasons import hung, named, of_failed
 from qd.cli.state import Line, State, looked
 from qd.process.exits import Exit
 from qd.store import hosts, schedule
@@ -164,6 +164,8 @@ def warnings(state: State) -> Iterable[str]:
     for line in state.queues:
         if line.sizes.ready and not line.workers and not line.paused:
             yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
+        for said, way in of_failed(line, state.now):
+            yield output.clean(f"{said}; {way}")
         if line.php:
             yield output.clean(
                 f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
@@ -235,4 +237,7 @@ def queue_document(line: Line) -> dict[str, Any]:
         "workers": line.workers,
         "paused": line.paused and asdict(line.paused),
         "php": line.php,
+        "failed_bytes": line.failed.bytes,
+        "dropped": line.failed.dropped,
+        "dropped_at": line.failed.dropped_at,
     }

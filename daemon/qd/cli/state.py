@@ -10,20 +10,23 @@ from qd.cli import common
 from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost
 from qd.store import hosts, schedule, stamps
+from qd.store.failed import FailedStore, Fill
 
 if TYPE_CHECKING:
-    from qd.config import Settings
+    from qd.config import FailedSettings, Settings
     from qd.connectors.base import Sizes
     from qd.store.keyspace import KeyspaceStore
 
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
+NOTHING_KEPT = Fill()
 HELD = 99  # reservations of a queue that are looked at
 
 
 @dataclass(frozen=True)
 class Line:
     """A queue and what stands in it. workers: those that serve it, idle or not. php: whether the next job in line is an
-    object job of Laravel and no PHP worker has one in hand."""
+    object job of Laravel and no PHP worker has one in hand. failed: see store.failed.Fill; full: the part of the failed
+    store's bounds that is used, 1.0: the next failed job drops the oldest."""
 
     connection: str
     name: str
@@ -31,6 +34,8 @@ class Line:
     paused: stamps.Pause | None
     workers: int
     php: bool = False
+    failed: Fill = NOTHING_KEPT
+    full: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,21 @@ def lines(
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
     sizes = {name: queue.sizes(name) for name in names}
     php = {name: for_php(store, name) for name in names if sizes[name].ready}
-    return [Line(place, name, sizes[name], paused.get(name), serve[name], php.get(name, False)) for name in names]
+    fills = dict(zip(names, FailedStore(store).fills(list(names)), strict=True))
+    return [
+        Line(
+            *(place, name, sizes[name], paused.get(name), serve[name], php.get(name, False), fills[name]),
+            full=full(found.failed, sizes[name].failed, fills[name]),
+        )
+        for name in names
+    ]
+
+
+def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
+    """Of the bound that is nearer."""
+    if not bounds.enabled:
+        return 0.0
+    return max(fill.bytes / bounds.max_bytes, count / bounds.max_count if bounds.max_count else 0.0)
 
 
 def for_php(store: KeyspaceStore, queue: str) -> bool:

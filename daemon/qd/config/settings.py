@@ -44,12 +44,13 @@ class LaravelSettings:
 
 @dataclass(frozen=True, slots=True)
 class FailedSettings:
-    """The failed store of each queue and its bounds. keep: seconds; database: the url of the copy, "" for none."""
+    """The failed store of each queue and its bounds. keep: seconds; max_count: None for any number; database: the url of the
+    copy, "" for none."""
 
     enabled: bool = True
     keep: float = 30 * 86400.0
-    max_count: int = 10_000
-    max_bytes: int = 256 << 20
+    max_count: int | None = None
+    max_bytes: int = 64 << 20
     database: str = field(default="", repr=False)  # it may hold a password
 
 

@@ -90,11 +90,11 @@ FAILED = _rows(
     _key("enabled", True, "switch", "keep jobs that have failed for good", "QD_FAILED_ENABLED"),
     _key("keep", 30 * 86400.0, "span", "forget a failed job after this long", "QD_FAILED_KEEP", at_least=1),
     _key(
-        "max_count", 10_000, "count", "keep this many failed jobs of a queue, the newest ones",
-        "QD_FAILED_MAX_COUNT", unit="jobs", at_least=1,
+        "max_count", None, "count", "keep at most this many failed jobs of a queue, the newest ones",
+        "QD_FAILED_MAX_COUNT", unit="jobs", shown="none", at_least=1,
     ),
     _key(
-        "max_bytes", 256 << 20, "size", "keep this much of failed jobs of a queue, the newest ones",
+        "max_bytes", 64 << 20, "size", "keep at most this much of failed jobs of a queue, the newest ones",
         "QD_FAILED_MAX_BYTES", at_least=1,
     ),
     _key(

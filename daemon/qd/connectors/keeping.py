@@ -45,6 +45,14 @@ class Answer(NamedTuple):
     broke: ConnectionLost | ServerRefused | None = None
 
 
+class Forgotten(NamedTuple):
+    """aged: records that were deleted for their age. dropped: the queue's counter of records that were deleted to make room
+    for newer ones; it starts again at 0 once the last of them was longer ago than records are kept."""
+
+    aged: int
+    dropped: int
+
+
 class Keeping(Connector, Protocol):
     """Every call may raise ConnectionLost, ServerBusy or ServerRefused."""
 
@@ -64,8 +72,8 @@ class Keeping(Connector, Protocol):
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
         """Kept for the next reserve of the job, a day at most."""
 
-    def forget_aged(self, queue: str, seconds: float, most: int) -> int:
-        """Take away at most so many records of jobs that failed longer ago. Returns how many they were."""
+    def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
+        """Delete at most so many records of jobs that failed longer ago."""
 
     def missing_rights(self, queue: str) -> set[str]:
         """What this user of the server may not do and a worker needs, tried beside the keys of this queue."""

@@ -1,6 +1,8 @@
-"""Failed jobs that are older than [failed] keep are forgotten, also in a queue in which nothing fails any more.
+"""The keeper's care for the failed store: old records are deleted, also in a queue in which nothing fails any more, and
+records that were dropped to make room for newer ones are reported.
 
-once a minute, for each queue: one script call that takes away at most STEP records; while there are more, at each beat
+once a minute, for each queue: one script call that deletes at most STEP records; while there are more, at each beat
+failed.dropped                 at most once a minute for each queue, and when the keeper leaves
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from qd.errors import ServerRefused
 from qd.keeper.parts import each_of
 from qd.log import Log
 
-EVERY = 60.0  # seconds between two looks; less where records are kept for less
+EVERY = 60.0  # seconds between two looks, less if records are kept for less; and between two warnings for a queue
 STEP = 500
 
 
@@ -22,18 +24,31 @@ class Aged:
         """keep: seconds; 0: whatever is there stays."""
         self.queue, self.queues, self.keep, self.log = queue, queues, keep, log
         self._due = 0.0
+        self._reported: dict[str, tuple[int, float]] = {}  # queue -> counter at its last report, and when that was
 
-    def forget(self) -> None:
-        """Raises ConnectionLost, when all others are done. That this user may not, or a key is none of ours, must not stop
-        the keeper: it is said."""
+    def forget(self, *, leaving: bool = False) -> None:
+        """leaving: look now, and report what is not reported yet. Raises ConnectionLost after all queues were tried. A
+        refusal (a missing right, a key of another type) must not stop the keeper: it is logged."""
         at = time.monotonic()
-        if self.keep and at >= self._due:
+        if self.keep and (leaving or at >= self._due):
             self._due = at + min(EVERY, self.keep)
-            each_of(self.queues, lambda name: self._of(name, at))
+            each_of(self.queues, lambda name: self._of(name, at, leaving))
 
-    def _of(self, name: str, at: float) -> None:
+    def _of(self, name: str, at: float, leaving: bool) -> None:
         try:
-            if self.queue.forget_aged(name, self.keep, STEP) == STEP:
-                self._due = at
+            found = self.queue.forget_aged(name, self.keep, STEP)
         except ServerRefused as error:
             self.log.warning("failed.not_forgotten", queue=name, error=str(error))
+            return
+        if found.aged == STEP:
+            self._due = at
+        self._report(name, found.dropped, at, leaving)
+
+    def _report(self, name: str, dropped: int, at: float, leaving: bool) -> None:
+        """What a keeper finds at its first look, the keeper before it has reported."""
+        before, reported_at = self._reported.setdefault(name, (dropped, at - EVERY))
+        if dropped < before:  # the counter started again
+            before = 0
+        if dropped > before and (leaving or at - reported_at >= EVERY):
+            self.log.warning("failed.dropped", queue=name, count=dropped - before, total=dropped)
+            self._reported[name] = dropped, at

@@ -295,6 +295,7 @@ class Keeper:
         while time.monotonic() < until:
             try:
                 self.dead.dead_workers()
+                self.aged.forget(leaving=True)
                 self.queue.beat(self.queues, self._asked("", False))  # no token may be left that no job stands behind
                 if not self.dead.unsettled():
                     self._forget(self.hands.token)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from heapq import merge
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -85,6 +85,15 @@ class Wanted:
     def _says(self, record: Record, text: str) -> bool:
         places = (record.reason, record.trace or "", record.payload.decode("utf-8", "replace"))
         return any(text in place.casefold() for place in places)
+
+
+class Fill(NamedTuple):
+    """How full the failed store of a queue is. dropped: records that were deleted to make room for newer ones since the
+    counter began; dropped_at: unix seconds of the last of them."""
+
+    bytes: int = 0
+    dropped: int = 0
+    dropped_at: float | None = None
 
 
 EVERY = Wanted()
@@ -195,6 +204,17 @@ class FailedStore:
         """How many records there are; None: that is not known."""
         counts = self.space.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
         return sum(count for count in counts if isinstance(count, int))
+
+    def fills(self, queues: Sequence[str]) -> list[Fill]:
+        """For each queue, in one round trip. An index of another type counts as an empty one."""
+        members = ("bytes", "dropped", "dropped_at")
+        commands = [("ZSCORE", self._key(keys.failed_at(queue)), member) for queue in queues for member in members]
+        said = self.space.call_many(commands) if commands else []
+        found = [-float(each) if isinstance(each, bytes) else None for each in said]  # negative: see failed.lua
+        return [
+            Fill(int(found[at] or 0), int(found[at + 1] or 0), found[at + 2])
+            for at in range(0, len(found), len(members))
+        ]
 
     # -- changing
 

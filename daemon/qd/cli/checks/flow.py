@@ -9,11 +9,12 @@ from qd.cli import common
 from qd.cli.checks.finding import Finding, ok, warn
 from qd.cli.notes import by_whom
 from qd.cli.output import count
-from qd.cli.reasons import of_queue
-from qd.cli.state import Line, State, for_php
+from qd.cli.reasons import of_failed, of_queue
+from qd.cli.state import Line, State, for_php, full
 from qd.connectors.keyspace import keys
 from qd.errors import ServerRefused
 from qd.store import stamps
+from qd.store.failed import FailedStore
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -28,10 +29,11 @@ def check(settings: Settings, place: str, queues: Sequence[str], state: State | 
             line = line_of(settings, place, name)
         except ServerRefused:
             continue  # waiting.py has said so
-        yield from held(line, common.store(settings, place).now())
+        now = common.store(settings, place).now()
+        yield from held(line, now)
         if state is not None:
             yield from waits(line, state)
-        yield from failed(line)
+        yield from failed(line, now)
 
 
 def line_of(settings: Settings, place: str, name: str) -> Line:
@@ -40,7 +42,10 @@ def line_of(settings: Settings, place: str, name: str) -> Line:
     sizes = common.queue(settings, place).sizes(name)
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else stamps.read_pause(raw)
-    return Line(place, name, sizes, paused, 0, for_php(store, name))
+    (fill,) = FailedStore(store).fills([name])
+    return Line(
+        *(place, name, sizes, paused, 0, for_php(store, name), fill), full=full(settings.failed, sizes.failed, fill)
+    )
 
 
 def held(line: Line, now: float) -> Iterator[Finding]:
@@ -56,7 +61,11 @@ def waits(line: Line, state: State) -> Iterator[Finding]:
             yield warn(f"work on {line.name}", said, way)
 
 
-def failed(line: Line) -> Iterator[Finding]:
-    """No warning: they are kept for a month, and nothing is wrong with that."""
-    if line.sizes.failed:
+def failed(line: Line, now: float) -> Iterator[Finding]:
+    """Failed jobs that are kept are no warning; those that were dropped are, or will be soon."""
+    warned = False
+    for said, way in of_failed(line, now):
+        warned = True
+        yield warn(f"failed {line.name}", said, way)
+    if line.sizes.failed and not warned:
         yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {line.name}")

@@ -68,7 +68,7 @@ class Borrowed(BorrowedSending):
     def _fixed(self) -> list[bytes]:
         """The arguments of a turn that stay the same."""
         (locks,) = self._keys(keys.unique(""))
-        fixed = (self.owner, self.settings.retry_after, *self.keep, self.longest, locks)
+        fixed = (self.owner, self.settings.retry_after, *self.keep.args, self.longest, locks)
         return [str(each).encode() for each in fixed]
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
@@ -272,7 +272,7 @@ class Borrowed(BorrowedSending):
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
         names = [kind(held.queue) for kind in kinds]
-        args = (self.owner, held.member, held.mark, record, raw, *self.keep)
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep.args)
         its = self._answer("parcel_bury", held.queue, names, args, effects)
         self._over(held.queue, its)
         self._send_on(effects)

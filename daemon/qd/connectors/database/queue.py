@@ -189,7 +189,7 @@ class DatabaseQueue(KeyspaceQueue):
         """Into the failed store, inside the transaction that takes the job away."""
         more, said = spoken(effects, self.settings.prefix)
         names = self._keys(keys.failed(queue), keys.failed_at(queue), *more)
-        script("buried").call(self.space, names, id, record, raw, *self.keep, *said)
+        script("buried").call(self.space, names, id, record, raw, *self.keep.args, *said)
 
     def do(self, effects: Sequence[Effect]) -> None:
         if effects:

@@ -9,7 +9,8 @@
 | queues:NAME:owners      | hash   | `<master token>/<slot>` -> the reserved payload; at most one field a worker         |
 | queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
 | queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
-| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes` -> minus what all have     |
+| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes`, `dropped`, `dropped_at`:   |
+|                         |        | counters, see failed.lua; kept for [failed] keep after the last drop                |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
 | queues:NAME:qd-taken    | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |

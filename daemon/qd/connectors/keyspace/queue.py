@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Released, Reserved, Sizes, Ticks, reserved_of
 from qd.connectors.effects import Effect
-from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keeping import Answer, Asked, Forgotten
 from qd.connectors.keyspace import keyed, keys
 from qd.connectors.keyspace.base import Arg, Keyspace
 from qd.connectors.keyspace.batches import KeptBatches
@@ -43,14 +43,19 @@ CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
 class Bounds(NamedTuple):
-    """Of the failed store of each queue. records 0: nothing is kept."""
+    """Of the failed store of each queue. records: None for any number; 0: nothing is kept."""
 
-    records: int
+    records: int | None
     seconds: float
-    bytes: int = 256 << 20
+    bytes: int = 64 << 20
+
+    @property
+    def args(self) -> tuple[Arg, Arg, Arg]:
+        """As failed.lua reads them."""
+        return "" if self.records is None else self.records, self.seconds, self.bytes
 
 
-DEFAULT = Bounds(10_000, 30 * 86400.0)
+DEFAULT = Bounds(None, 30 * 86400.0)
 
 
 def bounds_of(kept: FailedSettings) -> Bounds:
@@ -101,7 +106,7 @@ class KeyspaceQueue:
 
     def turned(self, locks: str) -> list[Arg]:
         """The arguments of turn.lua that stay the same. locks: what the names of locks begin with."""
-        return [self.owner, self.settings.retry_after, MOVE, *self.keep, self.longest, locks]
+        return [self.owner, self.settings.retry_after, MOVE, *self.keep.args, self.longest, locks]
 
     # -- sending
 
@@ -162,7 +167,7 @@ class KeyspaceQueue:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
         more, said = spoken(effects, self.settings.prefix)
         names = self._keys(*[kind(held.queue) for kind in kinds], *more)
-        args = (self.owner, held.member, held.mark, record, raw, *self.keep, *said)
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep.args, *said)
         return bool(script("bury").call(self.space, names, *args))
 
     def copied(self, queue: str, id: str) -> None:
@@ -211,9 +216,9 @@ class KeyspaceQueue:
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
         return beat(self.space, self.settings.prefix, queues, asked)
 
-    def forget_aged(self, queue: str, seconds: float, most: int) -> int:
+    def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
         names = self._keys(keys.failed(queue), keys.failed_at(queue))
-        return int(script("aged").call(self.space, names, seconds, most))
+        return Forgotten(*map(int, script("aged").call(self.space, names, seconds, most)))
 
     # -- looking
 

@@ -1,6 +1,7 @@
 -- The record of a job that has failed, where the job is taken away beside this script, in one transaction with it.
 -- KEYS failed, failed_at, those of effects
--- ARGV id, record (one line of JSON), raw payload, most records, seconds to keep them, bytes of them at most, effects
+-- ARGV id, record (one line of JSON), raw payload, most records ('' for any number), seconds to keep them, bytes of them at
+--      most, effects
 local time = redis.call('TIME')
 effects(TRY, 3, 7)
 bury(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], time[1] + time[2] / 1000000, ARGV[4], ARGV[5], ARGV[6])

@@ -1,7 +1,7 @@
 -- One turn of a worker: ack the job before, lease the next.
 -- KEYS  eight a queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
 -- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
---       4 records in the failed store at most   5 seconds it keeps them   6 bytes of them at most
+--       4 records in the failed store at most, '' for any number   5 seconds it keeps them   6 bytes of them at most
 --       7 bytes of a payload at most, 0: any   8 what the names of locks begin with
 --       9 mark base "<token>.<slot>.<turn>"   10 index of the queue of the job to ack, 0 for none   11 its payload
 --       12 indexes of queues that nothing is taken from (" 2 3 "), '' for none: told as paused
@@ -53,7 +53,7 @@ local function reject(i, p, head, reason)
   bury(KEYS[i + 6], KEYS[i + 7], id, record, p, now, ARGV[4], ARGV[5], ARGV[6])
   local step = pop(KEYS[i], p, head)
   if type(step) ~= 'table' then malformed = malformed + 1 return nil end
-  unbury(KEYS[i + 6], KEYS[i + 7], {id}, (kept_bytes(KEYS[i + 6], KEYS[i + 7])))
+  unbury(KEYS[i + 6], KEYS[i + 7], {id}, kept_bytes(KEYS[i + 6], KEYS[i + 7]))
   return step
 end
 

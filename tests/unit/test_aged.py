@@ -1,0 +1,51 @@
+"""The keeper's warnings of failed jobs that were dropped: how many since the last one, at most once a minute."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from qd.connectors.keeping import Forgotten, Keeping
+from qd.keeper import aged as module
+from qd.keeper.aged import Aged
+from qd.log import Log
+
+
+class Store:
+    """Counters as the server has them; notes what is logged."""
+
+    def __init__(self) -> None:
+        self.dropped = {"a": 7, "b": 0}
+        self.lines: list[tuple[str, int, int]] = []
+
+    def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
+        return Forgotten(0, self.dropped[queue])
+
+    def warning(self, event: str, *, queue: str, count: int, total: int) -> None:
+        assert event == "failed.dropped"
+        self.lines.append((queue, count, total))
+
+
+def test_drops_are_reported_once_a_minute_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    store = Store()
+    aged = Aged(cast(Keeping, store), ("a", "b"), 10.0, cast(Log, store))
+
+    def look(after: float, leaving: bool = False, **dropped: int) -> list[Any]:
+        clock.now += after
+        store.dropped.update(dropped)
+        store.lines.clear()
+        aged.forget(leaving=leaving)
+        return store.lines
+
+    assert look(0) == [], "the keeper before this one has reported what is there"
+    assert look(10, a=10) == [("a", 3, 10)]
+    assert look(10, a=15, b=1) == [("b", 1, 1)]
+    assert look(50) == [("a", 5, 15)]
+    assert look(60, a=0) == [], "the counter started again"
+    assert look(60, a=2) == [("a", 2, 2)]
+    assert look(1, leaving=True, b=4) == [("b", 3, 4)]
+    assert look(1, leaving=True) == []
