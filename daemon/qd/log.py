@@ -1,6 +1,7 @@
-"""One event, one line, one write: `2026-11-21 12:00:01.204 INFO worker[415] job.failed queue=default job=mail attempt=3/3`.
+"""One event, one line, one write: `2026-11-21 12:00:01.204+00:00 ERROR worker[415] job.failed queue=default job=mail`.
 
-Or one JSON object a line. Control characters are escaped, so that no payload can forge a line; secrets are masked. Whoever
+The time is local, with its offset from UTC: a framework may set another zone in workers than the master has. Or one JSON
+object a line, in UTC. Control characters are escaped, so that no payload can forge a line; secrets are masked. Whoever
 must never wait for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts;
 workers wait a while first (`Patient`).
 """
@@ -169,9 +170,20 @@ class Log:
 
 def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
     """Fields that are None are left out; `trace` stands under the line, indented."""
-    clock = f"{local(int(at))}.{int(at * 1000) % 1000:03d}"
+    clock, offset = local(int(at))
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
-    line = " ".join([clock, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
+    line = (
+        " ".join(
+            [
+                f"{clock}.{int(at * 1000) % 1000:03d}{offset}",
+                level.upper().ljust(5),
+                f"{role}[{os.getpid()}]",
+                event,
+                *parts,
+            ]
+        )
+        + "\n"
+    )
     trace = fields.get("trace")
     return line + (
         "".join(f"    {escaped(row.expandtabs())}\n" for row in str(trace).rstrip().splitlines()) if trace else ""
@@ -186,8 +198,11 @@ def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, o
 
 
 @lru_cache(1)  # a second has many lines
-def local(second: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+def local(second: int) -> tuple[str, str]:
+    """The time, and its offset from UTC: "+05:30"."""
+    there = time.localtime(second)
+    offset = time.strftime("%z", there)
+    return time.strftime("%Y-%m-%d %H:%M:%S", there), f"{offset[:3]}:{offset[3:5]}"
 
 
 @lru_cache(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
@@ -326,6 +328,66 @@ queue.clear()
 
 def test_after_commit_waits_for_the_atomic_block_and_a_rollback_drops_it(shop: Framed):
     django(shop, AFTER)
+
+
+@pytest.mark.leaves("qd:ticks", "qd:schedule:last")
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_each_line_of_the_log_says_its_offset_whatever_zone_its_process_has(
+    shop: Framed, witness: Witness, format: str
+):
+    """The master runs in the machine's zone, the workers in Django's."""
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text() + 'TIME_ZONE = "Asia/Kolkata"\n')
+    path = shop.root / "shop" / "jobs.py"
+    path.write_text(path.read_text() + "\napp.schedule(lambda: note('tick'), name='tick').every(0.2)\n")
+    (shop.root / "qd.toml").write_text('[qd]\napp = "shop.qd:app"\n')
+    begun = time.time()
+    django(shop, "pay.dispatch(1)")
+    env = {"TZ": "America/New_York", "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    work = shop.work("-w", "1", "--log-level", "debug", "--log-format", format, **env)
+    witness.wait("paid")
+    witness.wait("tick")
+    work.wait_line("schedule.done")
+    work.stop()
+    told: dict[str, list[str]] = {}
+    for line in work.lines:
+        if format == "json":
+            one = json.loads(line)
+            told.setdefault(one["role"], []).append(one["time"])
+        elif not line.startswith("    "):
+            date, clock, _, role, *_ = line.split()
+            told.setdefault(role.partition("[")[0], []).append(f"{date} {clock}")
+    assert set(told) >= {"master", "worker", "scheduler"}, told
+    for at in [datetime.fromisoformat(text) for times in told.values() for text in times]:
+        assert at.utcoffset() is not None
+        assert begun - 1 <= at.timestamp() <= time.time()
+    if format == "text":
+        assert told["master"][0].endswith(("-05:00", "-04:00"))
+        assert told["worker"][0].endswith("+05:30")
+
+
+def test_app_transaction_refuses_djangos_connection_and_names_the_way_out(shop: Framed):
+    (shop.root / "qd.toml").write_text('[connections.db]\nurl = "sqlite:///jobs.sqlite"\n')
+    django(
+        shop,
+        """
+from django.db import connections, transaction
+from qd.errors import ConfigError
+Order.objects.count()
+for given in (connection, connections["default"], connection.connection):
+    with transaction.atomic():
+        try:
+            with app.transaction(given, "db"):
+                pass
+        except ConfigError as error:
+            assert "\\n" not in str(error)
+            driver = given is connection.connection
+            expected = "a Session nor a Connection of SQLAlchemy" if driver else "using(after_commit=True)"
+            assert expected in str(error), error
+        else:
+            raise SystemExit("accepted")
+""",
+    )
 
 
 OWN = """

@@ -188,7 +188,7 @@ def test_a_wrong_password_is_not_shown_either(locked: Server, project: MakeProje
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
 HOSTILE = {
     "ansi": "\x1b[31mred\x1b[2J\x1b]0;title\x07",
-    "lines": "a\r\nb\n2026-01-01 00:00:00.000 INFO  master[1] master.stopped exit=0",
+    "lines": "a\r\nb\n2026-01-01 00:00:00.000+00:00 INFO  master[1] master.stopped exit=0",
     "controls": "".join(map(chr, range(32))) + "\x7f" + "".join(map(chr, range(0x80, 0xA0))),
     "line separators": "a\u2028b\u2029c\x85d",
     "bidi": "a\u202egnp.exe\u2066x\u2069\u200f",

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qd.log import as_json, as_text
+from qd.log import as_json, as_text, local
 
 AT = 1_763_800_000
 
@@ -23,14 +23,30 @@ def four_hours_east(monkeypatch: pytest.MonkeyPatch):
 
 def test_each_line_has_its_own_moment():
     lines = [as_text(AT + more, "info", "worker", "job.done", {}) for more in (0.001, 0.5, 0.999, 1, 61.25, 0.5)]
-    assert [line[:23] for line in lines] == [
-        "2025-11-22 12:26:40.001",
-        "2025-11-22 12:26:40.500",
-        "2025-11-22 12:26:40.999",
-        "2025-11-22 12:26:41.000",
-        "2025-11-22 12:27:41.250",
-        "2025-11-22 12:26:40.500",
+    assert [line.partition(" INFO ")[0] for line in lines] == [
+        "2025-11-22 12:26:40.001+04:00",
+        "2025-11-22 12:26:40.500+04:00",
+        "2025-11-22 12:26:40.999+04:00",
+        "2025-11-22 12:26:41.000+04:00",
+        "2025-11-22 12:27:41.250+04:00",
+        "2025-11-22 12:26:40.500+04:00",
     ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "said"),
+    [
+        ("UTC0", "08:26:40.000+00:00"),
+        ("<+0530>-5:30", "13:56:40.000+05:30"),
+        ("<-0330>3:30", "04:56:40.000-03:30"),
+        ("CET-1CEST,M3.5.0,M10.5.0/3", "09:26:40.000+01:00"),
+    ],
+)
+def test_the_offset_is_that_of_the_zone_at_that_moment(monkeypatch: pytest.MonkeyPatch, zone: str, said: str):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    local.cache_clear()  # one second has one offset in a process
+    assert as_text(AT, "info", "worker", "job.done", {}).startswith(f"2025-11-22 {said} INFO ")
 
 
 def test_for_programs_it_is_utc():

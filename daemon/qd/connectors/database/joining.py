@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
+from sqlalchemy.orm import Session, scoped_session
 
 from qd.connectors.base import Connector
 from qd.connectors.connections import Connections
@@ -108,10 +109,15 @@ def connection_of(session: Any) -> sql.Connection:
     if isinstance(session, sql.Connection):
         return session
     sync = getattr(session, "sync_session", session)  # of an AsyncSession, inside of run_sync
-    found = sync.connection() if callable(getattr(sync, "connection", None)) else None
-    if isinstance(found, sql.Connection):
-        return found
-    raise ConfigError(f"{type(session).__name__} is neither a Session nor a Connection of SQLAlchemy")
+    if isinstance(sync, Session | scoped_session):
+        return sync.connection()
+    kind = type(session)
+    if kind.__module__.startswith("django."):
+        raise ConfigError(
+            f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
+            " the job with `using(after_commit=True)`"
+        )
+    raise ConfigError(f"{kind.__name__} is neither a Session nor a Connection of SQLAlchemy")
 
 
 def commits_each(connection: sql.Connection) -> bool:
