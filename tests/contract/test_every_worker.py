@@ -110,6 +110,20 @@ def test_a_lease_that_is_renewed_keeps_its_job_and_one_that_nobody_renews_is_tak
     work.stop()
 
 
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_job_that_ends_while_its_lease_is_renewed_is_done(tried: Tried, rounds: int) -> None:
+    tried.shop.lease()
+    workers = 8
+    tried.push(*range(workers * rounds), job="crosses")
+    work = ready(tried.shop, workers=workers)
+    eventually(lambda: len(tried.shop.noted("E")) >= workers * rounds, 30 + 3 * rounds, what="the end of each job")
+    eventually(tried.empty, 3 * LEASE)
+    work.stop()
+    assert sorted(int(note[1]) for note in tried.shop.noted("S")) == list(range(workers * rounds))
+    assert tried.failed() == []
+    assert not work.matches("lease.lost|lease_lost|lease.expired")
+
+
 # -- what goes wrong with the server
 
 

@@ -120,7 +120,8 @@ class JobSql:
 
     @cached_property
     def lost(self) -> sql.TextClause:
-        """Reservations of this owner whose job is somebody else's by now."""
+        """Reservations of this owner whose job belongs to another by now. The caller has locked the reservations of the
+        owner in a statement before: while this one waited for a lock, it would compare with the jobs as they were."""
         return sql.text(
             f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
             f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"

@@ -205,11 +205,17 @@ class DatabaseQueue(KeyspaceQueue):
         return self.atomic(lambda: self.leases.saved(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
+        return self.atomic(lambda: self._held(queues))
+
+    def _held(self, queues: Sequence[str]) -> Reserved | None:
+        """Locks the reservations first: no other transaction changes them between the comparisons with their jobs."""
+        locked = self.sql.many("of_owners")
+        self.link.execute(locked, {"owners": [self.owner], "queues": list(queues)}).close()
         for queue in queues:
             row = self._owned(queue, self.owner)
             if row is not None:
                 return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
-            self.done(self.sql.lost, {"owner": self.owner, "queue": queue})
+            self.link.execute(self.sql.lost, {"owner": self.owner, "queue": queue}).close()
         return None
 
     # -- the dead

@@ -104,7 +104,11 @@ class TurnSql(JobSql):
         )
 
     def _before(self, numbers: range) -> list[str]:
-        """c: the clock. p: queues that are paused. gone, done: the job before. busy: others in this worker's hands."""
+        """c: the clock. p: queues that are paused. gone, mine, done: the job before. busy: other jobs of this worker.
+
+        A keeper that renews the lease changes `reserved_at` in both tables. If `gone` waits for its transaction, it returns
+        the new value, but a comparison in `done` would read the job as it was before. So `mine` locks the job first, which
+        returns the job as it is now, and that is compared."""
         named = ", ".join(f":q{n}" for n in numbers)
         paused = ", ".join(f":p{n}" for n in numbers)
         return [
@@ -113,7 +117,9 @@ class TurnSql(JobSql):
             " AND (n.expires_at IS NULL OR n.expires_at > c.us))",
             f"gone AS (DELETE FROM {self.ours} WHERE owner = :owner AND mark = :mark AND (text_sum IS NULL OR"
             " text_sum = :sum) RETURNING job_id, attempts, reserved_at)",
-            f"done AS (DELETE FROM {self.jobs} j USING gone s WHERE {self.same} RETURNING j.id)",
+            f"mine AS (SELECT j.id, j.attempts, j.reserved_at FROM {self.jobs} j JOIN gone ON gone.job_id = j.id"
+            " FOR UPDATE OF j)",
+            f"done AS (DELETE FROM {self.jobs} d USING mine j, gone s WHERE d.id = j.id AND {self.same} RETURNING d.id)",
             f"busy AS MATERIALIZED (SELECT 1 FROM {self.ours} WHERE owner = :owner AND queue IN ({named}) AND"
             " job_id NOT IN (SELECT job_id FROM gone))",
         ]
