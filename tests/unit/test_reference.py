@@ -1,5 +1,6 @@
 """The reference and the sample are complete: each option stands there, with its names, unit and default."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qd import config
+from qd.cli import shipped
 from qd.config.table import SECTIONS
 from qd.options import WORK
 
@@ -60,3 +62,45 @@ def test_each_key_stands_in_the_sample_with_its_default(section, row, sample):
     assert written
     if not row.auto and row.default not in ("", (), None) and row.name != "queue":
         assert row.read(tomllib.loads(written[0].lstrip("#"))[row.name]) == row.default
+
+
+# -- facts that are written down in several places
+
+PATIENCE = {
+    "stopwaitsecs": r"^(?:\| `)?stopwaitsecs=(\d+)",
+    "TimeoutStopSec": r"^(?:\| `)?TimeoutStopSec=(\d+)",
+    "stop_grace_period": r"^(?:\| `| +)stop_grace_period: (\d+)",
+    "terminationGracePeriodSeconds": r"^(?:\| `| +)terminationGracePeriodSeconds: (\d+)",
+}
+PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("supervisor/*"), *ROOT.glob("examples/**/*.conf"), ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("word", PATIENCE)
+def test_the_patience_of_supervisors_is_the_same_in_every_file(word):
+    """What qd init prints for the default --stop-timeout is what the pages and the shipped files say."""
+    found = {
+        f"{page.relative_to(ROOT)}: {number}": int(number)
+        for page in PAGES
+        for number in re.findall(PATIENCE[word], page.read_text(), re.MULTILINE)
+    }
+    assert found
+    assert set(found.values()) == {shipped.patience(WORK["stop_timeout"].default)}, found
+
+
+def test_what_the_program_prints_names_no_page_that_the_wheel_does_not_have():
+    texts = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in ROOT.glob("daemon/qd/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(texts) > 1000
+    assert [text for text in texts if "docs/" in text or "README" in text] == []
+
+
+def test_the_platforms_of_the_page_are_those_of_the_package():
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (?:production|development|dispatching)", page, re.MULTILINE)
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    systems = [each.rpartition(" :: ")[2] for each in said if each.startswith("Operating System")]
+    assert rows == [name.replace("MacOS", "macOS") for name in systems]

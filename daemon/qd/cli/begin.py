@@ -20,7 +20,8 @@ from qd.options.kinds import EXTRAS, scheme_of
 from qd.variables import VARIABLES
 
 FIRST_CONFIG = """\
-# Every option: docs/configuration.md of qd. `qd config show` prints what counts, `qd config check` finds mistakes.
+# `qd config show` prints every key with its value and origin, `qd work --help` says what those of [worker] do,
+# `qd config check` finds mistakes.
 
 [qd]
 app = "jobs:app"          # MODULE:ATTRIBUTE; the folder of this file comes first on sys.path

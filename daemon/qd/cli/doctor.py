@@ -193,7 +193,9 @@ def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Find
         return
     try:
         for hint in what_is_odd(settings, name, queues):
-            yield warn(f"{name}.queues", hint, "docs/sqs.md says what a dead-letter queue means here")
+            yield warn(
+                f"{name}.queues", hint, "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
+            )
     except ConfigError as error:
         yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
 

@@ -132,7 +132,7 @@ def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> N
 @click.group(
     cls=Family,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server away, 78 configuration; `qd work`: docs/commands.md.",
+    epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server away, 78 configuration. `qd work` has its own: `qd work --help`.",
 )
 @click.option(
     "--version",

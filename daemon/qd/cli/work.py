@@ -13,8 +13,12 @@ from qd.cli.flags import work_flags
 from qd.config import Settings
 from qd.variables import VARIABLES
 
+EXITS = (
+    "Exit codes: 0 asked to stop, 1 a bug, 2 usage, 3 the app does not start, 12 memory (--no-respawn), 78 settings."
+)
 
-@click.command("work")
+
+@click.command("work", epilog=EXITS)
 @work_flags
 @common.options
 def command(flags: Mapping[str, object]) -> int:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from qd.connectors.database.keyspace import DatabaseSpace
     from qd.connectors.database.link import Link
 
+# What workers need, of the kinds of server that have users; docs/database.md has the statements.
+GRANTS = {
+    "postgresql": "GRANT SELECT ON qd_schema; GRANT SELECT, INSERT, UPDATE, DELETE ON {table}, qd_reserved, qd_names, "
+    "qd_items; GRANT USAGE ON SEQUENCE {table}_id_seq",
+    "mysql": "GRANT SELECT ON qd_schema; GRANT SELECT, INSERT, UPDATE, DELETE ON {table}, on qd_reserved, on qd_names "
+    "and on qd_items; GRANT SELECT, UPDATE ON qd_locks",
+}
 LARGE = 16 << 20  # bytes that one statement should take: a failed job goes with its payload and its traceback
 
 
@@ -41,7 +48,7 @@ def rights(link: Link, at: ConnectionSettings) -> Finding:
     try:
         check(link, at.table)
     except NeedsMending as error:
-        return fail(f"{at.name}.rights", error, "docs/database.md, Users and rights, has the GRANTs", Exit.CONFIG)
+        return fail(f"{at.name}.rights", error, GRANTS[link.kind].format(table=at.table), Exit.CONFIG)
     return ok(f"{at.name}.rights", "its user may do all that workers do")
 
 

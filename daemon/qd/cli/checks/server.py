@@ -143,7 +143,7 @@ def version(where: str, facts: Facts) -> Finding:
 def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:
     what = f"{where}.role"
     if facts.get("cluster_enabled") == "1" and not clustered:
-        way = "write redis+cluster:// in place of redis:// into the url (docs/cluster.md)"
+        way = "write redis+cluster:// in place of redis:// into the url"
         return fail(what, "a node of a cluster: it has some of the keys only", way)
     if facts.get("role") != "master":
         master = f"{facts.get('master_host', '?')}:{facts.get('master_port', '?')}"

@@ -128,7 +128,7 @@ def judged(queue: str, there: Standing, seen: Seen, app: Qd | None) -> Iterator[
 
 
 def of_php(queue: str, there: Standing) -> Iterator[Finding]:
-    what, each = f"queue {queue}", "give each language a queue of its own (docs/php.md)"
+    what, each = f"queue {queue}", "give each language a queue of its own"
     objects = sum(map(is_object_job, there.ready))
     if there.shared:
         said = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"

@@ -32,7 +32,7 @@ SAID: dict[type[QdError], str] = {
     WrongPassword: "the database at {place} refuses this user or password: {said}",
     NotThere: "the database at {place} is not there, or cannot be opened: {said}",
     NotWritable: "the user of this process may not write the database at {place}, or its folder: {said}",
-    NoRight: "the user of the database at {place} lacks a right (docs/database.md, Users and rights): {said}",
+    NoRight: "the user of the database at {place} lacks a right (`qd doctor` lists what workers need): {said}",
     ServerRefused: "the database at {place} refuses: {said}",
     ConnectionLost: "the connection to the database at {place} broke: {said}",
 }
