@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from contextlib import suppress
 from string import Formatter
 from typing import Any
 
-import msgspec
-
+from qd.arguments.canonical import canonical, plain_text
+from qd.arguments.parameters import ABSENT
 from qd.arguments.signature import Signature
 from qd.arguments.values import decode_value, encode_value
-from qd.errors import DeclarationError
+from qd.errors import DeclarationError, WrongType
 from qd.units import did_you_mean
 
 
 class Pattern:
     """option: where it was said, for messages. Raises DeclarationError for a name that is no parameter."""
 
-    __slots__ = ("_defaults", "_pieces", "names")
+    __slots__ = ("_defaults", "_pieces", "_signature", "names")
 
     def __init__(self, option: str, text: str, signature: Signature) -> None:
         self._pieces = pieces_of(option, text, signature.title)
@@ -27,24 +28,42 @@ class Pattern:
             if name not in known and signature.rest is None:
                 near = did_you_mean(name, known)
                 raise DeclarationError(f"option {option} of {signature.title}: it has no parameter '{name}'{near}")
+        self._signature = signature
         self._defaults = {
             name: known[name].default for name in self.names if name in known and not known[name].required
         }
 
     def filled(self, data: bytes) -> str:
-        """With the arguments in `data`, a parameter's default where it was not given. A text stands as it is, all else as
-        its JSON."""
-        given = decode_value(data) if self.names else {}
-        return "".join([piece + ("" if name is None else self._word(name, given)) for piece, name in self._pieces])
+        """For people, with the arguments in `data` as they were written: a text as it is, all else as its JSON. A parameter
+        that was not given has its default."""
+        return self._filled(data, lambda name, value: plain_text(value))
 
-    def _word(self, name: str, given: dict[str, Any]) -> str:
-        value = given[name] if name in given else plain(self._defaults.get(name))
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    def key(self, data: bytes) -> str:
+        """For keys: equal values give the same text, whoever sent them and however they were written."""
+        return self._filled(data, self._value_text)
 
+    def _filled(self, data: bytes, text: Callable[[str, Any], str]) -> str:
+        found = decode_value(data) if self.names else None
+        given = found if isinstance(found, dict) else {}
+        return "".join(
+            [
+                piece + ("" if name is None else text(name, given[name] if name in given else self._default(name)))
+                for piece, name in self._pieces
+            ]
+        )
 
-def plain(default: object) -> Any:
-    """A default as it would travel."""
-    return default if default is None or isinstance(default, str) else msgspec.json.decode(encode_value(default))
+    def _default(self, name: str) -> Any:
+        """As it would travel."""
+        default = self._defaults.get(name)
+        if default is None or isinstance(default, str):
+            return default
+        return None if default is ABSENT else decode_value(encode_value(default))
+
+    def _value_text(self, name: str, value: Any) -> str:
+        """value: as JSON holds it. One that does not convert, which fails the job elsewhere, is taken as it is."""
+        with suppress(WrongType):
+            value = self._signature.converted(name, value)
+        return plain_text(canonical(value))
 
 
 def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]]:

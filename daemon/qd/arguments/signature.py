@@ -222,6 +222,14 @@ class Signature:
             said = f"{self.title} needs {_listed('parameter', missing)}, which the payload has not"
             raise UnknownParameters(said, missing)
 
+    def converted(self, name: str, value: object) -> object:
+        """One argument, as JSON holds it, as its declared type. Raises WrongType."""
+        if not self._settled:
+            self._settle_late()
+        if self._hints is not None and type(value) is self._hints.get(name):
+            return value
+        return self._converted(name, value)
+
     def _converted(self, name: str, value: object) -> object:
         try:
             hint = self._hint(name)

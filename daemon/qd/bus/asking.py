@@ -60,7 +60,7 @@ class Key:
         if job.name not in self._patterns:
             assert job.declared is not None
             self.check(job.declared)
-        return self._patterns[job.name].filled(bytes(job.data))
+        return self._patterns[job.name].key(bytes(job.data))
 
 
 def written(stage: object, *given: object) -> str:

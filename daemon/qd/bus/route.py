@@ -78,7 +78,7 @@ class Route(msgspec.Struct, frozen=True):
         if given is not None:
             said |= {name: value for name, value in asdict(given).items() if value != getattr(UNTIED, name)}
         if self.unique is not None:
-            said["unique"] = name_of(self.job, self.unique.filled(data))
+            said["unique"] = name_of(self.job, self.unique.key(data))
         if plan.key is not None:
             if self.unique is not None:
                 raise DeclarationError(
