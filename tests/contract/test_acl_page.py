@@ -227,13 +227,19 @@ def test_a_looker_sees_and_an_operator_steers(
 
 
 @LEFT
-def test_a_worker_sends_what_has_failed_of_a_batch_again(shop: Project, refused: Callable[[], set[str]]) -> None:
+def test_a_worker_and_an_operator_send_what_has_failed_of_a_batch_again(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
     Witness(shop)
     batch = "app.batch(boom.using(result_ttl=60).bind())"
     id = shop.python(f"from jobs import app, boom\nprint({batch}.dispatch().id)").stdout.strip()
     shop.work_off()
     said = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
     assert said.stdout == "1\n"
+    shop.work_off()
+    for pattern in (r"`qd failed retry` and `forget` add `(.*?)`", r"retry jobs\s+of a batch it needs `(.*?)`"):
+        redis.call("ACL", "SETUSER", "qd-operator", *re.findall(pattern, PAGE)[0].split())
+    assert shop.qd("failed", "retry", "--all", **env(url, "operator")).returncode == 0
     assert not refused()
 
 

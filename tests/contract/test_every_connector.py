@@ -11,9 +11,15 @@ from collections.abc import Iterable
 
 import pytest
 
+from qd.bus.retrying import dropped, retry_failed
+from qd.config import load
 from qd.connectors.base import Connector, Released, Reserved
+from qd.connectors.batches import Entry, NewBatch
+from qd.connectors.effects import Count
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
-from qd.payload import read
+from qd.links import retied
+from qd.listeners import Listeners
+from qd.payload import make, read
 from qd.store.failed import FailedStore
 from qd.store.keyspace import beside
 from qd.unit import answered, original
@@ -188,6 +194,37 @@ def test_failed_jobs_beyond_the_limit_are_dropped_and_counted(tried: Tried) -> N
     (fill,) = FailedStore(beside(queue)).fills(["default"])
     assert (fill.bytes, fill.dropped) == (10, 3)
     assert fill.dropped_at is not None
+    assert tried.empty()
+
+
+def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
+    tried: Tried, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried.shop.config("[failed]\nmax_count = 2\n")
+    queue = tried.connect()
+    settings = load(tried.shop.root / "qd.toml", environ=tried.shop.env())
+    asked = ("B", queue, settings, queue.settings.name)
+    ids = ["u1", "u2", "u3", "u4", "u5"]
+    made = [make("boom", b'{"n":1}', uuid=id, id=id, created_at=int(time.time())) for id in ids]
+    jobs = {id: retied(raw, read(raw), batch="B") for id, raw in zip(ids, made, strict=True)}
+    queue.batches.send(NewBatch("B", "import", True, {}), [Entry("default", id, raw, 0.0) for id, raw in jobs.items()])
+    for _ in range(4):
+        held = take(queue)
+        uuid = read(held.member).uuid or ""
+        assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
+    last = take(queue)
+    assert queue.ack(last, [Count("B", read(last.member).uuid or "", "failed", "")]), "cancelled: it has no record"
+    assert dropped(*asked) == 3
+    assert retry_failed(*asked, Listeners()) == 2
+    said = "batch B: 3 of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
+    assert [line.message for line in caplog.records if line.name == "qd.batches"] == [said]
+    assert dropped(*asked) == 3, "those that were sent again are not dropped"
+    held = take(queue)
+    uuid = read(held.member).uuid or ""
+    assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
+    assert dropped(*asked) == 3
+    assert retry_failed(*asked, Listeners()) == 1, "one that failed again is retried again"
+    assert len(list(drained(queue, 2))) == 2
     assert tried.empty()
 
 

@@ -301,8 +301,9 @@ STEPS = {
     "copied": step("copied", [FAILED], words(st.sampled_from(["0", "1"]), IDS, IDS)),
     "aged": step("aged", [FAILED, FAILED_AT], words(st.sampled_from([-1000, 1000]), 1)),
     "forget": step("forget", [FAILED, FAILED_AT], words(IDS)),
-    "retry": step("retry", [FAILED, FAILED_AT, READY, NOTIFY, BATCH[0], LOCK, RECORD],
-                 words(st.sampled_from([0, 1]), IDS, PAYLOAD, UUIDS, 300, st.sampled_from([0, 6]), st.sampled_from((0, 7)))),
+    "retry": step("retry", [FAILED, FAILED_AT, READY, NOTIFY, BATCH[0], LOCK, RECORD, *BATCH],
+                 words(st.sampled_from([0, 1]), IDS, PAYLOAD, UUIDS, 300, st.sampled_from([0, 6]), st.sampled_from((0, 7)),
+                       st.sampled_from([0, 8]), "q one")),
     "unique": step("unique", [READY, DELAYED, NOTIFY, LOCK], words(UUIDS, 300_000, DELAY, PAYLOAD)),
     "free": step("free", [LOCK], words(UUIDS)),
     "keyed_send": step("keyed_send", [READY, DELAYED, NOTIFY, KEYED], words("order", "00001.a", DELAY, PAYLOAD)),
@@ -393,8 +394,8 @@ def story() -> Iterator[Line]:
     yield (
         "step",
         "retry",
-        [FAILED, FAILED_AT, READY, NOTIFY, BATCH[0], LOCK, RECORD],
-        [1, "one", second, "u1", 300, 6, 7],
+        [FAILED, FAILED_AT, READY, NOTIFY, BATCH[0], LOCK, RECORD, *BATCH],
+        [1, "one", second, "u1", 300, 6, 7, 8, "q one"],
     )
     yield "step", "unique", [READY, DELAYED, NOTIFY, LOCK], ["u0", 300_000, 0, TEXTS[1]]
     yield "step", "keyed_send", [READY, DELAYED, NOTIFY, KEYED], ["order", "00001.a", 200, keyed]

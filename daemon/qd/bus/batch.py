@@ -171,6 +171,15 @@ class Batch(Handle[None]):
         return self.look().failed
 
     @property
+    def dropped(self) -> int:
+        """Failed jobs that can never be retried, so that `then` can never run: their records were dropped to make room for
+        newer ones, or forgotten, or were never kept. One call for each 500 failed jobs."""
+        from qd.bus.retrying import dropped  # the failed store is loaded when somebody asks for it
+
+        send, connection = self._send, self._connection
+        return dropped(self.id, send.connector(connection), send._settings(), connection)
+
+    @property
     def progress(self) -> int:  # type: ignore[override]  # of a batch, a number that it always has
         """Percent of its jobs that have ended."""
         return self.look().progress
@@ -202,7 +211,8 @@ class Batch(Handle[None]):
         return [Handle(parcel.id, self._send, parcel.plan) for parcel in parcels]
 
     def retry_failed(self) -> int:
-        """Send again what has failed of it and stands in the failed store; how many. A cancelled batch goes on."""
+        """Send what has failed of it again. A cancelled batch goes on. Returns how many jobs were sent; those whose records
+        are not kept any more are logged (logger `qd.batches`) and counted by `dropped`."""
         from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
 
         send, connection = self._send, self._connection

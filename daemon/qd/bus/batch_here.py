@@ -59,6 +59,11 @@ class BatchHere(Batch):
         self._left += added
         return [Handle(id) for id, _ in added]
 
+    @property
+    def dropped(self) -> int:
+        """All of its failed jobs: none is kept."""
+        return self.failed
+
     def retry_failed(self) -> int:
         """Nothing of it stands in the failed store."""
         return 0

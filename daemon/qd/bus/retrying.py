@@ -1,7 +1,9 @@
-"""Batch.retry_failed(): what has failed of a batch is taken out of the failed store and sent again."""
+"""Batch.retry_failed(): what has failed of a batch is taken out of the failed store and sent again. Batch.dropped: how much
+of it is not there any more."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,20 +21,40 @@ MOST = 100  # records that are moved by one call
 
 
 def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
-    """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more."""
-    with shield:
-        failures = queue.batches.failures(id)
-    by_queue: dict[str, list[str]] = {}
-    for name, record in failures.values():
-        by_queue.setdefault(name, []).append(record)
-    kept = failed_store(queue, settings, connection)
-    count = 0
-    for name, ids in by_queue.items():
+    """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more. Those
+    that can never be retried are logged."""
+    kept, count = failed_store(queue, settings, connection), 0
+    by_queue = failures(id, queue)
+    for name, jobs in by_queue.items():
+        ids = list(jobs.values()) if name else []
         for at in range(0, len(ids), MOST):
             moved = retried(kept, name, ids[at : at + MOST], id)
             tell_retried(listeners, connection, moved)
             count += len(moved)
+    if lost := dropped(id, queue, settings, connection):
+        logging.getLogger("qd.batches").warning(
+            "batch %s: %d of its failed jobs cannot be retried, no record of them is kept: `then` will not run",
+            id,
+            lost,
+        )
     return count
+
+
+def dropped(id: str, queue: Connector, settings: Settings, connection: str) -> int:
+    """How many failed jobs of the batch can never be retried."""
+    kept = failed_store(queue, settings, connection)
+    with shield:
+        by_queue = failures(id, queue)
+        return sum(len(kept.gone(name, jobs) if name else jobs) for name, jobs in by_queue.items())
+
+
+def failures(id: str, queue: Connector) -> dict[str, dict[str, str]]:
+    """Queue -> uuid -> id of the record; under "" those that never had one."""
+    by_queue: dict[str, dict[str, str]] = {}
+    with shield:
+        for uuid, (name, record) in queue.batches.failures(id).items():
+            by_queue.setdefault(name, {})[uuid] = record
+    return by_queue
 
 
 def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:

@@ -75,4 +75,5 @@ class Batches(Protocol):
         """None: it is not there, or not any more."""
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        """uuid of each job of it that has failed and has a record -> queue and id of that in the failed store."""
+        """uuid of each job of it that has failed, and was not retried since -> queue and id of its record in the failed
+        store; both "" if it never had one (it was cancelled)."""

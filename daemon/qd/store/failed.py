@@ -7,7 +7,7 @@ written are a record, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from heapq import merge
@@ -255,6 +255,10 @@ class FailedStore:
             lock = None if ties.unique is None else keys.unique(ties.unique)
             kept = None if ties.result is None else keys.kept(tied.id or tied.uuid or "")
             args += [_raw(record.id), again, tied.uuid or "", ties.hold or HOLD, place(lock), place(kept)]
+            batch = ties.batch if ties.batch and ":" not in ties.batch else None  # else it would be another's key
+            args += [place(batch and keys.batch(batch)), f"{queue} {record.id}"]
+            if batch:
+                place(keys.batch_pending(batch)), place(keys.batch_failed(batch))
             said.append(None)
         found = [self._key(name) for name in names]
         answers = iter(script("retry").call(self.space, found, int(resumes is not None), *args) if args else ())
@@ -277,6 +281,15 @@ class FailedStore:
             facts = {name: getattr(record, name) for name in _Line.__struct_fields__}
             args += [_raw(record.id), msgspec.json.encode({"id": record.id, "queue": queue, **facts}), record.payload]
         script("adopt").call(self.space, [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))], *args)
+
+    def gone(self, queue: str, jobs: Mapping[str, str]) -> set[str]:
+        """jobs: uuid -> id of its record. Those that can never be retried, for the record is not kept any more."""
+        uuids, found = list(jobs), set[str]()
+        for at in range(0, len(uuids), PAGE):
+            page = uuids[at : at + PAGE]
+            there = self.kept(queue, [jobs[uuid] for uuid in page])
+            found.update(uuid for uuid, kept in zip(page, there, strict=True) if not kept)
+        return found
 
     def kept(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """Which of these have a record."""

@@ -10,7 +10,7 @@ itself; to be retried it is taken into the store first. No step loses or doubles
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 
@@ -66,6 +66,12 @@ class BothStores(FailedStore):
 
     def count(self, queues: Sequence[str]) -> int | None:
         return None  # rows and records are told apart as they are read
+
+    def gone(self, queue: str, jobs: Mapping[str, str]) -> set[str]:
+        """One whose record was dropped can still be retried by its row."""
+        gone = sorted(super().gone(queue, jobs))
+        rows = [self.table.there(gone[at : at + PAGE]) for at in range(0, len(gone), PAGE)]
+        return set(gone).difference(*rows)
 
     # -- changing
 

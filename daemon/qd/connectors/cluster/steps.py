@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from qd.connectors.cluster import beating, ticking
 from qd.connectors.cluster.ends import FIRST, Note, Part, finished, new_id, parted, sent_aside, stays, text_of
 from qd.connectors.cluster.names import ready_name, slot_of
+from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
@@ -160,7 +161,7 @@ def batch_add(wire: ClusterWire, its: Script, names: Names, args: Args) -> int:
 
 
 def retried(wire: ClusterWire, its: Script, names: Names, args: Args) -> list[int]:
-    jobs, real = chunked(args[1:], 6), reals(wire, names)
+    jobs, real = chunked(args[1:], 8), reals(wire, names)
     places = [int(job[4]) for job in jobs]
     wanted = {n: (real[place - 1], job[2]) for n, (place, job) in enumerate(zip(places, jobs, strict=True)) if place}
     locks = dict(zip(wanted, first_locks(wire, list(wanted.values())), strict=True))
@@ -185,10 +186,15 @@ def _moved(
 ) -> list[int]:
     home, notes, words = real[2] + ":ends", dict[int, Note](), list[Arg]()
     for n in mine:
-        id, payload, owner, seconds, lock, _ = jobs[n]
+        id, payload, owner, seconds, lock, _, batch, place = jobs[n]
+        parts = list[Part]()
         if n in locked:
-            hold = Part("hold", (names[int(lock) - 1],), (owner, ceil(float(seconds))))
-            notes[n] = Note(home, new_id(), (hold,))
+            parts.append(Part("hold", (names[int(lock) - 1],), (owner, ceil(float(seconds)))))
+        if int(batch):
+            its = tuple(names[int(batch) - 1 : int(batch) + 2])
+            parts.append(Part("count", its, (owner, "retried", place, its[0].partition(keys.batch(""))[0])))
+        if parts:
+            notes[n] = Note(home, new_id(), tuple(parts))
         words += [id, payload, notes[n].id if n in notes else "", notes[n].text if n in notes else ""]
     said: list[int] = wire.sent(wire.at(script("retry_apart"), [*real[:4], home], words)) if mine else []
     moved = [n for n, one in zip(mine, said, strict=True) if one == 1]

@@ -3,7 +3,7 @@
 qd:batch:ID            name, total, allow, created_at, cancelled_at, finished_at, skipped; open while jobs are being
                        sent; and for each callback: NAME its payload, NAME:queue, NAME:delay, NAME:moments, NAME:sent
 qd:batch:ID:pending    uuids of those that have not ended
-qd:batch:ID:failed     uuid -> queue and id of the failed record
+qd:batch:ID:failed     uuid -> queue and id of the failed record, "" if there is none, RETRIED once it was sent again
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from qd.connectors.scripts import script
 from qd.errors import BatchFinished, ConnectionLost, UnknownBatch
 
 CHUNK, MUCH = 1000, 16 << 20  # jobs a call carries at most, and bytes, as far as one job is not larger
+RETRIED = b"retried "  # as batch.lua writes it
 FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at")
 
 
@@ -78,8 +79,9 @@ class KeptBatches:
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         flat = self._space.call("HGETALL", *self._keys(keys.batch_failed(id)))
-        places = [place.decode().rpartition(" ") for place in flat[1::2]]
-        return {uuid.decode(): (queue, id) for uuid, (queue, _, id) in zip(flat[::2], places, strict=True) if id}
+        places = [place.decode().rpartition(" ") for place in flat[1::2] if place != RETRIED]
+        uuids = [uuid.decode() for uuid, place in zip(flat[::2], flat[1::2], strict=True) if place != RETRIED]
+        return {uuid: (queue, id) for uuid, (queue, _, id) in zip(uuids, places, strict=True)}
 
     def _keys(self, *names: str) -> list[str]:
         return [self._prefix + name for name in names]

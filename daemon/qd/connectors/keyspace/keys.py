@@ -33,7 +33,8 @@
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
 |                         |        | with failed jobs                                                                    |
 | qd:batch:ID:pending     | set    | uuids of its jobs that have not ended; TTL 30 days                                  |
-| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record; TTL as its batch |
+| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record, or that it was    |
+|                         |        | sent again; TTL as its batch                                                        |
 | qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
 | qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |
 | qd:places:ID            | hash   | job uuid -> which of the two above a running job has; TTL: the longest of them      |

@@ -32,7 +32,7 @@ PARTS = {  # every other script is its own file
     "buried": (*EFFECTS, "failed.lua", "buried.lua"),
     "taken": ("tied.lua", "taken.lua"),
     "bury": (*EFFECTS, "failed.lua", "bury.lua"),
-    "retry": ("failed.lua", "retry.lua"),
+    "retry": ("due.lua", "batch.lua", "failed.lua", "retry.lua"),
     "aged": ("failed.lua", "aged.lua"),
     "forget": ("failed.lua", "forget.lua"),
     "adopt": ("failed.lua", "adopt.lua"),

@@ -1,5 +1,6 @@
 -- Batches, put in front of the scripts that send their jobs and of those that answer them. batch: a hash (see keys.py);
--- pending: the uuids of its jobs that have not ended; failed: those that have failed -> queue and id of the record.
+-- pending: the uuids of its jobs that have not ended; failed: those that have failed -> queue and id of the record, '' if it
+-- never had one, RETRIED while its record is gone because the job was sent again.
 -- Each end of a job is counted by taking its uuid away, so none counts twice, whatever was killed on the way.
 local CALLBACKS = {'then', 'catch', 'finally'}
 local UNFINISHED, FINISHED = 2592000, 86400 -- seconds it is kept; one with failed jobs as long as an unfinished one
@@ -94,10 +95,18 @@ local function settle(batch, pending, failed, prefix, now)
   redis.call('EXPIRE', failed, kept)
 end
 
--- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; place: queue and id
--- of its record. A batch that is gone counts nothing, a job that was counted before changes nothing.
+-- The record of a failed job of a batch was sent again.
+local RETRIED = 'retried '
+local function note_retried(failed, job, place)
+  if redis.call('HGET', failed, job) == place then redis.call('HSET', failed, job, RETRIED) end
+end
+
+-- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; or that a failed one was
+-- 'retried'. place: queue and id of its record. A batch that is gone counts nothing, a job that was counted before changes
+-- nothing.
 local function count(batch, pending, failed, job, how, place, prefix)
   if redis.call('EXISTS', batch) == 0 then return end
+  if how == 'retried' then return note_retried(failed, job, place) end
   local now = tonumber(redis.call('TIME')[1])
   local first = redis.call('SREM', pending, job) == 1
   if how == 'failed' then

@@ -1,15 +1,16 @@
 -- Move failed jobs back to ready, each of them in this one step: wherever the caller dies, a job is in exactly one place.
--- KEYS failed, failed_at, ready, notify, batch, locks, what is kept of ends
+-- KEYS failed, failed_at, ready, notify, batch, locks, what is kept of ends, batches (batch, pending, failed each)
 -- ARGV 1 when the batch is not cancelled any more with the first job that is moved, else 0
 --      for each job (at most 100): id, payload as it is sent again, owner of its lock, seconds it is held, and places in KEYS:
---      of the lock, of what is kept of its end, which is not true any more (0: none)
+--      of the lock, of what is kept of its end, which is not true any more, of its batch (0: none); what its batch has
+--      noted as the place of its record
 -- Returns for each job 1; 0: no such record, somebody was here before; -1: another job has its lock, and it stays failed.
 -- The first write takes something away: see turn.lua.
 redis.call('ZREM', KEYS[2], '')
 local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
-for at = 2, #ARGV, 6 do
+for at = 2, #ARGV, 8 do
   local id, payload, owner, seconds = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local lock, kept = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
+  local lock, kept, batch = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
   local holder = lock > 0 and redis.call('GET', KEYS[lock])
   local size = redis.call('HSTRLEN', KEYS[1], id)
   if size == 0 then
@@ -20,6 +21,7 @@ for at = 2, #ARGV, 6 do
     if ARGV[1] == '1' then redis.call('HDEL', KEYS[5], 'cancelled_at') end
     if kept > 0 then redis.call('EXPIRE', KEYS[kept], 0) end -- gone, and no right to DEL is needed
     if lock > 0 then redis.call('SET', KEYS[lock], owner, 'PX', math.ceil(seconds * 1000)) end
+    if batch > 0 then note_retried(KEYS[batch + 2], owner, ARGV[at + 7]) end
     redis.call('RPUSH', KEYS[4], '1')
     redis.call('RPUSH', KEYS[3], payload)
     unbury(KEYS[1], KEYS[2], {id}, bytes)
