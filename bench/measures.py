@@ -26,12 +26,13 @@ class Scale:
     idle: float = 10.0
     span: float = 10.0
     starts: int = 5
+    pings: int = 2000
 
     def jobs(self, full: int) -> int:
         return max(20, int(full * self.factor))
 
 
-QUICK = Scale(factor=0.02, samples=20, idle=3.0, span=3.0, starts=1)
+QUICK = Scale(factor=0.02, samples=20, idle=3.0, span=3.0, starts=1, pings=200)
 
 
 def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
@@ -41,6 +42,7 @@ def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
         producer.ask("stamp", label="first")
         producer.ask("bulk", jobs=jobs)
         producer.ask("stamp", label="last")
+        round_trip = stage.server.round_trip(scale.pings)
         with stage.workers(peer, peer.drain) as workers:
             (first,) = stage.stamps(1)
             server_before = stage.server.cpu()
@@ -55,6 +57,7 @@ def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
         "drain": turns / seconds,
         "worker_us": (last.cpu - first.cpu) / 1e3 / turns,
         "server_us": server * 1e6 / turns,
+        "round_trip_us": round_trip,
     }
 
 

@@ -26,6 +26,7 @@ ROWS = [
     Row("drain", "drain", "drain, one process, one job at a time, jobs/s", "{:,.0f}", True),
     Row("drain", "worker_us", "worker CPU a job, µs", "{:,.0f}"),
     Row("drain", "server_us", "Redis CPU a job, µs", "{:,.0f}"),
+    Row("drain", "round_trip_us", "a round trip to Redis (PING) before that drain, µs", "{:,.1f}"),
     Row("commands", "wire", "commands a job on the wire", "{:.1f}"),
     Row("commands", "commands", "commands a job with those inside scripts", "{:.1f}"),
     Row("enqueue", "enqueue", "enqueue, one producer, one call a job, jobs/s", "{:,.0f}", True),

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import hiredis
@@ -105,6 +106,15 @@ class Server:
         """Seconds of CPU the server has used."""
         used = self.client.info("cpu")
         return float(used["used_cpu_user_main_thread"]) + float(used["used_cpu_sys_main_thread"])
+
+    def round_trip(self, count: int) -> float:
+        """Microseconds from a PING's send to its reply on one connection, the median of `count`."""
+        taken = []
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            self.client.call("PING")
+            taken.append((time.perf_counter_ns() - began) / 1e3)
+        return median(taken)
 
     def names(self) -> dict[int, str]:
         """Local port -> the name the connection gave itself (CLIENT SETNAME), where it gave one."""
