@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from qd import Qd
 from qd.config import ConnectionSettings
 from qd.connectors.base import Outgoing, Released, Reserved
+from qd.connectors.database import listening
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import look, open_space
@@ -519,6 +520,23 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
     assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))
     assert b'.c"' in take(queue).before
     assert beat(queue).cancelled == []
+
+
+# -- idle workers
+
+
+def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_times(queue, monkeypatch):
+    pauses = list[float]()
+    monkeypatch.setattr(queue.link, "rest", lambda seconds, wake: pauses.append(seconds))
+    monkeypatch.setattr(listening, "ready_of", lambda fds, seconds: pauses.append(seconds))
+    for _ in range(30):
+        queue.wait(["a"], 60.0, -1)
+    assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.3)
+    queue.push("a", job(1))
+    held = take(queue)
+    queue.wait(["a"], 60.0, -1)
+    assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.01)
+    assert queue.ack(held)
 
 
 # -- inside of a caller's transaction

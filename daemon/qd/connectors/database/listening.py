@@ -1,6 +1,6 @@
-"""The wait for a job: told at once where the database can tell (LISTEN on PostgreSQL), else looked for now and then.
+"""The wait for a job: PostgreSQL notifies the worker (LISTEN), the other databases are polled.
 
-A worker of PHP tells nobody what it pushes, so a look is due each second also where others tell.
+A PHP producer sends no notification, so a worker on PostgreSQL looks once a second as well.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from qd.connectors.database.link import Link
 from qd.connectors.database.tokens import channel_of
 from qd.process.descriptors import ready_of
 
-LONGEST = 1.0  # the longest wait without a look
-SHORTEST, LONGEST, MORE = (
-    0.01,
-    0.3,
-    1.3,
-)  # seconds between two looks where nobody tells; each is longer than the one before
+NOTIFIED = 1.0  # seconds between two looks where the server notifies
+SHORTEST, LONGEST, MORE = 0.01, 0.3, 1.3  # seconds between two polls, and how much longer each pause is than the last
 
 
 def channel(table: str, queue: str) -> str:
@@ -38,8 +34,8 @@ class Listening:
     def wait(self, queues: set[str], seconds: float, wake: int) -> None:
         """Until a push was told, `seconds` are over, `wake` can be read, or a look is due. Raises ConnectionLost."""
         if self.link.kind == "postgresql":
-            if not self._listen(queues):  # what came before it was told to nobody
-                self.link.rest(min(seconds, LONGEST), wake)
+            if not self._listen(queues):  # else a push may have come before: look at once
+                self.link.rest(min(seconds, NOTIFIED), wake)
             return
         pause, self._pause = min(seconds, self._pause), min(LONGEST, self._pause * MORE)
         ready_of([wake], pause)
