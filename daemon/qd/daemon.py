@@ -23,7 +23,7 @@ from qd.log import Log, Unblocked
 from qd.masks import mask_url
 from qd.master.loop import MOST, Master
 from qd.master.plan import Plan
-from qd.process import systemd
+from qd.process import systemd, vitals
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
 from qd.variables import VARIABLES
@@ -191,9 +191,8 @@ def announce(
         hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)
     if os.geteuid() == 0:
-        log.warning(
-            "master.is_root", hint="give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
-        )
+        hint = "give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
+        log.line("info" if vitals.in_container() else "warning", "master.is_root", {"hint": hint})
     if only and not entries:
         hint = (
             "declare entries with app.schedule(...) or in [schedule.entries.NAME]; HUP then reads them, or `qd restart`"

@@ -192,6 +192,27 @@ def test_too_few_open_files(shop: Project) -> None:
     assert limited(4096).sign == "ok"
 
 
+@pytest.mark.parametrize(("container", "sign"), [(False, "warn"), (True, "ok")])
+def test_root_is_a_warning_and_in_a_container_information(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, container: bool, sign: str
+) -> None:
+    machine({})
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("qd.process.vitals.in_container", lambda: container)
+    (found,) = [each for each in host.check(Looked()) if each.what == "root"]
+    assert found.sign == sign
+
+
+def test_root_is_told_once_whoever_finds_it(shop: Project) -> None:
+    shop.allowed |= {"my.conf", "my.service"}
+    (shop.root / "my.conf").write_text(edited((ROOT / "supervisor" / "qd.conf").read_text(), "user", None))
+    (shop.root / "my.service").write_text(edited((ROOT / "supervisor" / "qd@.service").read_text(), "User", None))
+    lines = doctor(shop, "--supervisord", "my.conf", "--unit", "my.service").lines
+    assert [line.fix for line in lines if line.what == "root" or "as root" in line.value] == [
+        "user=NAME, a user of its own"
+    ]
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """machine({"proc/meminfo": "..."}): the host's files, as far as a test cannot have them real."""

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from qd.payload import make
+from qd.process import vitals
 from tests.support.clock import eventually
 from tests.support.procs import Procs, titled
 from tests.support.project import MakeProject, Project
@@ -305,8 +306,12 @@ def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
 
 @pytest.mark.usefixtures("clean_redis")
 def test_root_is_told_so_in_one_line(project: MakeProject) -> None:
-    work = project(jobs=JOBS).work_off()
-    told = [line for line in work.all_lines if "master.is_root" in line]
-    assert len(told) == (os.geteuid() == 0)
-    for line in told:
-        assert re.search(r"WARN.* master.is_root hint=.*user= in supervisord, User= in systemd", line)
+    """As information in a container, where that is usual."""
+    shop = project(jobs=JOBS)
+    for container in {vitals.in_container(), True}:
+        work = shop.work_off(**({"container": "podman"} if container else {}))
+        told = [line for line in work.all_lines if "master.is_root" in line]
+        assert len(told) == (os.geteuid() == 0)
+        for line in told:
+            level = "INFO" if container else "WARN"
+            assert re.search(rf"{level}.* master.is_root hint=.*user= in supervisord, User= in systemd", line)

@@ -21,6 +21,23 @@ from tests.support.clock import eventually
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.parametrize(
+    ("file", "variables", "inside"),
+    [
+        ("", {}, False),
+        (".dockerenv", {}, True),
+        ("run/.containerenv", {}, True),
+        ("", {"container": "podman"}, True),
+        ("", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+    ],
+)
+def test_a_container_is_known_by_its_marks(tmp_path: Path, file: str, variables: dict[str, str], inside: bool):
+    (tmp_path / "run").mkdir()
+    if file:
+        (tmp_path / file).touch()
+    assert vitals.in_container(tmp_path, variables) is inside
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

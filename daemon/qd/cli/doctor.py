@@ -76,8 +76,8 @@ def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
     findings, quiet = list[Finding](), common.given().json
     try:
         for finding in looking:
-            if finding.what == "root" and any(each.what == "root" for each in findings):
-                continue  # its masters do, and so would one started here: the way out is the same
+            if finding.topic and any(each.topic == finding.topic for each in findings):
+                continue
             findings.append(finding)
             if finding.sign == "ok" and not quiet:
                 say(finding)
@@ -235,7 +235,7 @@ def say(finding: Finding) -> None:
 
 
 def told(finding: Finding) -> dict[str, str]:
-    return {key: value for key, value in asdict(finding).items() if key != "code"}
+    return {key: value for key, value in asdict(finding).items() if key not in ("code", "topic")}
 
 
 def summary(findings: list[Finding]) -> str:

@@ -65,7 +65,7 @@ class Report:
             "start": vitals.start_time(self.hands.master),
             "boot": vitals.boot_id(),
             "ns": vitals.pid_namespace(),
-            "root": os.geteuid() == 0,
+            "root": os.geteuid() == 0 and not vitals.in_container(),
             "pool": work.pool,
             "connection": work.connection,
             "queues": [] if work.only_schedule else list(work.queues),

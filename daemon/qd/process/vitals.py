@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,13 @@ def cpus_granted() -> int:
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = _cpu_quota(_text("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if LINUX else None
     return max(1, min(count, math.ceil(quota)) if quota else count)
+
+
+def in_container(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs in a container, as Docker, podman, systemd-nspawn and Kubernetes mark theirs."""
+    if "container" in variables or "KUBERNETES_SERVICE_HOST" in variables:
+        return True
+    return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
 
 
 def _cpu_quota(membership: str, mount: Path) -> float | None:

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """sign: ok, warn or fail. fix: what to do, "" where all is well. code: what a fail makes of the exit code."""
+    """sign: ok, warn or fail. fix: what to do, "" where all is well. code: what a fail makes of the exit code.
+
+    topic: of several findings with the same one, the first is shown; "" shows each.
+    """
 
     sign: str
     what: str
     value: str
     fix: str = ""
     code: int = 1
+    topic: str = ""
 
 
-def ok(what: str, value: object) -> Finding:
-    return Finding("ok", what, str(value))
+def ok(what: str, value: object, *, topic: str = "") -> Finding:
+    return Finding("ok", what, str(value), topic=topic)
 
 
-def warn(what: str, value: object, fix: str) -> Finding:
-    return Finding("warn", what, str(value), fix)
+def warn(what: str, value: object, fix: str, *, topic: str = "") -> Finding:
+    return Finding("warn", what, str(value), fix, topic=topic)
 
 
 def fail(what: str, value: object, fix: str, code: int = 1) -> Finding:

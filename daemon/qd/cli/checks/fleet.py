@@ -47,7 +47,7 @@ def check(state: State) -> Iterator[Finding]:
         yield ok("masters", "none reports")
     if rooted := [f"{named(master)} (pid {master.pid})" for master in state.masters if master.root]:
         way = "give them a user of their own: user= for supervisord, User= for systemd, USER in a Dockerfile"
-        yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way)
+        yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
 def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Finding]:

@@ -94,4 +94,5 @@ def asks_to_stop(program: Started, keys: Keys) -> Finding | None:
 def no_root(program: Started, keys: Keys) -> Finding | None:
     if keys.get("user", "root") != "root":
         return None
-    return warn(program.what, "no user=: where supervisord is root, jobs run as root", "user=NAME, a user of its own")
+    said = "no user=: where supervisord is root, jobs run as root"
+    return warn(program.what, said, "user=NAME, a user of its own", topic="root")

@@ -113,7 +113,7 @@ def unlimited(unit: Started, keys: Keys) -> Finding | None:
 def no_root(unit: Started, keys: Keys) -> Finding | None:
     if keys.get("User", "root") not in ("", "root") or keys.get("DynamicUser") == "yes":
         return None
-    return warn(unit.what, "no User=: jobs run as root", "User=NAME, a user of its own")
+    return warn(unit.what, "no User=: jobs run as root", "User=NAME, a user of its own", topic="root")
 
 
 UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
