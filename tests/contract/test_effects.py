@@ -15,6 +15,7 @@ from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, ServerRefused
 from qd.log import Log
 from qd.worker.answering import Answering
+from qd.worker.rota import Rota
 from qd.worker.saving import Held
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import FAILED, job, steal, take
@@ -150,7 +151,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
 def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, seen, way, byte):
-    answering = Answering(broken, [("a",)], Log("worker", write=lambda line: None), lambda seconds: None)
+    answering = Answering(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
 
@@ -168,7 +169,7 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
 @one_place
 @every_way
 def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, proxy, seen, way):
-    answering = Answering(broken, [("a",)], Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
+    answering = Answering(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
     broken.push("a", job(1))
     held = take(broken)
     proxy.refuse()

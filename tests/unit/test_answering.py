@@ -18,6 +18,7 @@ from qd.payload import read
 from qd.process.scoreboard import Scoreboard
 from qd.worker.alarm import Alarm
 from qd.worker.answering import Answering
+from qd.worker.rota import Rota
 from qd.worker.saving import Held, Saver
 
 MARK = "T.1.7.1"
@@ -82,7 +83,7 @@ class Scripted:
 )
 def test_an_answer_is_given_once_for_what_stands_there(unsure, script, answer, acked):
     queue = Scripted(*script)
-    answering = Answering(queue, [("a",)], LOG, lambda seconds: None)  # type: ignore[arg-type]
+    answering = Answering(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
     assert answering.surely(Held(OLD, None, unsure), queue.ack) is answer
     assert [member for call, member in queue.asked if call == "ack"] == [one.member for one in acked]
     assert queue.script == []
@@ -187,7 +188,7 @@ def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> N
     lines = list[bytes]()
     log = Log("worker", write=lambda line: lines.append(line))
     server: Any = Scripted()
-    answering = Answering(server, [("a",)], log, lambda _: None)
+    answering = Answering(server, Rota(("a",)), log, lambda _: None)
     for _ in range(3):
         for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
             answering.broke(error)

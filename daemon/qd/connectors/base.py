@@ -30,6 +30,11 @@ store in one step with the queue; memory: it has a keyspace of its own."""
 NONE: Limits = MappingProxyType({})
 
 
+STAYS = 8
+"""Where queues take turns and a look at one more queue is one more call: jobs that a worker takes from one queue before it
+goes on to the next. A connector says so as `stays`, 1 if it does not."""
+
+
 class Reserved(NamedTuple):
     """A payload in hand: leased, marked, ours until it is answered."""
 

@@ -6,5 +6,6 @@ rights, parts         may workers answer; servers and queues that are away while
 restarts, laravel     what operators ask for, here and by Laravel's own keys
 maintenance           maintenance mode as this host sees it
 control               the control connection, where it is not that of the jobs
+private               the server of `embedded:`, started again after a kill
 report, aged          what is told of this master; failed jobs that are too old
 """

@@ -2,6 +2,7 @@
 
 template, boot        imports the app once and forks; a worker's first steps
 first                 the look at the servers before anything runs
+served, rota          which queues a `qd work` serves, and in which order a turn looks at them
 loop                  may I, take one, do it, settle it, why stop
 maintenance, leaving  may I, why stop
 attempt, alarm        one attempt: limits, middleware, the user's function, and what ends it from outside

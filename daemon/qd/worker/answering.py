@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable
 from typing import TypeVar
 
 from qd.connectors.base import Connector, Reserved, Turn
 from qd.errors import NOTHING_DONE, NeedsMending, ServerRefused
 from qd.log import Log
+from qd.worker.rota import Rota
 from qd.worker.saving import AWAY, Held, stands
 
 T = TypeVar("T")
@@ -30,12 +30,8 @@ class Answering:
     signals meanwhile.
     """
 
-    def __init__(
-        self, queue: Connector, orders: Sequence[tuple[str, ...]], log: Log, rest: Callable[[float], None]
-    ) -> None:
-        """orders: those in which the queues are looked at, one turn after the other."""
-        self.queue, self.queues, self.log, self.rest = queue, orders[0], log, rest
-        self._orders = cycle(orders)
+    def __init__(self, queue: Connector, rota: Rota, log: Log, rest: Callable[[float], None]) -> None:
+        self.queue, self.rota, self.queues, self.log, self.rest = queue, rota, rota.queues, log, rest
         self.done: Reserved | None = None
         self.unsure = False  # what the last turn did; then the server is asked before the next one
         self._away_since = 0.0
@@ -48,7 +44,9 @@ class Answering:
 
     def turn(self, shut: tuple[str, ...] = ()) -> Turn:
         """Ack `done` and take the next job in one call, from a queue that is not shut. Not before `ask` where `unsure`."""
-        turn = self.queue.turn(self.done, next(self._orders), shut)
+        turn = self.queue.turn(self.done, self.rota.order, shut)
+        if turn.reserved is not None:
+            self.rota.took(turn.reserved.queue)
         self.done, self._away_since = None, 0.0
         return turn
 

@@ -20,6 +20,7 @@ from qd.bus import running
 from qd.config import Settings
 from qd.connectors.base import Connector, Reserved, Turn
 from qd.limits import Limits, backoff, fails_when_killed
+from qd.options import WorkOptions
 from qd.payload import Payload
 from qd.process.exits import StopReason
 from qd.process.hands import Hands, Seat
@@ -33,8 +34,8 @@ from qd.worker.coroutines import Coroutines
 from qd.worker.ending import Ending
 from qd.worker.leaving import Leaving
 from qd.worker.maintenance import ShutQueues
+from qd.worker.rota import Rota
 from qd.worker.saving import AWAY, Saver
-from qd.worker.served import orders
 from qd.worker.settle import Settler, short
 from qd.worker.telling import Telling
 from qd.worker.titles import Titles
@@ -65,7 +66,7 @@ class Worker:
         self.saver = Saver(queue, self.alarm, self.log)
         self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep, self.saver.tell)
         self.leaving = Leaving(self.work, self.slot)
-        self.answering = Answering(queue, orders(self.work, seat.slot), self.log, self._rest_while_away)
+        self.answering = Answering(queue, rota_of(self.work, queue, seat), self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
@@ -296,3 +297,8 @@ def tell_job(number: int) -> None:
     """A signal has come: the job in hand can see that its worker is asked to stop."""
     if number == signal.SIGTERM:
         running.tell_stopping()
+
+
+def rota_of(work: WorkOptions, queue: Connector, seat: Seat) -> Rota:
+    stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # an app's own driver need not say it
+    return Rota(work.queues, stays=stays, begin=seat.slot)

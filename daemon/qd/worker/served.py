@@ -20,7 +20,7 @@ from qd.schedule.entry import JobTask
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.config import Settings
-    from qd.options import JobOptions, WorkOptions
+    from qd.options import JobOptions
 
 
 def resolved(app: Qd, settings: Settings) -> Settings:
@@ -90,11 +90,3 @@ def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
     for entry in app.schedule.here(settings.env):
         if isinstance(entry.task, JobTask):
             yield entry.task.plan.declared.name, entry.task.plan.options
-
-
-def orders(work: WorkOptions, slot: int) -> list[tuple[str, ...]]:
-    """The orders in which one turn after the other looks at the queues. Workers begin at different ones."""
-    if not work.in_turn:
-        return [work.queues]
-    count = len(work.queues)
-    return [work.queues[at % count :] + work.queues[: at % count] for at in range(slot, slot + count)]

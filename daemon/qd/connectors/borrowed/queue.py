@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cached_property
 from math import ceil
 
-from qd.connectors.base import Released, Reserved, Turn
+from qd.connectors.base import STAYS, Released, Reserved, Turn
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.counted import counted, uncounted
 from qd.connectors.borrowed.outbox import digest
@@ -53,6 +53,7 @@ class Borrowed(BorrowedSending):
     """Without a keeper's part: borrowed/keeping.py."""
 
     answers = (*BorrowedSending.answers, *OWN)
+    stays = STAYS
     _parcel: Parcel | None = None  # reserved over there, and not yet leased here
     _hand: Parcel | None = None  # in which the job came that this worker has in hand,
     _mark = ""  # reserved under this one

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import Limits, Released, Reserved, Turn
+from qd.connectors.base import STAYS, Limits, Released, Reserved, Turn
 from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
 from qd.connectors.keeping import Answer, Asked
@@ -50,6 +50,8 @@ class Run(NamedTuple):
 
 
 class ClusterQueue(KeyspaceQueue):
+    stays = STAYS
+
     def __init__(
         self,
         settings: ConnectionSettings,

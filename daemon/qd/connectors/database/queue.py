@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sql
 
-from qd.connectors.base import Limits, Outgoing, Released, Reserved, Sizes, Turn
+from qd.connectors.base import STAYS, Limits, Outgoing, Released, Reserved, Sizes, Turn
 from qd.connectors.database.held import (
     bytes_of,
     member_of,
@@ -83,6 +83,10 @@ class DatabaseQueue(KeyspaceQueue):
     @property
     def limits(self) -> Limits:
         return LIMITS
+
+    @property
+    def stays(self) -> int:
+        return STAYS if self.sql.kind == "mysql" else 1
 
     # -- transactions
 
