@@ -120,6 +120,87 @@ def order(key: int) -> dict[str, object]:
     return {"model": "shop.Order", "key": key}
 
 
+# -- pydantic, attrs, paths
+
+ORDERS = (
+    JOBS
+    + """
+from pathlib import Path
+from typing import Annotated, Literal
+import attrs
+from pydantic import BaseModel, Field
+from qd import Job
+
+class Line(BaseModel):
+    sku: str
+    count: int = Field(default=1, gt=0)
+
+class Order(BaseModel):
+    id: int
+    lines: list[Line] = []
+
+class Card(BaseModel):
+    kind: Literal["card"] = "card"
+
+class Cash(BaseModel):
+    kind: Literal["cash"] = "cash"
+
+@attrs.define
+class Parcel:
+    weight: int
+    order: Order | None = None
+
+@app.job("ship", tries=5, result_ttl=60)
+def ship(orders: list[Order], by: Annotated[Card | Cash, Field(discriminator="kind")], folder: Path) -> dict[str, Parcel]:
+    note("ship", type(orders[0]).__name__, orders[0].lines, type(by).__name__, folder)
+    return {"first": Parcel(7, orders[0])}
+
+@app.job("pack")
+class Pack(Job[None]):
+    parcel: Parcel
+
+    def handle(self) -> None:
+        note("pack", self.parcel.order.lines[0].sku)
+"""
+)
+
+
+@pytest.fixture
+def orders(project: MakeProject) -> Project:
+    return project(jobs=ORDERS)
+
+
+@pytest.mark.leaves("qd:job:*")
+def test_models_attrs_classes_and_paths_arrive_at_a_worker_and_come_back_as_a_result(
+    orders: Project,
+) -> None:
+    work = ready(orders)
+    got = orders.python(
+        """
+        from jobs import *
+        order = Order(id=7, lines=[Line(sku="x", count=2)])
+        Pack(parcel=Parcel(1, order)).dispatch()
+        print(ship.dispatch([order], Cash(), Path("a/b")).result(10))
+        """
+    )
+    work.stop()
+    assert got.stdout == "{'first': Parcel(weight=7, order=Order(id=7, lines=[Line(sku='x', count=2)]))}\n"
+    assert Witness(orders).lines == ["pack x", "ship Order [Line(sku='x', count=2)] Cash a/b"]
+
+
+def test_a_model_that_does_not_validate_fails_the_job_at_once_naming_the_parameter(
+    orders: Project, redis: Client
+) -> None:
+    push(redis, "ship", orders=[{"id": 1, "lines": [{"sku": "x", "count": 0}]}], by={"kind": "card"}, folder="a")
+    work = orders.work_off()
+    assert work.matches(
+        r"job.failed .*job 'ship': argument 'orders' is of the wrong type: lines\.0\.count: Input should be greater than 0"
+    )
+    ((record, _),) = failed(redis)
+    assert (record["error"], record["attempts"]) == ("WrongType", 1)
+    assert Witness(orders).lines == []
+
+
 # -- providers
 
 

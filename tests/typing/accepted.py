@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Annotated, Any, Literal, assert_type
 from uuid import UUID
+
+import attrs
+from pydantic import BaseModel, Field
 
 from qd import (
     Batch,
@@ -254,6 +257,53 @@ app.map(SendInvoice, Invoices)
 assert_type(app.send(SendInvoice(7)), Handle[Any])
 assert_type(app.bind(SendInvoice(7)), Call[Any])
 app.bind(SendInvoice(7)).using(delay=60).dispatch()
+
+
+# pydantic, attrs, paths
+class Order(BaseModel):
+    id: int
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+@attrs.define
+class Parcel:
+    weight: int
+    order: Order | None = None
+
+
+@app.job("orders.pack")
+def pack(
+    order: Order,
+    orders: dict[str, list[Order]],
+    parcel: Parcel | None,
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")],
+    folder: Path = Path("a"),
+) -> Order:
+    return order
+
+
+pack.dispatch(Order(id=1), {"a": [Order(id=2)]}, Parcel(1, Order(id=3)), Dog(), Path("b"))
+assert_type(pack.run(Order(id=1), {}, None, Cat()), Order)
+assert_type(pack.dispatch(Order(id=1), {}, None, Cat()), Handle[Order])
+
+
+@app.job("orders.pack.class")
+class Pack(Job[Order]):
+    order: Order
+    folders: list[Path] = field(default_factory=list[Path])
+
+    def handle(self) -> Order:
+        return self.order
+
+
+Pack(order=Order(id=1), folders=[Path("a")]).dispatch()
 
 
 # what the worker provides, and models

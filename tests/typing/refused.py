@@ -5,6 +5,10 @@ those who check the whole project; tests/unit/test_typing.py takes it away.)"""
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
+
+import attrs
+from pydantic import BaseModel
 
 from qd import Event, Handle, Job, JobFailed, JobProcessing, Looping, Qd, RunningJob, current_job, provided
 from qd.middleware import FailOnException, RateLimited, SkipIf
@@ -30,6 +34,28 @@ class ChargeCard(Job[int]):
         return self.order_id
 
 
+class Order(BaseModel):
+    id: int
+
+
+@attrs.define
+class Parcel:
+    weight: int
+
+
+@app.job("orders.pack")
+def pack(order: Order, parcel: Parcel, folder: Path) -> Order:
+    return order
+
+
+@app.job("orders.pack.class")
+class Pack(Job[None]):
+    order: Order
+    folder: Path
+
+    def handle(self) -> None: ...
+
+
 # arguments
 welcome.dispatch()  # E: call-arg
 welcome.dispatch(7)  # E: arg-type
@@ -40,6 +66,13 @@ welcome(7)  # E: arg-type
 ChargeCard(7)  # E: call-arg
 ChargeCard(order_id="7")  # E: arg-type
 ChargeCard()  # E: call-arg
+
+# pydantic, attrs, paths
+pack.dispatch({"id": 1}, Parcel(1), Path("a"))  # E: arg-type
+pack.dispatch(Order(id=1), 7, Path("a"))  # E: arg-type
+pack.dispatch(Order(id=1), Parcel(1), "a")  # E: arg-type
+Pack(order=Order(id=1), folder="a")  # E: arg-type
+packed: Parcel = pack.run(Order(id=1), Parcel(1), Path("a"))  # E: assignment
 
 # options
 welcome.dispatch("a@b.c", delay=5)  # E: call-arg

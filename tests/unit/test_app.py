@@ -270,16 +270,29 @@ def loaded(code: str, folder: Path) -> set[str]:
 def test_a_producer_loads_no_daemon_and_no_command_line(tmp_path):
     modules = loaded(
         """
+        from pathlib import Path
         from qd import Qd, Job, current_job
         app = Qd("redis://nowhere.invalid")
         @app.job("mail.welcome")
-        def welcome(to: str) -> None: ...
-        welcome.bind("a@b.c").run()
+        def welcome(to: str, folder: Path | None = None) -> None: ...
+        welcome.bind("a@b.c", Path("a")).run()
         app.connections.get(None)
         """,
         tmp_path,
     )
-    heavy = {"click", "rich", "psutil", "asyncio", "redis", "logging", "tomllib", "setproctitle"}
+    heavy = {
+        "click",
+        "rich",
+        "psutil",
+        "asyncio",
+        "redis",
+        "logging",
+        "tomllib",
+        "setproctitle",
+        "pydantic",
+        "attr",
+        "attrs",
+    }
     assert not heavy & modules
     ours = {name for name in modules if name.startswith("qd.")}
     assert not {name for name in ours if name.split(".")[1] in ("cli", "master", "worker", "keeper", "store")}

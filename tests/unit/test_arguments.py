@@ -455,7 +455,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
         (list[float], [2**53 + 1], "an int would arrive as a float"),
         (Decimal, Decimal("sNaN"), "sNaN is no JSON number"),
         (datetime, datetime(1880, 1, 1, tzinfo=BERLIN), "would arrive as datetime"),
-        (time, time(12, tzinfo=BERLIN), "would arrive as"),
+        (time, time(12, tzinfo=BERLIN), "would arrive as datetime.time(12, 0)"),
         (list[datetime], [datetime(2031, 1, 1)], "time zone"),
         (Cart | None, {"items": [{"sku": "x", "price": 3}]}, "Item has no such field (at ['items'][0])"),
     ],

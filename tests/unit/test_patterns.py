@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 from uuid import UUID
 
 import msgspec
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from qd.arguments import Pattern, Signature
 from qd.arguments.parameters import Parameter
@@ -46,6 +48,16 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
 class Row(TypedDict):
     name: str
     age: int
+
+
+class Trip(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    start: str = Field(alias="from")
+    at: datetime | None = None
+    tags: set[str] = set()
+
+
+class Names(RootModel[set[str]]): ...
 
 
 @dataclass
@@ -104,6 +116,11 @@ def sent(annotation: Any, value: object) -> str:
         (UUID, '"0A0A0A0A-0000-4000-8000-00000000000A"', "0a0a0a0a-0000-4000-8000-00000000000a"),
         (Color, '"red"', "red"),
         (Line, '{"tags":["b","a"],"sku":"x"}', '{"sku":"x","price":"1","tags":["a","b"]}'),
+        (Trip, '{"tags":["b","a"],"from":"x"}', '{"start":"x","at":null,"tags":["a","b"]}'),
+        (Trip, '{"at":"2026-11-22T14:00:00+02:00","start":"x"}', '{"start":"x","at":"2026-11-22T12:00:00Z","tags":[]}'),
+        (list[Trip], '[{"b":1,"a":[2],"start":"x"}]', '[{"start":"x","at":null,"tags":[],"a":[2],"b":1}]'),
+        (Names, '["b","a"]', '["a","b"]'),
+        (Path, '"a//b/"', "a/b"),
         (
             Place,
             '{"seenAt":"2026-11-22T14:00:00+02:00","zipCode":"1","type":"Place"}',

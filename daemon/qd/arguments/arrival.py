@@ -21,6 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from qd.arguments.carriers import Carried
+from qd.arguments.foreign import attributes_of, is_model
 
 PLAIN = frozenset((str, int, float, bool, type(None)))
 _SERIES = (list, tuple, deque)
@@ -28,6 +29,7 @@ _SETS = (set, frozenset)
 _BYTES = (bytes, bytearray, memoryview)
 _OTHERS = (date, timedelta, UUID)
 _ABSENT = object()
+EXTRA = "__pydantic_extra__"  # what a model keeps of fields that it does not declare
 
 Step = tuple[Any, str]  # the step before, and this one; None before the first
 Todo = list[tuple[Any, Any, Any]]  # given, arrived, Step
@@ -61,7 +63,9 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
     if given is arrived or isinstance(arrived, Carried):
         return
     kind = type(given)
-    if kind in PLAIN and type(arrived) is kind:
+    if kind is not type(arrived) and getattr(arrived, "__pydantic_root_model__", False):
+        todo.append((given, arrived.root, step))
+    elif kind in PLAIN and type(arrived) is kind:
         _same(given, arrived, True)
     elif kind is list and type(arrived) is list and len(given) == len(arrived):
         for i, (part, other) in enumerate(zip(given, arrived, strict=True)):
@@ -82,7 +86,7 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
         for name in names:
             part, other = getattr(given, name, _ABSENT), getattr(arrived, name, _ABSENT)
             if type(part) not in PLAIN or type(part) is not type(other) or part != other:
-                todo.append((part, other, (step, f".{name}")))
+                todo.append((part, other, (step, f".{name}") if name != EXTRA else step))
     elif isinstance(given, dict):
         _dict(given, arrived, step, todo)
     elif isinstance(given, _SERIES):
@@ -100,13 +104,15 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
 
 
 def field_names(kind: Any) -> Sequence[str] | None:
-    """The fields of a class whose objects have fields: Struct, dataclass, attrs, NamedTuple. None: others."""
+    """The fields of a class whose objects have fields: Struct, dataclass, attrs, pydantic, NamedTuple. None: others."""
     if (found := getattr(kind, "__struct_fields__", None)) is not None:
         return found  # type: ignore[no-any-return]
     if (found := getattr(kind, "__dataclass_fields__", None)) is not None:
         return [field.name for field in dataclasses.fields(kind)]
     if (found := getattr(kind, "__attrs_attrs__", None)) is not None:
         return [field.name for field in found]
+    if is_model(kind):
+        return [*kind.model_fields, EXTRA]
     return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
 
 
@@ -125,10 +131,13 @@ def _dict(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) ->
 
 def _form(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) -> None:
     """A dict for an object: every key must be a field of it."""
-    names = field_names(type(arrived))
+    names, attributes = field_names(type(arrived)), None
     if names is None:
         raise _changed(given, arrived)
-    attributes = dict(zip(getattr(arrived, "__struct_encode_fields__", names), names, strict=True))
+    if not is_model(type(arrived)):
+        attributes = dict(zip(getattr(arrived, "__struct_encode_fields__", names), names, strict=True))
+    elif (attributes := attributes_of(type(arrived))) is None:
+        return
     tag = getattr(getattr(arrived, "__struct_config__", None), "tag_field", None)
     for key, part in given.items():
         if key in attributes:
@@ -172,10 +181,11 @@ def _moment(given: datetime | time, arrived: Any) -> None:
     if isinstance(given, datetime) and given.utcoffset() is None:
         raise Changed("a datetime without a time zone (give it one: tzinfo=UTC)")
     kind = datetime if isinstance(given, datetime) else time
-    if not isinstance(arrived, kind) or given.utcoffset() != arrived.utcoffset():
+    if not isinstance(arrived, kind) or (given.tzinfo is None) != (arrived.tzinfo is None):
         raise _changed(given, arrived)
-    zoned = (given.tzinfo is None) == (arrived.tzinfo is None)
-    _same(given.replace(tzinfo=None, fold=0), arrived.replace(tzinfo=None, fold=0), zoned)
+    same = given.replace(tzinfo=None, fold=0) == arrived.replace(tzinfo=None, fold=0)
+    if not same or given.utcoffset() != arrived.utcoffset():
+        raise _changed(given, arrived)
 
 
 def _same(given: Any, arrived: Any, fits: bool) -> None:
@@ -185,6 +195,8 @@ def _same(given: Any, arrived: Any, fits: bool) -> None:
 
 def _changed(given: Any, arrived: Any) -> Changed:
     sent, got = type(given), type(arrived)
+    if sent is got and repr(given) == repr(arrived):
+        return Changed(f"{_a(sent)} would arrive with another value")
     if sent is got:
         return Changed(f"{given!r:.60} would arrive as {arrived!r:.60}")
     return Changed(f"{_a(sent)} would arrive as {_a(got)}: send {_a(got)}, or declare {_name(sent)}")

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments.foreign import is_model
 from qd.arguments.values import decode_value, encode
 
 _EXACT = (str, int, bool, type(None))
@@ -47,6 +48,8 @@ def canonical(value: Any) -> Any:
     elif isinstance(value, msgspec.Struct):
         return _struct(value)
     kind: Any = type(value)
+    if is_model(kind):
+        return canonical(value.root) if kind.__pydantic_root_model__ else _model(value)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
     if names := [
         field.name for field in fields
@@ -75,6 +78,12 @@ def _struct(value: msgspec.Struct) -> Any:
         fields = [canonical(getattr(value, name)) for name in names.values()]
         return [*plain[: len(plain) - len(fields)], *fields]
     return {name: canonical(getattr(value, names[name])) if name in names else part for name, part in plain.items()}
+
+
+def _model(value: Any) -> dict[str, Any]:
+    """Of pydantic: its fields in their order, then those that it took without declaring them."""
+    parts = {name: canonical(getattr(value, name)) for name in type(value).model_fields}
+    return {**parts, **canonical(value.__pydantic_extra__ or {})}
 
 
 def _decimal(value: Decimal) -> str:

@@ -116,17 +116,27 @@ class Carrying:
                 return hint
             self._kinds[carrier.name(hint)] = (carrier, hint)
             return Carried
-        origin, parts = get_origin(hint), get_args(hint)
-        if origin is Annotated:
-            inner = self.replaced(parts[0])
-            return hint if inner is parts[0] else inner
-        if origin not in (Union, types.UnionType, *_HOLD):
-            return hint
-        inside = tuple([part if part is Ellipsis else self.replaced(part) for part in parts])
-        if inside == parts:
-            return hint
-        self._in_dict |= origin in (dict, Mapping)
-        return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
+        if get_origin(hint) is Annotated:
+            inner = self.replaced(first := get_args(hint)[0])
+            return hint if inner is first else inner
+        changed = with_parts(hint, self.replaced)
+        self._in_dict |= changed is not hint and get_origin(hint) in (dict, Mapping)
+        return changed
+
+
+def bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def with_parts(hint: Any, of: Callable[[Any], Any]) -> Any:
+    """A union, list, tuple or dict with of(...) in place of each part; the hint itself if no part changes."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin not in (Union, types.UnionType, *_HOLD):
+        return hint
+    inside = tuple([part if part is Ellipsis else of(part) for part in parts])
+    if inside == parts:
+        return hint
+    return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
 
 
 def walk(value: Any, of: Callable[[Carried], object]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Protocol, get_args, get_origin
+from typing import Any, Protocol
 
 from qd.arguments.carriers import Carrier, Carrying, carrying
 from qd.arguments.providers import Opening, Provider, named
@@ -58,10 +58,6 @@ class Known:
 
     def carrying(self, hint: Any) -> Carrying | None:
         return carrying(hint, self.carriers) if self.carriers else None
-
-
-def bare(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 class Extras:

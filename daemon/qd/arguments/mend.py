@@ -7,11 +7,14 @@ written. Whether digits were lost cannot be seen; that a number really ends in t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 from msgspec import inspect as types
+
+from qd.arguments.foreign import hints_of, is_model
 
 _SERIES = (
     types.ListType,
@@ -38,6 +41,8 @@ def _mend(value: Any, kind: types.Type) -> Any:
         return _of_union(value, kind)
     if isinstance(value, float):
         return _integer(value) if isinstance(kind, types.IntType | types.EnumType) and value.is_integer() else value
+    if isinstance(kind, types.CustomType) and is_model(kind.cls):
+        return _model({} if value == [] else value, kind.cls)
     if _is_series(kind):
         return _series([] if value == {} else value, kind)
     if isinstance(kind, _OBJECTS):
@@ -68,6 +73,16 @@ def _object(value: Any, kind: Any) -> Any:
         return {key: _mend(part, kind.value_type) for key, part in value.items()}
     kinds = {field.encode_name: field.type for field in kind.fields}
     return {key: _mend(part, kinds[key]) if key in kinds else part for key, part in value.items()}
+
+
+def _model(value: Any, model: type) -> Any:
+    """Of pydantic: by the types of those of its fields that msgspec knows."""
+    hints = hints_of(model) if isinstance(value, dict) else {}
+    mended = dict(value) if hints else value
+    for name in hints.keys() & mended:
+        with suppress(TypeError):
+            mended[name] = mend(mended[name], hints[name])
+    return mended
 
 
 def _of_union(value: Any, union: types.UnionType) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from qd.arguments.arrival import compare
+from qd.arguments.carriers import bare
 from qd.arguments.fields import fields_of
-from qd.arguments.known import Extras, Known, bare
+from qd.arguments.foreign import known_to_msgspec, made, may_be_carried
+from qd.arguments.known import Extras, Known
 from qd.arguments.parameters import Parameter, parameters_of, title_of, type_of
 from qd.arguments.providers import PROVIDED
 from qd.arguments.untyped import Look, look_of
@@ -17,6 +20,7 @@ from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, w
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.units import did_you_mean
 
+_UNION = re.compile("^Type unions .* type `(.+)` is not supported", re.DOTALL)
 # A value of exactly this type arrives as it is. Not so for float | None: JSON makes null of NaN.
 _EXACT = (
     (str, str),
@@ -140,7 +144,7 @@ class Signature:
 
     def _check_each(self, arguments: Mapping[str, object], data: bytes) -> None:
         for name, value in msgspec.json.decode(data).items():
-            compare(arguments[name], msgspec.convert(value, self._hint(name), str_keys=True))
+            compare(arguments[name], msgspec.convert(value, self._hint(name), str_keys=True, dec_hook=made))
 
     def _check_untyped(self, name: str, value: object) -> None:
         declared = name if self.rest is None or name in self._slots else self.rest.name
@@ -157,7 +161,7 @@ class Signature:
             try:
                 value = value if self.extras is None else self.extras.packed(name, value)
                 look(value)
-                arrived = msgspec.json.decode(encode(value), type=self._hint(name))
+                arrived = msgspec.json.decode(encode(value), type=self._hint(name), dec_hook=made)
                 self._check_untyped(name, value)
                 compare(value, arrived)
             except FAILURES as error:
@@ -233,7 +237,7 @@ class Signature:
     def _converted(self, name: str, value: object) -> object:
         try:
             hint = self._hint(name)
-            return msgspec.convert(value, hint, str_keys=True)
+            return msgspec.convert(value, hint, str_keys=True, dec_hook=made)
         except DeclarationError as error:
             raise WrongType(str(error)) from None
         except Exception as error:
@@ -241,7 +245,7 @@ class Signature:
         from qd.arguments.mend import mend  # seldom needed
 
         try:
-            return msgspec.convert(mend(value, hint), hint, str_keys=True)
+            return msgspec.convert(mend(value, hint), hint, str_keys=True, dec_hook=made)
         except Exception as error:
             # The first error speaks of what was sent; the second of what was left after mending it.
             told = error if "cut off" in str(error) else first
@@ -256,6 +260,25 @@ class Signature:
             self._settle()
         self._fast()
 
+    def check(self) -> None:
+        """Raises DeclarationError for a type that no job can take. A type that is not defined yet, or that the app may still
+        provide or carry, is checked at its first use."""
+        for parameter in [*self._declared, *([self.rest] if self.rest else [])]:
+            try:
+                hint = type_of(parameter)
+            except Exception:
+                continue
+            if parameter.default is PROVIDED or isinstance(bare(hint), type) or self._known.provides(bare(hint)):
+                continue
+            carried = self._known.carrying(hint)
+            try:
+                usable(hint if carried is None else carried.wire)
+            except NameError:
+                continue
+            except Exception as error:
+                if not may_be_carried(hint):
+                    raise self._unusable(parameter, error) from None
+
     def _fast(self) -> msgspec.json.Decoder[Any]:
         if self._decoder is None:
             self._decoder = self._made_decoder()
@@ -268,8 +291,8 @@ class Signature:
             slot, hint = self._slots[parameter.name], self._hint(parameter.name)
             fields.append((slot, hint) if parameter.required else (slot, hint, msgspec.UNSET))
         names = {slot: name for name, slot in self._slots.items()}
-        made = msgspec.defstruct("Arguments", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
-        return msgspec.json.Decoder(made)
+        whole = msgspec.defstruct("Arguments", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
+        return msgspec.json.Decoder(whole, dec_hook=made)
 
     def _hint(self, name: str) -> Any:
         if self._hints is None:
@@ -287,10 +310,9 @@ class Signature:
         carried = self.extras.carried.get(parameter.name) if self.extras is not None else None
         hint = self._type_of(parameter) if carried is None else carried.wire
         try:
-            msgspec.json.Decoder(hint)  # raises TypeError for what it cannot tell apart in JSON
+            return usable(hint)
         except Exception as error:
             raise self._unusable(parameter, error) from None
-        return hint
 
     def _type_of(self, parameter: Parameter) -> Any:
         try:
@@ -299,10 +321,24 @@ class Signature:
             raise self._unusable(parameter, error) from None
 
     def _unusable(self, parameter: Parameter, error: Exception) -> DeclarationError:
+        reason = why(error)
+        if isinstance(error, NameError):
+            reason += " (import it outside `if TYPE_CHECKING:`)"
+        elif (union := _UNION.search(str(error))) is not None:
+            reason = (
+                f"JSON cannot tell the types of {union[1]} apart; declare one of them, tagged msgspec structs, or pydantic "
+                "models with a discriminator"
+            )
         return DeclarationError(
-            f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {why(error)}"
-            + (" (import it outside `if TYPE_CHECKING:`)" if isinstance(error, NameError) else "")
+            f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {reason}"
         )
+
+
+def usable(hint: Any) -> Any:
+    """The hint as msgspec takes it. Raises TypeError for types that JSON cannot tell apart, NameError, and others."""
+    hint = known_to_msgspec(hint)
+    msgspec.json.Decoder(hint)
+    return hint
 
 
 def _listed(word: str, names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from qd.arguments.arrival import field_names
+from qd.arguments.foreign import json_form
 from qd.arguments.untyped import plain
 from qd.errors import ArgumentError, WrongType
 
@@ -60,8 +61,8 @@ def decode_value(data: bytes) -> Any:
         raise WrongType(f"the data of the job cannot be read: {why(error)}") from None
 
 
-def _plain(value: object) -> object:
-    """What msgspec does not take by itself: subclasses of str (Django's SafeString), int and float, and deques."""
+def unknown(value: object) -> object:
+    """Encode what msgspec does not: subclasses of str (Django's SafeString), int and float, deques, foreign types."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -70,10 +71,12 @@ def _plain(value: object) -> object:
         return float.__float__(value)
     if isinstance(value, deque):
         return list(value)
+    if (form := json_form(value)) is not None:
+        return form
     raise TypeError(f"a value of type {type(value).__qualname__} has no JSON form (send its id or its fields)")
 
 
-encode = msgspec.json.Encoder(enc_hook=_plain).encode
+encode = msgspec.json.Encoder(enc_hook=unknown).encode
 
 
 def look(value: Any) -> None:

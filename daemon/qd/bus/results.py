@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments.foreign import made
+from qd.arguments.signature import usable
 from qd.arguments.values import FAILURES, encode, look, why
 from qd.connectors.base import Found, Jobs, Kept, Spot
 from qd.connectors.ends import ends
@@ -107,7 +109,7 @@ class Asked:
             raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
         hint = Any if self._declared is None else result_type(self._declared)
         try:
-            return msgspec.json.decode(kept.value, type=hint)
+            return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
         except FAILURES:
             pass  # it returned something else than it says
         try:
@@ -146,11 +148,10 @@ def result_type(declared: Declared) -> Any:
     """What it says that it returns; Any where it says nothing, or what JSON cannot be made into."""
     target = declared.target
     try:
-        hint = typing.get_type_hints(getattr(target, "handle", target)).get("return", Any)
-        msgspec.json.Decoder(hint)
+        hint = typing.get_type_hints(getattr(target, "handle", target), include_extras=True).get("return", Any)
+        return usable(hint)
     except Exception:  # whatever annotations raise
         return Any
-    return hint
 
 
 # -- ends, written down

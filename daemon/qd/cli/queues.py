@@ -228,8 +228,10 @@ def plain(result: object) -> Any:
     """The result as JSON can hold it: what JSON does not know, as msgspec or else as its repr."""
     import msgspec
 
+    from qd.arguments.values import unknown
+
     try:
-        return msgspec.to_builtins(result)
+        return msgspec.to_builtins(result, enc_hook=unknown)
     except (TypeError, ValueError):
         return repr(result)
 

@@ -99,7 +99,9 @@ class Registry:
         self._declared: dict[str, Declared] = {}
 
     def add(self, declared: Declared) -> None:
-        """Raises DeclarationError when the name is taken, naming both places."""
+        """Raises DeclarationError when the name is taken, naming both places, or when a parameter's type cannot travel."""
+        if not declared.options.raw:
+            declared.signature.check()
         other = self._declared.setdefault(declared.name, declared)
         if other is not declared:
             raise DeclarationError(
