@@ -25,7 +25,7 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, OtherKind
-from qd.unit import answered
+from qd.unit import answered, saving
 from tests.contract.test_queue import job
 from tests.support.clock import eventually
 from tests.support.server import Server
@@ -454,6 +454,110 @@ def tried(act: Callable[[], Any]) -> Any:
         return act()
     except ConnectionLost:
         return None
+
+
+# -- answers that are left while a node is away
+
+
+ANSWERS: dict[str, Callable[[ClusterQueue, Reserved], bool]] = {
+    "ack": lambda queue, held: queue.ack(held, AFTER),
+    "release": lambda queue, held: queue.release(held, Released(held.member, 60.0), AFTER),
+    "bury": lambda queue, held: queue.bury(held, b"{}", b"{}", AFTER),
+}
+AFTER: list[Effect] = [Free("n", "me")]
+COUNTS = {"ack": (0, 0, 0), "release": (1, 0, 0), "bury": (0, 0, 1)}  # delayed, reserved, failed
+
+
+def leaves(queue: ClusterQueue, held: Reserved, way: str) -> None:
+    assert queue.leave(held, partial(ANSWERS[way], queue), sure=True)
+
+
+def counts(queue: ClusterQueue, name: str) -> tuple[int, int, int]:
+    sizes = queue.sizes(name)
+    return sizes.delayed, sizes.reserved, sizes.failed
+
+
+@pytest.mark.parametrize("way", ANSWERS)
+def test_an_answer_that_was_left_is_given_by_a_keeper_once_the_node_is_back(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], way: str
+) -> None:
+    a, b, _ = three
+    take_nothing(queue, a, b)
+    queue.push(a, job(1))
+    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
+    with away(cluster, a):
+        leaves(queue, held, way)
+        assert noted(queue, b) == 1
+        beat(keeper, a, b)
+        assert noted(queue, b) == 1
+    call(queue, "SET", "qd:unique:n", "me")
+    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
+    assert given == ((a, held.member, True),)
+    assert (counts(queue, a), noted(queue, b)) == (COUNTS[way], 0)
+    assert call(queue, "GET", "qd:unique:n") is None
+    assert call(queue, "HGET", f"queues:{a}:owners", queue.owner) is None
+    assert queue.jobs.find(a, "1", ("running",)) is None
+
+
+@pytest.mark.parametrize("who", ["the keeper of a dead worker", "the worker itself"])
+@pytest.mark.parametrize("way", ANSWERS)
+def test_a_job_whose_answer_was_left_is_nobodys_to_move_or_to_run(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], way: str, who: str
+) -> None:
+    a, b, _ = three
+    take_nothing(queue, a, b)
+    queue.push(a, job(1))
+    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
+    with away(cluster, a):
+        leaves(queue, held, way)
+        beat(keeper, a, b)
+    call(queue, "SET", "qd:unique:n", "me")
+    if who == "the worker itself":
+        queue.push(b, job(2))
+        assert worked(queue, a, b).queue == b
+    else:
+        assert eventually(lambda: tried(lambda: [keeper.owned(a, queue.owner)]), what="the node") == [None]
+    assert (counts(queue, a), noted(queue, b)) == (COUNTS[way], 0)
+
+
+def test_an_answer_that_was_left_tells_that_the_lease_was_lost(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    a, b, _ = three
+    take_nothing(queue, a, b)
+    queue.push(a, job(1))
+    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
+    with away(cluster, a):
+        leaves(queue, held, "ack")
+    eventually(lambda: tried(lambda: call(queue, "ZREM", f"queues:{a}:reserved", held.member)), what="a lost lease")
+    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
+    assert given == ((a, held.member, False),)
+    assert noted(queue, b) == 0
+
+
+def test_an_answer_that_was_left_is_for_the_reservation_also_when_a_checkpoint_came_late(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    a, b, _ = three
+    take_nothing(queue, a, b)
+    queue.push(a, job(1))
+    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
+    assert queue.checkpoint(held, saving(held.member, held.mark, b"1"))
+    with away(cluster, a):
+        leaves(queue, held, "ack")
+    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
+    assert [each.there for each in given] == [True]
+    assert counts(queue, a) == (0, 0, 0)
+
+
+def test_no_answer_is_left_where_no_other_node_has_a_queue_of_this_worker(
+    cluster: Cluster, queue: ClusterQueue, three: list[str]
+) -> None:
+    a, *_ = three
+    queue.push(a, job(1))
+    held = take(queue, a)
+    with away(cluster, a):
+        assert not queue.leave(held, queue.ack, sure=True)
 
 
 # -- slots that move

@@ -4,6 +4,7 @@ of what it would say."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.base import Reserved
-from qd.errors import ConnectionLost, NotInJob, ServerRefused, WrongPassword
+from qd.errors import ConnectionLost, NotInJob, ServerRefused, Unreachable, WrongPassword
 from qd.log import Log
 from qd.payload import read
 from qd.process.scoreboard import Scoreboard
 from qd.worker.alarm import Alarm
-from qd.worker.answering import Answering
+from qd.worker.answering import LEAVES, Answering
 from qd.worker.rota import Rota
 from qd.worker.saving import Held, Saver
 
@@ -193,3 +194,59 @@ def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> N
         for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
             answering.broke(error)
     assert [line.split(b"error=")[1].strip() for line in lines] == [b'"no queue"', b'"may not receive"']
+
+
+class Leaving(Scripted):
+    """A connection of several servers: an answer may be left on another one."""
+
+    def __init__(self, takes: bool, *script: object) -> None:
+        super().__init__(*script)
+        self.takes, self.left = takes, list[tuple[Reserved, bool]]()
+
+    def leave(self, held: Reserved, answer: object, *, sure: bool) -> bool:
+        self.left.append((held, sure))
+        return self.takes
+
+
+def answers(queue: Any) -> Answering:
+    return Answering(queue, Rota(("a",)), LOG, lambda seconds: None)
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ([Unreachable("refused")], [(OLD, True)]),
+        ([AWAY], [(OLD, False)]),  # it may have been sent
+        ([ServerRefused("no"), OLD, True], []),
+    ],
+)
+def test_an_answer_is_left_where_its_server_has_been_away_for_a_second(
+    script: list[object], left: list[tuple[Reserved, bool]]
+) -> None:
+    queue = Leaving(True, *script)
+    answering = answers(queue)
+    answering._away_since = time.monotonic() - LEAVES
+    answering.surely(Held(OLD), queue.ack)
+    assert queue.left == left
+    assert queue.script == []
+
+
+def test_no_answer_is_left_within_the_first_second_nor_where_no_server_takes_it() -> None:
+    queue = Leaving(True, AWAY, OLD, True)
+    assert answers(queue).surely(Held(OLD), queue.ack) is True
+    assert queue.left == []
+    queue = Leaving(False, AWAY, OLD, True)
+    answering = answers(queue)
+    answering._away_since = time.monotonic() - LEAVES
+    assert answering.surely(Held(OLD), queue.ack) is True
+    assert queue.left == [(OLD, False)]
+
+
+def test_the_ack_that_a_turn_could_not_send_is_left_and_the_next_turn_is_without_it() -> None:
+    queue = Leaving(True)
+    answering = answers(queue)
+    answering.done, answering._away_since = OLD, time.monotonic() - LEAVES
+    answering.broke(Unreachable("refused"))
+    assert answering.done is None
+    assert not answering.unsure
+    assert queue.left == [(OLD, True)]

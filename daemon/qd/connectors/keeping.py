@@ -25,12 +25,20 @@ class Asked(NamedTuple):
     slots: Sequence[int]
 
 
+class Given(NamedTuple):
+    """An answer of a worker that waited for its server, and is given now. there: its lease was not lost meanwhile."""
+
+    queue: str
+    member: bytes
+    there: bool
+
+
 class Answer(NamedTuple):
     """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
     -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
     cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone. away: servers that have some of the
     queues and did not answer, or queues that a server refuses, each with what is wrong, where others did.
-    broke: what else was to be done met a server that is away."""
+    broke: what else was to be done met a server that is away. given: answers that workers had left."""
 
     now: float
     restart: str
@@ -43,6 +51,7 @@ class Answer(NamedTuple):
     lost: list[tuple[int, int]]
     away: tuple[tuple[str, str], ...] = ()
     broke: ConnectionLost | ServerRefused | None = None
+    given: tuple[Given, ...] = ()
 
 
 class Forgotten(NamedTuple):

@@ -190,10 +190,13 @@ class Dead:
     def _give_back_all(self, master: Master, states: Mapping[str, bool | None]) -> bool:
         """False: something it held stays with its lease, because nobody can see whether its worker lives. Raises
         ConnectionLost when all others are back."""
-        unseen = list[str]()
+        unseen, owners = list[str](), dict[str, list[str]]()
+
+        def looks(queue: str) -> None:
+            owners[queue] = self.queue.owners(queue)
 
         def gives_back(queue: str) -> None:
-            for owner in self.queue.owners(queue):
+            for owner in owners[queue]:
                 token, _, slot = owner.partition("/")
                 if token != master.token:
                     continue
@@ -205,7 +208,12 @@ class Dead:
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
-        self._for_queues({*self.queues, *theirs}, gives_back)
+        try:
+            self._for_queues(
+                {*self.queues, *theirs}, looks
+            )  # all of them first: an answer for one may stand beside another
+        finally:
+            self._for_queues(list(owners), gives_back)
         return not unseen
 
 

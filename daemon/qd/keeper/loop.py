@@ -15,21 +15,21 @@ import random
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from setproctitle import setproctitle
 
 from qd.config import Settings
 from qd.connectors.drivers import MEMORIES
-from qd.connectors.keeping import Answer, Asked, Keeping
+from qd.connectors.keeping import Answer, Asked, Given, Keeping
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.manager import NONE_OWN, open_keeping, open_memory
 from qd.connectors.reserver import Factory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
 from qd.keeper.control import Control, ControlAway
-from qd.keeper.dead import Dead
+from qd.keeper.dead import Dead, named
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
 from qd.keeper.parts import Parts
@@ -205,6 +205,7 @@ class Keeper:
         if control is not None:
             self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
         self.parts.tell(answer.away)
+        self._tell_given(answer.given)
         self._tell_lost(answer.lost)
         self._tell_cancelled(answer.cancelled)
         if answer.reclaimed:
@@ -237,6 +238,14 @@ class Keeper:
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
+
+    def _tell_given(self, given: Sequence[Given]) -> None:
+        for queue, member, there in given:
+            if there:
+                self.log.info("job.answered_late", queue=queue, **named(member))
+            else:
+                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.log.error("job.lease_lost", queue=queue, **named(member))
 
     def _tell_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
         """Again at each beat, until the job is over: it may not have begun yet."""

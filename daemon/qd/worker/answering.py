@@ -13,14 +13,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qd.connectors.base import Connector, Reserved, Turn
-from qd.errors import NOTHING_DONE, NeedsMending, ServerRefused
-from qd.log import Log
+from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, NeedsMending, ServerRefused
+from qd.log import Log, cut
+from qd.payload import read
 from qd.worker.rota import Rota
 from qd.worker.saving import AWAY, Held, stands
 
 T = TypeVar("T")
 FEW = 10  # different refusals that a worker tells of
 AGAIN = 1.0  # most seconds between two tries to reach the server
+LEAVES = 1.0  # seconds in which an answer could not be sent; then it is left to a keeper, where there is a way
 
 
 class Answering:
@@ -55,6 +57,8 @@ class Answering:
         self.say_broken(error)
         self._away_since = self._away_since or time.monotonic()
         self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
+        if self.done is not None and self._leaves(self.done, self.queue.ack, error, sure=not self.unsure):
+            self.done = None
 
     def ask(self) -> Reserved | None:
         """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
@@ -81,7 +85,7 @@ class Answering:
 
     def surely(self, held: Held, answer: Callable[[Reserved], T]) -> T | None:
         """Answer for the job until the server has it. None: it was done by a call whose reply was lost."""
-        job, asks, sent = held.job, held.unsure, False
+        job, asks, sent, sure = held.job, held.unsure, False, True
         while True:
             try:
                 found = stands(self.queue, job) if asks else job
@@ -94,9 +98,25 @@ class Answering:
                     return None if said is False and before else said
                 sent = False  # a checkpoint whose reply was lost came in between: answer for what stands now
             except AWAY as error:
-                asks = True
+                asks, sure = True, sure and isinstance(error, NOTHING_DONE)
                 self.say_broken(error)
+                if self._leaves(job, answer, error, sure=sure):
+                    return None
                 self.pause()
+
+    def _leaves(self, job: Reserved, answer: Callable[[Reserved], object], error: Exception, *, sure: bool) -> bool:
+        """Whether the answer is left for a keeper to give: the server of this job is away, and that of another queue is not.
+        Only a connection of several servers has `leave`."""
+        leave = getattr(self.queue, "leave", None)
+        if leave is None or not isinstance(error, ConnectionLost):
+            return False
+        if not self._away_since or time.monotonic() - self._away_since < LEAVES:
+            return False
+        if not leave(job, answer, sure=sure):
+            return False
+        self._away_since = time.monotonic()  # others may answer: the next pause is short
+        self.log.info("job.answer_left", queue=job.queue, id=id_of(job), reason="its node is away; a keeper gives it")
+        return True
 
     def say_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once: it may do
@@ -113,6 +133,14 @@ class Answering:
         at = time.monotonic()
         self._away_since = self._away_since or at
         self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))
+
+
+def id_of(job: Reserved) -> str:
+    try:
+        payload = read(job.member)
+    except Malformed:
+        return job.mark
+    return cut(payload.id or payload.uuid or job.mark)
 
 
 def server_of(error: Exception, queue: Connector) -> str:

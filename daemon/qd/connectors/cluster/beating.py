@@ -9,15 +9,17 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qd.connectors.cluster import ends
+from qd.connectors.cluster import answers, ends
 from qd.connectors.cluster.names import ready_name, slot_of
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.scripts import Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 if TYPE_CHECKING:
+    from qd.connectors.cluster.ends import Note
     from qd.connectors.cluster.exchange import Item
     from qd.connectors.cluster.wire import ClusterWire
+    from qd.connectors.keeping import Given
 
 BUDGET = 0.3  # seconds a beat gives to what others have left undone
 
@@ -32,6 +34,7 @@ class Beating:
         self.now = 0.0
         self.said: tuple[Any, Any] = (b"", b"")  # restart and down, as they were read last
         self.cursors: dict[str, str] = {}
+        self.given: list[Given] = []  # answers that workers had left, and that were given since the last beat
         self.away: dict[str, str] = {}  # those that did not answer the last beat, with what is wrong
 
     def until(self, place: str, until: float, lease: float) -> float:
@@ -143,6 +146,19 @@ def kept(before: Any, reply: Any) -> Any:
     return before if isinstance(reply, Exception) else reply or b""
 
 
+def given(wire: ClusterWire, notes: Sequence[Note]) -> list[Given]:
+    """The answers whose node is back."""
+    said: list[Given] = []
+    for note in notes:
+        try:
+            said.append(answers.give(wire, note))
+        except ConnectionLost:
+            continue
+        except ServerRefused as error:
+            ends.log.error("an answer that a worker has left is not given yet (%s): %s", note.home, error)
+    return said
+
+
 def left_over(wire: ClusterWire, homes: Sequence[str]) -> None:
     """Finish what somebody has left undone, as far as there is time."""
     until, cursors = time.monotonic() + BUDGET, wire.beating.cursors
@@ -151,6 +167,7 @@ def left_over(wire: ClusterWire, homes: Sequence[str]) -> None:
             cursors[home], notes = ends.left(wire, home, cursors.get(home, "0"))
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
-        ends.finished(wire, notes)
+        ends.finished(wire, [note for note in notes if not answers.is_late(note)])
+        wire.beating.given += given(wire, [note for note in notes if answers.is_late(note)])
         if time.monotonic() > until:
             return

@@ -10,11 +10,12 @@ of the others: its queues are passed over, and looked at again within a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from qd.connectors.base import STAYS, Limits, Released, Reserved, Turn
+from qd.connectors.base import STAYS, Limits, Released, Reserved, Turn, reserved_of
+from qd.connectors.cluster import answers
 from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
 from qd.connectors.keeping import Answer, Asked
@@ -32,7 +33,9 @@ from qd.unit import answered
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
+    from qd.connectors.cluster.ends import Note
 
+MOST_LEFT = 64  # queues for which a worker has left an answer; it waits with one more
 AGAIN = 1.0  # seconds until a server that is away is looked at again
 ENDS = (
     "what the end of a job does beside (its chain, its batch, its lock) is no step with it where that stands on another "
@@ -65,6 +68,8 @@ class ClusterQueue(KeyspaceQueue):
         self._runs: dict[tuple[str, ...], list[Run]] = {}
         self._ears = Ears(self.wire)
         self._owed: Reserved | None = None  # an ack that nobody knows the fate of
+        self._served: dict[str, None] = {}  # queues beside which an answer may be left, in order
+        self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
 
     @property
     def limits(self) -> Limits:
@@ -100,6 +105,8 @@ class ClusterQueue(KeyspaceQueue):
                 break
         if not said and away:
             raise away[-1]
+        if found is not None and self._left:  # one job of a queue at a time: the answer before was given
+            self._left.pop(found.queue, None)
         acked = next((turn.acked for turn in said if turn.acked is not None), None)
         if self._owed is not None and done is not None:
             acked = self._acked_beside(done, found)
@@ -132,6 +139,7 @@ class ClusterQueue(KeyspaceQueue):
             real = [names.real(name) for queue in these for name in self._keys(*[kind(queue) for kind in TURNED])]
             runs.append(Run(slot, these, turn_head(real, args)))
         self._runs[queues] = runs
+        self._served.update(dict.fromkeys(queues))
         return runs
 
     def _renewed(self, turn: Turn) -> Turn:
@@ -164,12 +172,49 @@ class ClusterQueue(KeyspaceQueue):
             raise away[0]
         return None
 
+    def leave(self, held: Reserved, answer: Callable[[Reserved], object], *, sure: bool) -> bool:
+        """Its node is away: note what `answer` would do on a node that answers, for a keeper to do it (answers.py). sure: it
+        was certainly not done before. False: that cannot be, answer again."""
+        if held.queue not in self._left and len(self._left) >= MOST_LEFT:
+            return False
+        self.wire.left = calls = list[answers.Called]()
+        try:
+            answer(held)
+        finally:
+            self.wire.left = None
+        note = answers.leave(self.wire, held.mark, calls[0], self._served, sure) if len(calls) == 1 else None
+        if note is None:
+            return False
+        self._left[held.queue] = note
+        if self._owed is not None and self._owed.mark == held.mark:
+            self._owed = None
+        return True
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        """An answer that was left for the job is given first."""
+        self._served[queue] = None
+        while (member := super().owned(queue, owner)) is not None:
+            mark = reserved_of(queue, member, owner.replace("/", ".") + ".").mark
+            note = self._left.get(queue)
+            if note is None or note.id != answers.id_of(mark):
+                note = answers.found(self.wire, mark, self._served)
+            if note is None:
+                return member
+            self.wire.beating.given.append(answers.give(self.wire, note))
+        return None
+
+    def owners(self, queue: str) -> list[str]:
+        self._served[queue] = None
+        return super().owners(queue)
+
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         self._ears.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
 
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
-        answer = super().beat(queues, asked)
-        return answer._replace(away=tuple(self.wire.beating.away.items()))
+        self._served.update(dict.fromkeys(queues))
+        answer, state = super().beat(queues, asked), self.wire.beating
+        given, state.given = tuple(state.given), []
+        return answer._replace(away=tuple(state.away.items()), given=given)
 
     def missing_rights(self, queue: str) -> set[str]:
         """On any of the servers that answer: each has users of its own. Raises ConnectionLost where none does."""

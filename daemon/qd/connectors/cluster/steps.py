@@ -1,6 +1,6 @@
 """Steps (connectors/scripts) whose keys stand in several slots of a cluster: which calls they are there, and in which order.
 
-    ack release bury drop    the job's own slot, where the effects for others are noted; then these (ends.py)
+    ack release bury drop    the job's own slot, where the effects for others are noted; then these (answers.py)
     unique                   the lock for a moment; the job, and a note that prolongs the lock; then that
     tick                     the tick, and a note of its job; then the job
     batch_add                the batch, where its jobs are noted; then the jobs
@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.cluster import beating, ticking
-from qd.connectors.cluster.ends import FIRST, Note, Part, finished, new_id, parted, sent_aside, stays, text_of
-from qd.connectors.cluster.names import ready_name, slot_of
+from qd.connectors.cluster import answers, beating, ticking
+from qd.connectors.cluster.answers import raw_of
+from qd.connectors.cluster.ends import FIRST, Note, Part, finished, new_id, sent_aside, text_of
+from qd.connectors.cluster.names import ready_name
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Call
 from qd.connectors.scripts import Script, script
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from qd.connectors.cluster.exchange import Item
     from qd.connectors.cluster.wire import ClusterWire
 
-OWN = {"ack": (2, 2), "release": (6, 5), "bury": (4, 8), "drop": (3, 5)}
-"""Keys and arguments of those that answer, before their effects."""
 Names = Sequence[str]
 Args = Sequence[Arg]
 
@@ -79,27 +78,6 @@ def item(wire: ClusterWire, its: Script, names: Names, args: Args) -> Item:
 
 def reals(wire: ClusterWire, names: Names) -> list[str]:
     return [wire.names.real(name) for name in names]
-
-
-def answered(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
-    k, a = OWN[its.name]
-    real, ready = reals(wire, names[:k]), ready_name(wire.names, names[0])
-    if its.name == "release":
-        real[5] = ready + ":cancel"
-    parts, slot = parted(names[k:], args[a:]), slot_of(ready)
-    words = list[Arg](args[:a])
-    for part in (part for part in parts if stays(wire, part, slot)):
-        real += reals(wire, part.names)
-        words += [part.kind, *part.args]
-    apart = tuple([part for part in parts if not stays(wire, part, slot)])
-    note = Note(ready + ":ends", new_id(), apart)
-    if apart:
-        real.append(note.home)
-        words += ["ends", note.id, note.text]
-    reply = wire.sent(wire.at(its, real, words))
-    if apart and reply == 1:
-        finished(wire, [note])
-    return reply
 
 
 def stopped(wire: ClusterWire, its: Script, names: Names, args: Args) -> Any:
@@ -240,13 +218,9 @@ def chunked(args: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [args[at : at + size] for at in range(0, len(args), size)]
 
 
-def raw_of(value: Arg) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
 Plan = Callable[["ClusterWire", Script, Names, Args], Any]
 PLANS: dict[str, Plan] = {
-    **dict.fromkeys(OWN, answered),
+    **dict.fromkeys(answers.OWN, answers.answered),
     "stop": stopped,
     "unique": unique,
     "tick": ticking.taken,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qd.connectors.cluster import scanning, steps
+from qd.connectors.cluster import answers, scanning, steps
 from qd.connectors.cluster.beating import Beating
 from qd.connectors.cluster.exchange import ROUNDS, Exchange, Item, is_redirection
 from qd.connectors.cluster.names import Names, slot_of
@@ -45,6 +45,7 @@ class ClusterWire(Patience):
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
         self.beating = Beating()
+        self.left: list[answers.Called] | None = None  # answers collected, not sent
 
     def _wire(self, url: str) -> Wire:
         made = Wire(url, name=self._name, connect_timeout=self._connect_timeout, timeout=self._timeout)
