@@ -541,7 +541,7 @@ def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> No
 def test_jobs_that_wait_and_nobody_works(shop: Project, redis: Client) -> None:
     push_raw(redis, make("mail.welcome", b"{}", created_at=1))
     line = doctor(shop).line("work on default")
-    told = ("warn", "1 ready and no live master works on it", "start `qd work default`")
+    told = ("warn", "1 ready and no master runs", "start `qd work default`")
     assert (line.sign, line.value, line.fix) == told
     now = float(redis.text("TIME")[0])
     report(

@@ -5,26 +5,31 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hiredis
 import pytest
 from click.testing import Result
 
 from qd.cli import reasons as reasons_module
 from qd.process import live, vitals
 from tests.cli.conftest import Run, document, done, report
+from tests.support.clock import eventually
 from tests.support.procs import QD
 from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.server import Server, free_port
+from tests.support.servers.postgres import Postgres
 
 pytestmark = pytest.mark.usefixtures("still")
 PAYLOAD = '{"uuid":"u","job":"%s","data":{},"attempts":0,"createdAt":%d}'
@@ -62,8 +67,28 @@ def reason(qd: Run, *words: str) -> tuple[str, str]:
 # -- well
 
 
-def test_an_empty_server_is_well(qd: Run) -> None:
-    assert done(qd("health")) == "ok: no master reports, 0 jobs ready\n"
+def test_an_empty_server_is_well_without_a_master_only_if_that_is_intended(qd: Run, redis: Client) -> None:
+    said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+    assert reason(qd) == ("no-master", said)
+    assert reason(qd, "mail") == ("no-master", said)
+    assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready\n"
+    report(redis, queues=[])  # one that runs the schedule only
+    assert reasons(qd) == []
+    done(qd("restart"))
+    redis.call("DEL", "qd:masters")
+    assert reasons(qd) == []  # they are on their way back
+
+
+def test_fewer_masters_than_expected(qd: Run, redis: Client) -> None:
+    way = "start `qd work` where it is missing (`qd status` names those that run)"
+    assert reason(qd, "--expect", "1") == ("masters", f"0 masters of the 1 expected; {way}")
+    report(redis)
+    assert reasons(qd, "--expect", "1") == []
+    assert reason(qd, "--expect", "2") == ("masters", f"1 master of the 2 expected; {way}")
+    report(redis, "T2", host="app-2", seen_at=server_time(redis) - 100)
+    assert [kind for kind, _ in reasons(qd, "--expect", "2")] == ["masters", "silent-master"]
+    assert qd("health", "--expect", "0").exit_code == 2
+    assert qd("health", "--expect", "1", "--allow-none").exit_code == 2
 
 
 def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
@@ -82,8 +107,8 @@ def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
 
 def test_failed_jobs_are_no_reason_and_are_counted(qd: Run, redis: Client) -> None:
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
-    assert done(qd("health")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
-    assert [queue["failed"] for queue in document(qd("health", "--json"))["queues"]] == [2]
+    assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
+    assert [queue["failed"] for queue in document(qd("health", "--json", "--allow-none"))["queues"]] == [2]
 
 
 def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
@@ -92,11 +117,11 @@ def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
     redis.call("ZADD", "queues:default:failed_at", at, "T.1.1.1", -5, "bytes", -2000, "dropped", -at + 90, "dropped_at")
     said = "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
     way = "raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q default"
-    well, warned = done(qd("health")).splitlines()
+    well, warned = done(qd("health", "--allow-none")).splitlines()
     assert well == "ok: no master reports, 0 jobs ready, 1 failed and kept, 2000 failed and dropped"
     assert warned.startswith(f"warn: {said}")
     assert warned.endswith(f" ago; {way}")
-    found = document(qd("health", "--json"))
+    found = document(qd("health", "--json", "--allow-none"))
     assert (found["ok"], len(found["warnings"]), found["queues"][0]["dropped"]) == (True, 1, 2000)
     assert [line for line in done(qd("status")).splitlines() if line.startswith(f"warn: {said}")]
     (queue,) = document(qd("status", "--json"))["queues"]
@@ -117,7 +142,7 @@ def test_a_failed_store_that_is_nearly_full_is_a_warning(
     configured(f"[failed]\n{limits}\n")
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     redis.call("ZADD", "queues:default:failed_at", 1, "1", 2, "2", -(4 << 20), "bytes")
-    lines = done(qd("health")).splitlines()
+    lines = done(qd("health", "--allow-none")).splitlines()
     assert len(lines) == (2 if used else 1)
     assert used in lines[-1]
 
@@ -128,14 +153,16 @@ def test_a_failed_store_that_is_nearly_full_is_a_warning(
 def test_work_without_a_master(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
     configured('[worker]\nqueues = ["mail"]\n')
     push(redis, count=3)
-    kind, text = reason(qd)
+    kind, text = reason(qd, "--allow-none")
     assert kind == "unserved"
-    assert text == "queue 'mail': 3 ready and no live master works on it; start `qd work mail`"
+    assert text == "queue 'mail': 3 ready and no master runs; start `qd work mail`"
+    assert [kind for kind, _ in reasons(qd)] == ["no-master", "unserved"]
     report(redis, workers=[WAITING])  # the way out
     assert reasons(qd) == []
 
 
 def test_work_that_came_just_now_or_waits_for_a_restart_is_given_time(qd: Run, redis: Client) -> None:
+    report(redis, queues=["high"])
     push(redis, "default", age=1)
     assert reasons(qd) == []
     push(redis, "mail", age=100)
@@ -146,11 +173,59 @@ def test_work_that_came_just_now_or_waits_for_a_restart_is_given_time(qd: Run, r
 
 def test_a_named_queue_is_looked_at_and_no_other(qd: Run, redis: Client) -> None:
     push(redis, "other")
-    assert reasons(qd) == []
-    assert reason(qd, "other")[0] == "unserved"
     report(redis, queues=["mail"])
+    assert reasons(qd, "mail") == []
+    assert reason(qd, "other")[0] == "unserved"
     push(redis, "mail", count=5)
     assert reasons(qd, "elsewhere", "--max-ready", "1") == []
+
+
+def test_a_queue_that_only_its_keys_name(qd: Run, redis: Client) -> None:
+    """Nobody serves it and no file names it, while all masters are well."""
+    report(redis, workers=[WAITING], queues=["default"])
+    push(redis, count=3)
+    way = "start `qd work mail`, or add it to the queues of a pool that runs"
+    assert reason(qd) == ("unserved", f"queue 'mail': 3 ready and no worker serves it; {way}")
+    over = f"its oldest job waits for 1m, over --max-age 30s (no worker serves it); {way}"
+    assert reasons(qd, "--max-age", "30s")[1] == ("max-age", f"queue 'mail': {over}")
+    redis.call("ZADD", "queues:mail:reserved", server_time(redis) + 60, "{}")  # a PHP worker's
+    assert reasons(qd) == []
+    assert reason(qd, "--max-age", "30s")[1].endswith("(only PHP workers serve it); add PHP workers")
+    redis.call("ZADD", "queues:mail:reserved", server_time(redis) - 1, "{}")  # it has died
+    assert reason(qd)[0] == "unserved"
+
+
+def test_a_queue_of_a_pool_on_another_connection(
+    qd: Run, redis: Client, configured: Callable[[str], None], server: Server
+) -> None:
+    configured(f'[connections.other]\nurl = "{server.tcp_url}?db=3"\n[pools.b]\nconnection = "other"\nqueues = ["b"]\n')
+    report(redis)
+    redis.call("SELECT", 3)
+    push(redis, "b")
+    redis.call("SELECT", 0)
+    assert reason(qd)[1].startswith("queue 'b': 1 ready and no worker serves it")
+
+
+def test_advice_fits_the_case(qd: Run, redis: Client) -> None:
+    now = server_time(redis)
+    push(redis)
+
+    def said() -> str:
+        return dict(reasons(qd, "--max-ready", "0"))["max-ready"].partition("--max-ready 0")[2]
+
+    report(redis, workers=[BUSY])
+    assert said() == " (all workers are busy); add workers"
+    report(redis, workers=[WAITING])
+    assert said() == "; add workers"
+    report(redis, workers=[WAITING], state="paused")
+    assert said() == " (mail@app-1 (pid 411) is paused); CONT to a paused master resumes it"
+    report(redis, workers=[], stuck={"mail": now - 60})
+    assert said() == " (mail@app-1 (pid 411) has no worker that is up); its log tells why, at `worker.`"
+    assert [kind for kind, _ in reasons(qd)] == ["stuck"]
+    report(redis, workers=[WAITING], seen_at=now - 60)
+    told = " (mail@app-1 (pid 411), which serves it, has not reported for 1m); start `qd work mail`"
+    assert said() == told
+    assert [kind for kind, _ in reasons(qd)] == ["silent-master", "unserved"]
 
 
 def test_a_queue_of_which_nothing_is_taken(qd: Run, redis: Client) -> None:
@@ -225,7 +300,7 @@ def test_an_object_job_that_no_php_worker_takes(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING], stuck={"mail": now - 14})
     kind, text = reason(qd)
     assert kind == "php"
-    assert "queue 'mail': 1 ready, the first an object job of Laravel that no PHP worker takes" in text
+    assert "queue 'mail': 1 ready and the first is an object job of Laravel that no PHP worker takes" in text
     assert "queue:work --queue=mail" in text
     redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # one of them works
     assert reason(qd)[0] == "stuck"
@@ -282,7 +357,7 @@ def test_a_master_without_news(qd: Run, redis: Client) -> None:
     assert "mail@app-1 (pid 411): its keeper has not reported for 1m 40s" in text
     token = text.rpartition(" ")[2]
     redis.call("HDEL", "qd:masters", token)  # the way out
-    assert reasons(qd) == []
+    assert reasons(qd, "--allow-none") == []
 
 
 def test_a_master_that_another_has_replaced_is_not_missed(qd: Run, redis: Client) -> None:
@@ -301,6 +376,80 @@ def test_a_keeper_that_ends_again_and_again(qd: Run, redis: Client) -> None:
     report(redis, booted_at=now - 180, keeper_restarts=6)
     kind, text = reason(qd)
     assert (kind, "its keeper ended 6 times in 3m" in text) == ("keeper", True)
+
+
+# -- a server that refuses writes
+
+REFUSING = {
+    "NOREPLICAS": ("CONFIG", "SET", "min-replicas-to-write", 1),
+    "READONLY": ("REPLICAOF", "127.0.0.1", "1"),
+    "OOM": ("CONFIG", "SET", "maxmemory", 1),
+    "MISCONF": ("PING",),
+}
+
+
+@pytest.mark.parametrize("word", REFUSING)
+def test_a_server_that_refuses_writes_is_named_and_no_keeper_is_blamed(
+    word: str, project: Callable[..., Project]
+) -> None:
+    with Server("--appendonly", "yes", "--appendfsync", "no") as own, own.client() as client:
+        shop = project("@app.job('mail.welcome')\ndef welcome() -> None: ...\n", url=own.url)
+        push(client, "default")
+        report(client, seen_at=server_time(client) - 60, queues=["default"])
+        assert "its keeper has not reported" in shop.quick("health").stdout
+        client.call(*REFUSING[word])
+        if word == "MISCONF":  # its disk is full
+            (log,) = own.folder.glob("appendonlydir/*.incr.aof")
+            assert own.process is not None
+            resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
+            eventually(lambda: refuses(client), what="a server that refuses writes")
+        found = shop.quick("health")
+        assert (found.exit_code, found.stdout.count("\n"), found.stderr) == (1, 1, "")
+        assert found.stdout.startswith("connection redis: the server refuses writes: ")
+        assert word in found.stdout
+        assert f"warn: {found.stdout}" in shop.quick("status").stdout
+        over = shop.quick("health", "--max-age", "5s").stdout.splitlines()[1]
+        assert over.endswith("(no master can report); mend the server that refuses writes")
+        looked = shop.qd("doctor")
+        failed = [line for line in looked.stdout.splitlines() if line.startswith("fail") and word in line]
+        assert (looked.returncode, "has not reported" in looked.stdout) == (1 if word == "READONLY" else 69, False)
+        assert failed[-1].startswith("fail  redis.role: " if word == "READONLY" else "fail  redis.writes: ")
+
+
+def test_a_database_that_refuses_writes_is_named(
+    project: Callable[..., Project], postgres: Postgres, postgres_url: str
+) -> None:
+    shop = project(url=postgres_url)
+    assert shop.quick("migrate").exit_code == 0
+    assert shop.quick("health", "--allow-none").exit_code == 0
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    postgres.run(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    found = shop.quick("health", "--allow-none")
+    assert (found.exit_code, found.stdout.count("\n"), found.stderr) == (1, 1, "")
+    assert found.stdout.startswith("connection redis: the server refuses writes: the database at ")
+    assert "in a read-only transaction; it is a replica, or a failover is under way" in found.stdout
+
+
+def refuses(client: Client) -> bool:
+    with suppress(hiredis.ReplyError):
+        client.call("SET", "full", "x")
+        return False
+    return True
+
+
+def test_a_replica_whose_primary_works_may_be_asked(project: Callable[..., Project]) -> None:
+    with Server() as own, own.client() as client:
+        shop = project(url=own.url)
+        report(client, seen_at=server_time(client) + 600)
+        client.call("REPLICAOF", "127.0.0.1", "1")
+        assert shop.quick("health").stdout.startswith("ok: 1 master ")
+
+
+def test_nothing_is_written_to_find_out(qd: Run, redis: Client) -> None:
+    report(redis)
+    before = redis.keys()
+    assert reasons(qd) == []
+    assert redis.keys() == before
 
 
 # -- limits
@@ -382,7 +531,7 @@ def test_the_looker_of_the_security_page_may_ask(project: Callable[..., Project]
         shop = project(url=own.tcp_url.replace("//", "//qd-looker:LOOKER-PASSWORD@"))
         asked = shop.qd("health")
         assert (asked.returncode, asked.stderr) == (1, "")
-        assert "1 ready and no live master works on it" in asked.stdout
+        assert "1 ready and no master runs" in asked.stdout
 
 
 def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) -> None:
@@ -414,7 +563,8 @@ def test_a_name_server_that_hangs_in_c_is_69_soon(project: Callable[..., Project
 
 def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
     shop = project()
-    code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health']\ntry:\n    main()\nfinally:\n"
+    code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--allow-none']\n"
+    code += "try:\n    main()\nfinally:\n"
     code += (
         "    print(*[n for n in ('rich', 'qd.worker', 'qd.master', 'qd.app', 'jobs', 'psutil') if n in sys.modules])"
     )
@@ -499,6 +649,8 @@ def test_the_file_of_a_dead_master_is_none(qd: Run, folder: Path, sign: Callable
 def test_live_is_asked_alone(qd: Run) -> None:
     assert qd("health", "--live", "mail").exit_code == 2
     assert qd("health", "--live", "--max-ready", "3").exit_code == 2
+    assert qd("health", "--live", "--allow-none").exit_code == 2
+    assert qd("health", "--live", "--expect", "2").exit_code == 2
     assert qd("health", "--pool", "mail").exit_code == 2
 
 
@@ -518,7 +670,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(
 
 def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:
     push(redis, count=12, age=20)
-    assert f"    $ qd health\n    {done_not(qd('health', 'mail'))}" in PAGE
+    report(redis, queues=["default"])
+    assert f"    $ qd health\n    {done_not(qd('health'))}" in PAGE
     redis.call("DEL", "queues:mail")
     four = [{**WAITING, "slot": slot} for slot in range(4)]
     report(redis, "T1", workers=four)
@@ -538,11 +691,11 @@ def test_the_page_names_each_kind_of_reason() -> None:
     told = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert told
     rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
-    assert sorted(rows) == sorted(set(re.findall(r'Reason\(\s*"([\w-]+)"', code)))
+    assert sorted(rows) == sorted(set(re.findall(r'(?:Reason\(\s*|Untaken\(\s*|kind = )"([\w-]+)"', code)))
 
 
 def test_the_line_for_cron_is_silent_until_there_is_something_to_say(
-    project: Callable[..., Project], tmp_path: Path
+    project: Callable[..., Project], tmp_path: Path, redis: Client
 ) -> None:
     (line,) = re.findall(r"^    \*/5 \* \* \* \*  (.*)$", PAGE, re.MULTILINE)
     shop, programs = project(), tmp_path / "bin"
@@ -556,6 +709,7 @@ def test_the_line_for_cron_is_silent_until_there_is_something_to_say(
         command = ["sh", "-c", line.replace("/srv/shop", str(shop.root))]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
 
+    report(redis, seen_at=server_time(redis) + 600)  # as fresh as it needs to be
     assert run() == ""
     shop.config("[worker]\ntimout = 1\n")
     assert run().startswith("-s qd ops@example.org\nqd: unknown key 'timout' in qd.toml:")

@@ -40,6 +40,28 @@ def queue_row(tried: Tried, name: str = "default") -> dict:
     return next(row for row in shown(tried, "status")["queues"] if row["name"] == name)
 
 
+# -- health
+
+
+def test_health_finds_a_queue_that_nobody_serves(tried: Tried) -> None:
+    tried.push(1, queue="low")
+    named = () if tried.can("sizes") else ("low",)  # SQS lists no queues
+    eventually(lambda: tried.sizes("low").ready == 1)
+    none = tried.shop.quick("health", "--max-ready", "0", *named)
+    assert (none.exit_code, none.stderr) == (1, "")
+    first, *_, last = none.stdout.splitlines()  # SQS tells no age: there it counts as waiting for long
+    assert [first, last] == [
+        "no master runs on any host; start `qd work`, or pass --allow-none if that is intended",
+        "queue 'low': 1 ready, over --max-ready 0 (no master runs); start `qd work low`",
+    ]
+    work = ready(tried.shop, "default")
+    eventually(lambda: shown(tried, "status")["masters"])
+    other = tried.shop.quick("health", "--max-ready", "0", *named)
+    assert "queue 'low': 1 ready, over --max-ready 0 (no worker serves it); start `qd work low`, or" in other.stdout
+    assert (other.exit_code, tried.shop.quick("health", "default", "--expect", "1").exit_code) == (1, 0)
+    work.stop()
+
+
 # -- crashes
 
 

@@ -73,6 +73,9 @@ class FakeQueue:
         later = [sent for sent in self.sent if sent.queue == queue and sent.delay is not None]
         return Sizes(ready=len(ready), delayed=len(later), reserved=1, failed=5, oldest_age=None)
 
+    def queues(self) -> Sequence[str]:
+        return ()
+
     def clear(self, queue: str) -> int:
         self.cleared.append(queue)
         return 2

@@ -186,17 +186,21 @@ def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
     return app.connections.own if app else {}
 
 
-def queues_named(found: Settings, connection: str) -> list[str]:
-    """The queues of `connection` that the configuration names: for the connection itself, in [worker], in a pool."""
+def pools(found: Settings) -> list[Settings]:
+    """The settings without a pool, and those of each pool of the file."""
     from qd import config
     from qd.config import file
 
     path = Path(asked) if (asked := given().config) else None
     read = file.find(path, os.environ)
-    pools = [config.load(path, pool=name) for name in (read.section("pools") if read else ())]
+    return [found, *(config.load(path, pool=name) for name in (read.section("pools") if read else ()))]
+
+
+def queues_named(found: Settings, connection: str) -> list[str]:
+    """The queues of `connection` that the configuration names: for the connection itself, in [worker], in a pool."""
     own = found.origins[f"connections.{connection}.queue"] != "built in"
     names = [found.connection(connection).queue] if own else []
-    for one in (found, *pools):
+    for one in pools(found):
         if one.origins["worker.queues"] != "built in" and one.work.connection == connection:
             names.extend(one.work.queues)
     return list(dict.fromkeys(names))

@@ -28,6 +28,8 @@ from qd.cli.checks import (
     waiting,
 )
 from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.reasons import way_out
+from qd.cli.state import refusal
 from qd.connectors.drivers import MEMORIES
 from qd.connectors.manager import cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
@@ -142,6 +144,8 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     masters = [master for master in state.masters if master.connection == name] if state else []
     queues = worked(name, found, masters)
     yield from there(name, settings, queues)
+    if not borrows(name, settings):
+        yield from written(name, refusal(store, queues))
     for where, wire in masters_of:
         yield from access.check(wire, where, store.prefix, queues)
     yield from waiting.check(store, queues, found.app, masters, signing_of(settings), what_waits(name, settings))
@@ -168,6 +172,12 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
     yield from lacks
     if at.driver == "database" and answer.sign != "fail":
         yield from database.check_server(space, name)
+
+
+def written(name: str, said: str) -> Iterator[Finding]:
+    """Whether the server takes writes. A replica is named by its role."""
+    if said and "READONLY" not in said:
+        yield fail(f"{name}.writes", said.rstrip("."), way_out(said), Exit.UNAVAILABLE)
 
 
 def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:

@@ -25,28 +25,41 @@ AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that na
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
 @click.option("--max-age", type=common.Span(), metavar="TIME", help="Not well when a ready job waits longer than this.")
+@click.option("--expect", type=click.IntRange(1), metavar="N", help="Not well when fewer masters than this run.")
+@click.option("--allow-none", is_flag=True, help="Well without any master, too.")
 @click.option(
     "--live", is_flag=True, help="Ask only whether the masters of this host or container live, and no server."
 )
 @click.option("--pool", metavar="NAME", help="With --live: ask for the masters of this pool only.")
 @common.options
-def command(queues: tuple[str, ...], max_ready: int | None, max_age: float | None, live: bool, pool: str | None) -> int:
+def command(
+    queues: tuple[str, ...],
+    max_ready: int | None,
+    max_age: float | None,
+    expect: int | None,
+    allow_none: bool,
+    live: bool,
+    pool: str | None,
+) -> int:
     """Say whether masters and queues are well: exit 0, or 1 with each reason in a line.
 
-    With a name, of the queues only these are looked at; else those that masters work on and the configuration names.
+    Not well without a master, unless --allow-none. With names, of the queues only these are checked; else all that have keys
+    on the server, that masters work on, or that the configuration names.
     """
     if live:
         from qd.cli import alive
 
-        if queues or max_ready is not None or max_age is not None:
-            raise click.UsageError("--live asks no server: no queues, no --max-ready, no --max-age beside it")
+        if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):
+            raise click.UsageError("--live asks no server: no queues and no other option but --pool beside it")
         return alive.run(pool)
     if pool is not None:
         raise click.UsageError("--pool goes with --live; without it name queues")
+    if allow_none and expect is not None:
+        raise click.UsageError("--expect asks for masters, --allow-none for none: give one of them")
     from qd.cli.reasons import Limits
 
     with common.ended_within(AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"):
-        return of_fleet(queues, Limits(max_ready, max_age))
+        return of_fleet(queues, Limits(max_ready, max_age, expect, allow_none))
 
 
 # -- the whole fleet, by what is on the server
@@ -58,7 +71,7 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
 
     common.given().patience, common.given().only_looks = PATIENCE, True
     found = common.settings()
-    state = narrowed(looked(found, search=False, also=queues), queues)
+    state = narrowed(looked(found, search=not queues, also=queues), queues)
     if state.away:  # nobody can say whether what stands there is well
         raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))

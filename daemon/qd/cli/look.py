@@ -10,7 +10,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.notes import by_whom
-from qd.cli.reasons import hung, named, of_failed
+from qd.cli.reasons import hung, named, of_failed, refusals
 from qd.cli.state import Line, State, looked
 from qd.process.exits import Exit
 from qd.store import hosts, schedule
@@ -152,6 +152,8 @@ def say_queues(state: State) -> None:
 
 
 def warnings(state: State) -> Iterable[str]:
+    for reason in refusals(state):
+        yield output.clean(reason.text)
     for master in state.masters:
         if master.silent(state.now):
             said = output.duration(state.now - master.seen_at)
@@ -195,6 +197,7 @@ def document(state: State) -> dict[str, Any]:
         "queues": [queue_document(line) for line in state.queues],
         "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
         "away": state.away,
+        "refused": state.refused,
     }
 
 

@@ -34,21 +34,70 @@ class Reason:
 
 @dataclass(frozen=True)
 class Limits:
-    """What --max-ready and --max-age said; None: not given. max_age: seconds."""
+    """What --max-ready, --max-age and --expect said, None: not given; and --allow-none. max_age: seconds."""
 
     max_ready: int | None = None
     max_age: float | None = None
+    expect: int | None = None
+    allow_none: bool = False
 
 
 def reasons(state: State, limits: Limits) -> Iterator[Reason]:
-    for master in state.masters:
-        yield from of_master(master, state)
+    yield from refusals(state)
+    if not blind(state):
+        yield from too_few(state, limits)
+        for master in state.masters:
+            yield from of_master(master, state)
     for line in state.queues:
         yield from of_queue(line, state)
         yield from over(line, limits, state)
 
 
+# -- servers
+
+PRIMARY = "it is a replica, or a failover is under way: point the url at the primary"
+WAYS = {
+    "READONLY": PRIMARY,
+    "read-only": PRIMARY,
+    "MISCONF": "free its disk and see its log",
+    "NOREPLICAS": "start its replicas, or lower min-replicas-to-write",
+    "OOM": "let workers make room, or raise maxmemory",
+}
+
+
+def refusals(state: State) -> Iterator[Reason]:
+    for place, said in state.refused.items():
+        yield Reason("refused", f"connection {place}: {refused(said)}")
+
+
+def blind(state: State) -> bool:
+    """Whether masters are silent because the server takes no reports: nobody can say how they are."""
+    return state.control in state.refused and not living(state)
+
+
+def refused(said: str) -> str:
+    return f"the server refuses writes: {said.rstrip('.')}; {way_out(said)}"
+
+
+def way_out(said: str) -> str:
+    return next((way for word, way in WAYS.items() if word in said), "see its log")
+
+
 # -- masters
+
+
+def too_few(state: State, limits: Limits) -> Iterator[Reason]:
+    """A master that fell silent is a reason of its own."""
+    there = len(living(state))
+    if restarting(state):
+        return
+    if limits.expect is not None and there < limits.expect:
+        said = f"{count(there, 'master')} of the {limits.expect} expected"
+        yield Reason("masters", f"{said}; start `qd work` where it is missing (`qd status` names those that run)")
+    elif not state.masters and not limits.allow_none:
+        yield Reason(
+            "no-master", "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+        )
 
 
 def named(master: Master) -> str:
@@ -116,24 +165,69 @@ def replaced(gone: Master, state: State) -> bool:
 # -- queues
 
 
+@dataclass(frozen=True)
+class Untaken:
+    """Why nobody takes what is ready. kind: as of a Reason, "" if it is none by itself."""
+
+    kind: str
+    fact: str
+    way: str
+
+
 def of_queue(line: Line, state: State) -> Iterator[Reason]:
-    ready = line.sizes.ready
-    if not ready or line.paused or shut(line, state):
-        return
+    why = untaken(line, state) if line.sizes.ready else None
+    if why is not None and why.kind:
+        yield Reason(
+            why.kind, f"queue '{line.name}': {line.sizes.ready} ready and {why.fact}; {why.way}", queue=line.name
+        )
+
+
+def untaken(line: Line, state: State) -> Untaken:
+    """The first of these that is so."""
+    if line.paused:
+        return Untaken("", "it is paused", f"`qd resume {line.name}`")
+    if shut(line, state):
+        if state.down:
+            return Untaken("", "maintenance mode", "`qd up`")
+        return Untaken("", "Laravel's maintenance mode", "`php artisan up`")
     serving = [m for m in living(state) if serves(m, line)]
     since = stuck_since(line, serving)
     stuck_for = 0.0 if since is None else state.now - since
     if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
         said = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
-        what = (
-            f"queue '{line.name}': {ready} ready, the first an object job of Laravel that no PHP worker takes; {said}"
-        )
-        yield Reason("php", what, queue=line.name)
-    elif not serving and not line.php and old(line) and not restarting(state):
-        what = f"queue '{line.name}': {ready} ready and no live master works on it; start `qd work {line.name}`"
-        yield Reason("unserved", what, queue=line.name)
-    elif stuck_for > STUCK:
-        yield Reason("stuck", stuck(line, serving, stuck_for), queue=line.name)
+        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", said)
+    if not serving and (line.php or line.theirs):
+        return Untaken("", "only PHP workers serve it", "add PHP workers")
+    if not serving:
+        return unserved(line, state)
+    if not any(master.workers for master in serving):
+        kind = "stuck" if stuck_for > STUCK else ""
+        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "its log tells why, at `worker.`")
+    if stuck_for > STUCK:
+        return Untaken("stuck", *stuck(serving, stuck_for))
+    if not any(works(master) for master in serving):
+        return Untaken("", f"{names_of(serving)} is {serving[0].state}", "CONT to a paused master resumes it")
+    if all(busy(master) for master in serving if works(master)):
+        return Untaken("", "all workers are busy", "add workers")
+    return Untaken("", "", "add workers")
+
+
+def unserved(line: Line, state: State) -> Untaken:
+    kind = "unserved" if old(line) and not restarting(state) else ""
+    silent = [m for m in state.masters if stale(m, state.now) and serves(m, line) and not replaced(m, state)]
+    start = f"start `qd work {line.name}`"
+    if blind(state):
+        return Untaken("", "no master can report", "mend the server that refuses writes")
+    if silent:
+        seconds = duration(state.now - silent[0].seen_at)
+        return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
+    if not living(state):
+        return Untaken(kind, "no master runs", start)
+    return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
+
+
+def names_of(masters: list[Master]) -> str:
+    return ", ".join(f"{named(m)} (pid {m.pid})" for m in masters[:3])
 
 
 def of_failed(line: Line, now: float) -> Iterator[tuple[str, str]]:
@@ -179,13 +273,10 @@ def busy(master: Master) -> bool:
     return bool(master.workers) and all(worker.job for worker in master.workers)
 
 
-def stuck(line: Line, serving: list[Master], seconds: float) -> str:
+def stuck(serving: list[Master], seconds: float) -> tuple[str, str]:
     hands = count(sum(len(master.workers) for master in serving), "worker")
-    who = ", ".join(f"{named(m)} (pid {m.pid})" for m in serving[:3])
-    return (
-        f"queue '{line.name}': {line.sizes.ready} ready and nothing taken for {duration(seconds)} by the {hands} of {who}; "
-        f"`qd status` shows what they do, USR1 to the master writes all stacks to its log"
-    )
+    fact = f"nothing taken for {duration(seconds)} by the {hands} of {names_of(serving)}"
+    return fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log"
 
 
 def old(line: Line) -> bool:
@@ -198,20 +289,14 @@ def restarting(state: State) -> bool:
 
 
 def over(line: Line, limits: Limits, state: State) -> Iterator[Reason]:
-    way = way_on(line, state)
+    why = untaken(line, state)
+    rest = f" ({why.fact}); {why.way}" if why.fact else f"; {why.way}"
     ready, age = line.sizes.ready, line.sizes.oldest_age
     if limits.max_ready is not None and ready > limits.max_ready:
-        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{way}"
+        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
         yield Reason("max-ready", what, queue=line.name)
     if limits.max_age is not None and age is not None and age > limits.max_age:
-        what = f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age"
-        yield Reason("max-age", f"{what} {duration(limits.max_age)}{way}", queue=line.name)
-
-
-def way_on(line: Line, state: State) -> str:
-    """More workers take nothing from what is held back."""
-    if line.paused:
-        return f" (it is paused); `qd resume {line.name}`"
-    if shut(line, state):
-        return " (maintenance mode); `qd up`" if state.down else " (Laravel's maintenance mode); `php artisan up`"
-    return "; add workers"
+        what = (
+            f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        )
+        yield Reason("max-age", f"{what}{rest}", queue=line.name)

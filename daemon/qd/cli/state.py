@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qd.cli import common
 from qd.connectors.keyspace import keys
-from qd.errors import ConnectionLost
+from qd.errors import ConnectionLost, NeedsMending, QdError
 from qd.store import hosts, schedule, stamps
 from qd.store.failed import FailedStore, Fill
 
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 NOTHING_KEPT = Fill()
 HELD = 99  # reservations of a queue that are looked at
+FRESH = 3.0  # seconds: a master that reported since then shows that its server takes writes
+OLD = 10.0  # seconds that a job waits where its server may be why
+PROBE = "qd:probe"  # a key that is never made: whether the server would take a write
 
 
 @dataclass(frozen=True)
 class Line:
-    """A queue and what stands in it. workers: those that serve it, idle or not. php: whether the next job in line is an
-    object job of Laravel and no PHP worker has one in hand. failed: see store.failed.Fill; full: the part of the failed
-    store's bounds that is used, 1.0: the next failed job drops the oldest."""
+    """A queue and what is in it. workers: those that serve it, idle or not. php: whether the next job in line is an object
+    job of Laravel and no PHP worker has one in hand. theirs: whether a PHP worker has a job of this queue in hand. failed:
+    see store.failed.Fill; full: the part of the failed store's bounds that is used, 1.0: the next failed job drops the
+    oldest."""
 
     connection: str
     name: str
@@ -34,6 +38,7 @@ class Line:
     paused: stamps.Pause | None
     workers: int
     php: bool = False
+    theirs: bool = False
     failed: Fill = NOTHING_KEPT
     full: float = 0.0
 
@@ -41,7 +46,8 @@ class Line:
 @dataclass(frozen=True)
 class State:
     """Everything that `qd status` says, read at `now` (unix seconds, the server's clock). away: connections whose server did
-    not answer, each with what is wrong: their queues are missing."""
+    not answer, each with what is wrong: their queues are missing. refused: connections whose server takes no writes, each
+    with its answer, as far as there was doubt. control: the control connection, where masters report."""
 
     now: float
     down: stamps.Down | None
@@ -50,6 +56,8 @@ class State:
     queues: list[Line]
     paused_entries: dict[str, stamps.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
     away: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    control: str = ""
 
 
 def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
@@ -60,23 +68,34 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     if common.given().connection:
         asked = common.places(found)
         masters = [master for master in masters if master.connection in asked]
-    queues, away = list[Line](), dict[str, str]()
+    queues, away, refused = list[Line](), dict[str, str](), dict[str, str]()
     for place in places(found, masters):
         try:
-            queues += lines(found, place, masters, now, search=search, also=also)
+            own = lines(found, place, masters, now, search=search, also=also)
+            if place != found.control and any(waits(line) for line in own):
+                refused[place] = refusal(common.store(found, place), [line.name for line in own])
+            queues += own
         except ConnectionLost as error:
             away[place] = str(error)
         also = ()
     paused_entries = schedule.paused(store, now)
-    return State(now, stamps.is_down(store), stamps.last_restart(store), masters, queues, paused_entries, away)
+    down, restart = stamps.is_down(store), stamps.last_restart(store)
+    if not any(now - master.seen_at <= FRESH for master in masters):
+        refused[found.control] = refusal(store)  # the last call: a server that refuses may hang up
+    refused = {place: said for place, said in refused.items() if said}
+    return State(now, down, restart, masters, queues, paused_entries, away, refused, found.control)
 
 
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
-    """The connections to look at: the one asked for, else the default one and those that masters here work on. Nothing
-    stands on one of failover: those that it sends to are looked at."""
+    """The connections to look at: the one asked for, else the default one, those of [worker] and the pools, and those that
+    masters work on. Of a failover connection those that it sends to."""
     if common.given().connection:
         return common.places(found)
-    names = [*common.places(found), *[m.connection for m in masters if m.connection in found.connections]]
+    worked = [one.work.connection for one in common.pools(found)] + [master.connection for master in masters]
+    names = [
+        *common.places(found),
+        *[part for name in worked if name in found.connections for part in found.parts(name)],
+    ]
     return list(dict.fromkeys(names))
 
 
@@ -92,17 +111,17 @@ def lines(
     """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
     store, queue = common.store(found, place), common.queue(found, place)
     own = [*common.queues_named(found, place), found.connection(place).queue]
-    there = hosts.queues_found(store) if search else []
+    there = [*hosts.queues_found(store), *queue.queues()] if search else []
     names = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
     paused = stamps.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
     sizes = {name: queue.sizes(name) for name in names}
-    php = {name: for_php(store, name) for name in names if sizes[name].ready}
+    php = {name: of_php(store, name, now) for name in names if sizes[name].ready}
     fills = dict(zip(names, FailedStore(store).fills(list(names)), strict=True))
     return [
         Line(
-            *(place, name, sizes[name], paused.get(name), serve[name], php.get(name, False), fills[name]),
+            *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),
             full=full(found.failed, sizes[name].failed, fills[name]),
         )
         for name in names
@@ -116,16 +135,47 @@ def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
     return max(fill.bytes / bounds.max_bytes, count / bounds.max_count if bounds.max_count else 0.0)
 
 
-def for_php(store: KeyspaceStore, queue: str) -> bool:
-    """Whether the next job in line is an object job of Laravel, and no job of this queue is in a PHP worker's hands: one
-    that takes the next job at once would be seen with the one before."""
+def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
+    """(php, theirs) of a Line. A PHP worker that takes one job after the other is seen with the one before; one that died is
+    seen until its reservation ends."""
     ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
-    head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD)])
+    head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")])
     if not isinstance(head, bytes) or not isinstance(held, list):
-        return False
-    return is_object_job(head) and all(b'"rsv":"' in member for member in held)
+        return False, False
+    pairs = zip(held[::2], held[1::2], strict=True)
+    theirs = any(b'"rsv":"' not in member and float(until) > now for member, until in pairs)
+    return is_object_job(head) and not theirs, theirs
 
 
 def is_object_job(payload: bytes) -> bool:
     """As turn.lua sees it: without reading the JSON of what is not ours."""
     return OBJECT_JOB in payload
+
+
+def waits(line: Line) -> bool:
+    return line.sizes.ready > 0 and (line.sizes.oldest_age or OLD) >= OLD
+
+
+def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
+    """Why this server takes no writes now (a replica, a full disk, too few replicas, no memory), in its own words. "": it
+    does, or this user may not ask. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
+    cluster each may be on another node. Ask only in doubt: a server logs each command that its user may not send."""
+    refusals = of_database(store.space) if hasattr(store.space, "link") else of_redis(store, queues)
+    said = [str(each) for each in refusals if not isinstance(each, NeedsMending)]  # rights are doctor's
+    return said[0] if said else ""
+
+
+def of_redis(store: KeyspaceStore, queues: Sequence[str]) -> list[QdError]:
+    names = [PROBE, *(f"{keys.ready(queue)}:probe" for queue in queues)] if hasattr(store.space, "nodes") else [PROBE]
+    replies = store.space.call_many([("ZADD", store.prefix + name, "XX", 0, "-") for name in names])
+    return [reply for reply in replies if isinstance(reply, QdError)]
+
+
+def of_database(space: Any) -> list[QdError]:
+    from qd.connectors.database.rights import check_writes  # loaded with the connection
+
+    try:
+        check_writes(space.link)
+    except QdError as error:
+        return [error]
+    return []

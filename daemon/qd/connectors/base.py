@@ -282,6 +282,9 @@ class Connector(Protocol):
 
     def sizes(self, queue: str) -> Sizes: ...
 
+    def queues(self) -> Sequence[str]:
+        """Queues that the server itself lists, beside those that have keys in the keyspace."""
+
     def clear(self, queue: str) -> int:
         """Delete ready and delayed payloads, never what runs. Returns how many."""
 

@@ -128,6 +128,9 @@ class FailoverQueue(SendingOnly):
     def sizes(self, queue: str) -> Sizes:
         return self.parts[0].sizes(queue)
 
+    def queues(self) -> Sequence[str]:
+        return self.parts[0].queues()
+
     def clear(self, queue: str) -> int:
         return self.parts[0].clear(queue)
 

@@ -114,6 +114,9 @@ class SendingOnly:
     def sizes(self, queue: str) -> Sizes:
         return Sizes(0, 0, 0, 0, None)
 
+    def queues(self) -> Sequence[str]:
+        return ()
+
     def clear(self, queue: str) -> int:
         return 0
 

@@ -10,8 +10,8 @@ from qd.cli import common
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.notes import by_whom
 from qd.cli.output import count, duration
-from qd.cli.reasons import named, stale
-from qd.cli.state import State
+from qd.cli.reasons import blind, named, stale
+from qd.cli.state import FRESH, State, refusal
 from qd.connectors.keyspace import keys
 from qd.store import hosts, stamps
 from qd.store.hosts import Master
@@ -27,9 +27,13 @@ def read(settings: Settings) -> State:
     """What counts for the whole fleet, by commands that a worker's user may call too. Raises ConnectionLost or
     ServerRefused."""
     store = common.store(settings, settings.control)
+    masters, now = hosts.masters(store), store.now()
     down, restart = (store.space.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
     note = None if down is None else stamps.read_down(down)
-    return State(store.now(), note, stamps.read_restart(restart), hosts.masters(store), [])
+    refused = dict[str, str]()
+    if masters and not any(now - master.seen_at <= FRESH for master in masters) and (said := refusal(store)):
+        refused[settings.control] = said
+    return State(now, note, stamps.read_restart(restart), masters, [], refused=refused, control=settings.control)
 
 
 def check(state: State) -> Iterator[Finding]:
@@ -42,7 +46,8 @@ def check(state: State) -> Iterator[Finding]:
             said = f"Laravel's own ({master.laravel_down}) holds all queues of {named(master)}"
             yield warn("maintenance mode", said, "php artisan up")
     for master in state.masters:
-        yield from judged(master, state.restart, state.now)
+        if not blind(state):
+            yield from judged(master, state.restart, state.now)
     if not state.masters:
         yield ok("masters", "none reports")
     if rooted := [f"{named(master)} (pid {master.pid})" for master in state.masters if master.root]:

@@ -39,9 +39,9 @@ def answers(space: Keyspace, where: str) -> Finding:
     except (ConnectionLost, ServerRefused) as error:
         if isinstance(error, NeedsMending):
             raise
-        return fail(
-            what, error, f"start it, or mend the url; `qd config show` tells where {where} points to", Exit.UNAVAILABLE
-        )
+        if "MISCONF" not in str(error):  # the answer to PING, while it serves reads: written() reports it
+            way = f"start it, or mend the url; `qd config show` tells where {where} points to"
+            return fail(what, error, way, Exit.UNAVAILABLE)
     return ok(what, space.place)
 
 

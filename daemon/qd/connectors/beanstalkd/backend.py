@@ -259,6 +259,10 @@ class Beanstalkd:
             oldest = self._oldest(client, queue) if ready else None
             return Standing(ready, stats["current-jobs-delayed"], stats["current-jobs-reserved"], oldest)
 
+    def queues(self) -> Sequence[str]:
+        with self._talk() as client:
+            return tuple(client.tubes())
+
     def _oldest(self, client: Client, queue: str) -> float | None:
         try:
             self.wire.use(client, queue)

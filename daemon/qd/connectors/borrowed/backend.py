@@ -84,6 +84,9 @@ class Backend(Protocol):
 
     def standing(self, queue: str) -> Standing: ...
 
+    def queues(self) -> Sequence[str]:
+        """Those that the server has. None where it also has those of other programs and cannot tell them apart."""
+
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
         """Delete what is ready or delayed, and tell each payload to `forget`. Returns how many."""
 

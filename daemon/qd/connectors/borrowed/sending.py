@@ -92,6 +92,9 @@ class BorrowedSending(KeyspaceQueue):
 
     # -- looking
 
+    def queues(self) -> Sequence[str]:
+        return self.backend.queues()
+
     def sizes(self, queue: str) -> Sizes:
         """Those over there, and those in the outbox. One that is ended, and reserved over there still, runs nowhere."""
         here, there = super().sizes(queue), self.backend.standing(queue)

@@ -222,6 +222,9 @@ class KeyspaceQueue:
 
     # -- looking
 
+    def queues(self) -> Sequence[str]:
+        return ()
+
     def sizes(self, queue: str) -> Sizes:
         ready, delayed, reserved, failed = self._keys(
             keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)

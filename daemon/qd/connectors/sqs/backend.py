@@ -208,6 +208,10 @@ class SqsBackend(Patience):
             self._counted[queue] = at, Standing(*self.messages.counts(queue))
         return self._counted[queue][1]
 
+    def queues(self) -> Sequence[str]:
+        """None: the account has queues of other programs, and listing them needs a right that nothing else here needs."""
+        return ()
+
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
         """Until nothing is given out any more, ten at a time: a purge would take what runs, too, and what is sent in the
         minute after it."""
