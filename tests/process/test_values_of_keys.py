@@ -1,4 +1,5 @@
-"""Keys of arguments are made of values: by producers with other hash seeds, and of jobs that PHP has written."""
+"""Keys, and what middleware and listeners see of arguments, are values: by producers with other hash seeds, and of jobs that
+PHP has written."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 KEYED = (
     JOBS
     + """
+from dataclasses import dataclass
+from datetime import datetime
+from qd import JobFailed, JobProcessing
 from qd.middleware import WithoutOverlapping
 
 @app.job("tagged", unique="{tags}")
@@ -23,6 +27,28 @@ def tagged(tags: set[str]) -> None: ...
 def measured(m: float) -> None:
     note("measured", current_job().id)
     held()
+
+@dataclass
+class Line:
+    sku: str
+
+    def __post_init__(self):
+        note("made", self.sku)
+
+def looks(job, call_next):
+    note("middleware", job.arguments)
+    return call_next()
+
+@app.on(JobProcessing)
+@app.on(JobFailed)
+def heard(event):
+    if event.job.name == "looked":
+        note(type(event).__name__, event.job.arguments)
+
+@app.job("looked", tries=1, middleware=[looks])
+def looked(line: Line, when: datetime, note: str = "none") -> None:
+    if note == "fails":
+        raise ValueError
 """
 )
 
@@ -52,3 +78,19 @@ def test_jobs_of_one_number_do_not_overlap_however_it_is_written(
     work.wait_line("job.done", 30, count=2)
     work.stop()
     assert len(witness.starting("measured")) == 2
+
+
+@pytest.mark.leaves("queues:default:failed*")
+def test_middleware_and_listeners_see_the_values_that_the_function_gets(
+    shop: Project, redis: Client, witness: Witness
+) -> None:
+    given: dict[str, object] = {"line": {"sku": "a"}, "when": "2026-11-22T12:00:00Z"}
+    push_laravel(redis, "looked", given)
+    push_laravel(redis, "looked", {**given, "note": "fails"})
+    shop.work_off()
+    when = "datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.timezone.utc)"
+    said = [f"{{'line': Line(sku='a'), 'when': {when}, 'note': '{note}'}}" for note in ("none", "fails")]
+    expected = [
+        line for arguments in said for line in ("made a", f"JobProcessing {arguments}", f"middleware {arguments}")
+    ]
+    assert witness.lines == [*expected, f"JobFailed {said[1]}"]

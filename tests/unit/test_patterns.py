@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from qd.arguments import Pattern, Signature
+from qd.arguments import Pattern, Signature, text_of
 from qd.arguments.parameters import Parameter
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -194,3 +194,22 @@ def test_a_text_for_people_keeps_what_was_written() -> None:
 
 def test_a_value_that_does_not_convert_is_taken_as_it_is() -> None:
     assert key(int, '{"b":1,"a":2}') == '{"a":2,"b":1}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "a"),
+        (True, "True"),
+        (None, "None"),
+        ((1, "a"), "(1, 'a')"),
+        ({"b": 1, "a": 2}, "{'b': 1, 'a': 2}"),
+        (frozenset({"b", "a"}), "['a', 'b']"),
+        (Color.RED, "red"),
+        (NOON.astimezone(timezone(timedelta(hours=2))), "2026-11-22T12:00:00Z"),
+        (UUID(int=1), str(UUID(int=1))),
+        (range(2), "range(0, 2)"),
+    ],
+)
+def test_what_a_callable_gives_as_a_key_has_one_text(value: Any, text: str) -> None:
+    assert text_of(value) == text

@@ -3,6 +3,7 @@
 jobs/declare.py makes a Signature for each job, jobs/calls.py encodes with it, the worker decodes with it. Pure.
 """
 
+from qd.arguments.canonical import text_of
 from qd.arguments.carriers import Carried, Carrier, Given, Key
 from qd.arguments.fields import object_fields
 from qd.arguments.known import Known
@@ -30,4 +31,5 @@ __all__ = [
     "provided",
     "signature_of",
     "signature_of_fields",
+    "text_of",
 ]

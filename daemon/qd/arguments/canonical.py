@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import msgspec
 
 from qd.arguments.foreign import is_model
-from qd.arguments.values import decode_value, encode
+from qd.arguments.values import FAILURES, decode_value, encode
 
 _EXACT = (str, int, bool, type(None))
 _LONGEST = 100  # digits before or behind the point of a Decimal that is written without an exponent
@@ -51,9 +52,7 @@ def canonical(value: Any) -> Any:
     if is_model(kind):
         return canonical(value.root) if kind.__pydantic_root_model__ else _model(value)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
-    if names := [
-        field.name for field in fields
-    ]:  # msgspec would write what it has set, in the order of the JSON it read
+    if names := [field.name for field in fields]:  # msgspec would write only what was in the JSON, and in its order
         return {name: canonical(getattr(value, name)) for name in names if hasattr(value, name)}
     return decode_value(encode(value))
 
@@ -63,6 +62,16 @@ def plain_text(plain: Any) -> str:
     if isinstance(plain, str):
         return plain
     return str(plain) if type(plain) is int else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def text_of(value: Any) -> str:
+    """What a callable gave as a key. str(), but equal sets and moments have one text, which is that of their JSON."""
+    if isinstance(value, str | int | float | list | tuple | dict) and not isinstance(value, Enum):
+        return str(value)
+    try:
+        return str(canonical(value))
+    except FAILURES:  # JSON has nothing for it
+        return str(value)
 
 
 def _place(plain: Any) -> tuple[bool, Any]:

@@ -28,7 +28,8 @@ def fields_of(cls: type) -> list[Parameter]:
         default = ABSENT if field.default is dataclasses.MISSING else field.default
         if field.init:
             scope = _scope(cls, field.name)
-            made.append(Parameter(field.name, required, not field.kw_only, field.type, scope, default))
+            factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
+            made.append(Parameter(field.name, required, not field.kw_only, field.type, scope, default, factory))
     return made
 
 
@@ -52,10 +53,12 @@ def _of_struct(cls: Any) -> list[Parameter]:
     padded = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + tuple(defaults)
     made = []
     for name, default in zip(names, padded, strict=True):
-        required = default is msgspec.NODEFAULT
-        if required or type(default).__name__ == "Factory":
+        required, factory = default is msgspec.NODEFAULT, None
+        if type(default).__name__ == "Factory":
+            factory = default.factory
+        if required or factory is not None:
             default = ABSENT
-        made.append(Parameter(name, required, False, _annotation(cls, name), _scope(cls, name), default))
+        made.append(Parameter(name, required, False, _annotation(cls, name), _scope(cls, name), default, factory))
     return made
 
 
@@ -65,8 +68,10 @@ def _of_attrs(cls: Any) -> dict[str, Parameter]:
         required = type(field.default).__name__ in ("_Nothing", "NothingType")
         default = ABSENT if required or hasattr(field.default, "factory") else field.default
         if field.init:
-            scope = _scope(cls, field.name)
-            made[field.name] = Parameter(field.alias, required, False, field.type, scope, default)
+            scope, factory = _scope(cls, field.name), getattr(field.default, "factory", None)
+            if getattr(field.default, "takes_self", False):
+                factory = None  # it needs the object
+            made[field.name] = Parameter(field.alias, required, False, field.type, scope, default, factory)
     return made
 
 

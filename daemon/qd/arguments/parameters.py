@@ -22,6 +22,11 @@ class Parameter(NamedTuple):
     annotation: Any  # as written: maybe a text, of a type that does not exist yet
     scope: dict[str, Any]  # where that text is looked up
     default: Any = ABSENT
+    factory: Callable[[], Any] | None = None  # of a class whose field makes its default anew
+
+    def left_out(self) -> Any:
+        """What it is if it was not given; ABSENT: nothing is known."""
+        return self.default if self.factory is None else self.factory()
 
 
 def title_of(target: Callable[..., object]) -> str:

@@ -18,7 +18,7 @@ from qd.units import did_you_mean
 class Pattern:
     """option: where it was said, for messages. Raises DeclarationError for a name that is no parameter."""
 
-    __slots__ = ("_defaults", "_pieces", "_signature", "names")
+    __slots__ = ("_known", "_pieces", "_signature", "names")
 
     def __init__(self, option: str, text: str, signature: Signature) -> None:
         self._pieces = pieces_of(option, text, signature.title)
@@ -29,9 +29,7 @@ class Pattern:
                 near = did_you_mean(name, known)
                 raise DeclarationError(f"option {option} of {signature.title}: it has no parameter '{name}'{near}")
         self._signature = signature
-        self._defaults = {
-            name: known[name].default for name in self.names if name in known and not known[name].required
-        }
+        self._known = {name: known[name] for name in self.names if name in known}
 
     def filled(self, data: bytes) -> str:
         """For people, with the arguments in `data` as they were written: a text as it is, all else as its JSON. A parameter
@@ -54,7 +52,7 @@ class Pattern:
 
     def _default(self, name: str) -> Any:
         """As it would travel."""
-        default = self._defaults.get(name)
+        default = self._known[name].left_out() if name in self._known else None
         if default is None or isinstance(default, str):
             return default
         return None if default is ABSENT else decode_value(encode_value(default))

@@ -13,7 +13,7 @@ from qd.arguments.carriers import bare
 from qd.arguments.fields import fields_of
 from qd.arguments.foreign import known_to_msgspec, made, may_be_carried
 from qd.arguments.known import Extras, Known
-from qd.arguments.parameters import Parameter, parameters_of, title_of, type_of
+from qd.arguments.parameters import ABSENT, Parameter, parameters_of, title_of, type_of
 from qd.arguments.providers import PROVIDED
 from qd.arguments.untyped import Look, look_of
 from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
@@ -225,6 +225,11 @@ class Signature:
         if missing:
             said = f"{self.title} needs {_listed('parameter', missing)}, which the payload has not"
             raise UnknownParameters(said, missing)
+
+    def completed(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """fields: as `decode` gives them. With the defaults of the parameters that were not given, in their order."""
+        found = {each.name: fields[each.name] if each.name in fields else each.left_out() for each in self.parameters}
+        return {name: value for name, value in found.items() if value is not ABSENT} | dict(fields)
 
     def converted(self, name: str, value: object) -> object:
         """One argument, as JSON holds it, as its declared type. Raises WrongType."""

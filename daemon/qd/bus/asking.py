@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from qd.arguments import Pattern
+from qd.arguments import Pattern, text_of
 from qd.connectors.base import Connector
 from qd.errors import ConnectionLost, DeclarationError, ServerRefused
 from qd.jobs.stages import title_of
@@ -56,7 +56,7 @@ class Key:
         if self._said is None:
             return ""
         if not isinstance(self._said, str):
-            return str(self._said(job))
+            return text_of(self._said(job))
         if job.name not in self._patterns:
             assert job.declared is not None
             self.check(job.declared)

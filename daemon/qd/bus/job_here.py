@@ -31,7 +31,7 @@ def run_here(
     """
     if declared.is_async:
         refuse_in_a_loop()
-    call = declared.prepare(data)
+    call = job.prepared(declared)
     with in_hand(job):
         return attempt_here(call, declared, data, job, listeners, stages)
 

@@ -93,7 +93,7 @@ class Run:
         stages, result = self._shared.common.pipeline.around(declared), None
         if declared.is_async:
             refuse_in_a_loop()
-        call = self._freeing(declared.prepare(bytes(job.data)))
+        call = self._freeing(job.prepared(declared))
         try:
             with in_hand(job):
                 result = body_here(call, declared, job, listeners, stages)

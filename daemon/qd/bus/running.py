@@ -4,15 +4,16 @@ sent (job_here.py) is one of its thread or task."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Raw
 
+from qd.arguments import ABSENT
 from qd.arguments.values import FAILURES, decode_value, encode, look, why
-from qd.errors import ArgumentError, NotInJob, Settled, WrongType
+from qd.errors import ArgumentError, NotInJob, Settled, UnknownParameters, WrongType
 from qd.jobs import Declared
 from qd.limits import Fail, Release
 from qd.payload import tags_of
@@ -37,6 +38,7 @@ class RunningJob:
     """
 
     __slots__ = (
+        "_fields",
         "_keep",
         "_saved",
         "_tags",
@@ -89,6 +91,7 @@ class RunningJob:
         self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
         self.declared, self.data, self.here, self._tags = declared, data, here, tags
+        self._fields: Any = ABSENT  # its arguments, once they are converted
         self.id = id
         self.name = name
         self.queue = queue
@@ -98,9 +101,23 @@ class RunningJob:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it was sent with, by name and as JSON carries it; what was left to a default is missing. Each time a copy."""
+        """What its function is called with, by name: of the declared types, with the defaults. Each time a new dict of the
+        same values. An object that is loaded on the worker is given as its model and key (Carried).
+
+        As JSON, without defaults, where the arguments do not convert or no job of this name is declared.
+        """
+        if self._fields is ABSENT and self.declared is not None:
+            with suppress(UnknownParameters, WrongType):
+                self._fields = self.declared.decode(bytes(self.data))
+        if self._fields is not ABSENT and self.declared is not None:
+            return self.declared.arguments(self._fields)
         found = decode_value(bytes(self.data))
         return found if isinstance(found, dict) else {}
+
+    def prepared(self, declared: Declared) -> Callable[[], object]:
+        """Its function with its arguments, converted once: `arguments` has the same. Raises UnknownParameters, WrongType."""
+        self._fields = declared.decode(bytes(self.data))
+        return declared.call(self._fields)
 
     @property
     def tags(self) -> tuple[str, ...]:

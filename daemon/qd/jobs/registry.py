@@ -36,8 +36,19 @@ class Declared:
 
     def prepare(self, data: bytes) -> Callable[[], object]:
         """Convert now, call later; an async job's call returns a coroutine. Raises UnknownParameters or WrongType."""
-        fields, extras = self.signature.decode(data), self.signature.extras
+        return self.call(self.decode(data))
+
+    def decode(self, data: bytes) -> Any:
+        """What `call` is given. Raises UnknownParameters or WrongType."""
+        return self.signature.decode(data)
+
+    def call(self, fields: Any) -> Callable[[], object]:
+        extras = self.signature.extras
         return partial(self.target, **fields) if extras is None else extras.prepared(self.target, fields)
+
+    def arguments(self, fields: Any) -> dict[str, Any]:
+        """fields: what `call` is given. By name, with the defaults."""
+        return self.signature.completed(fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
         """Tell the job that it has failed for good. A function has nothing to be told."""
@@ -53,8 +64,8 @@ class DeclaredClass(Declared):
         self.is_async = inspect.iscoroutinefunction(target.handle)
         self._hears_of_failure = hears
 
-    def prepare(self, data: bytes) -> Callable[[], object]:
-        fields, extras = self.signature.decode(data), self.signature.extras
+    def call(self, fields: Any) -> Callable[[], object]:
+        extras = self.signature.extras
         handled = partial(handle, self.target)
         return partial(handled, **fields) if extras is None else extras.prepared(handled, fields)
 
@@ -87,8 +98,15 @@ class DeclaredRaw(Declared):
         (value,) = self.signature.bind(args, kwargs).values()
         return encode_value(value, f"the data of job '{self.name}'", as_it_is=True)
 
-    def prepare(self, data: bytes) -> Callable[[], object]:
-        return partial(self.target, decode_value(data))
+    def decode(self, data: bytes) -> Any:
+        return decode_value(data)
+
+    def call(self, fields: Any) -> Callable[[], object]:
+        return partial(self.target, fields)
+
+    def arguments(self, fields: Any) -> dict[str, Any]:
+        """The object that is its data; {} for any other value."""
+        return dict(fields) if isinstance(fields, dict) else {}
 
 
 class Registry:

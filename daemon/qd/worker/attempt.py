@@ -111,7 +111,7 @@ class Attempts:
         if reason is not None:
             return self.judge.exceeded(attempt, reason, death())
         try:
-            call = declared.prepare(bytes(payload.data))
+            call = attempt.job.prepared(declared)
         except UnknownParameters as error:
             return self._unroutable(payload, now, error)
         except WrongType as error:
