@@ -62,7 +62,7 @@ class QueueFailedOver(Event, frozen=True):
 
 
 class JobRetryRequested(Event, frozen=True):
-    """A failed job goes back to its queue. payload: as it was kept."""
+    """A failed job goes back to its queue. id: the job's; payload: as it was kept."""
 
     connection: str
     queue: str

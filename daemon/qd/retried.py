@@ -2,6 +2,7 @@
 
     attempts 0, and none of the keys beside it that a reserve has written (unit.py); what the job saved stays
     createdAt now, retryUntil so much later as it was after createdAt: the time it was given begins anew
+    failures "COUNT FIRST": how often it has failed for good by now, and when first, in unix seconds
 
 Spliced, never written anew: no other byte changes, wherever those keys stand. They are looked for on the top level only.
 """
@@ -12,20 +13,28 @@ import re
 
 from qd.errors import Malformed
 from qd.payload import Payload, read
+from qd.payload.reading import FAILURES, NOTHING
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _TOKEN = re.compile(rb"[{}\[\]]|" + _STRING, re.DOTALL)
 _VALUE = re.compile(rb"\s*:\s*(" + _STRING + rb"|[^\s,}\]]+)", re.DOTALL)
+_COMMA = re.compile(rb"\s*,")
 _COUNTS = (b'"crashes"', b'"exceptions"', b'"held"')
 _MARK = b'"rsv"'
+_FAILURES = b'"failures"'
+_TEXTS = (_MARK, _FAILURES)
 _TIMES = (b'"createdAt"', b'"retryUntil"', b'"timeoutAt"')
-_OURS = (b'"attempts"', *_COUNTS, _MARK, *_TIMES)
+_OURS = (b'"attempts"', *_COUNTS, *_TEXTS, *_TIMES)
 
 
-def sent_again(raw: bytes, now: float) -> bytes:
-    """`raw` as it goes back to ready. now: unix seconds. Raises Malformed: it cannot be run, now or ever."""
+def sent_again(raw: bytes, now: float, failed_at: float | None = None) -> bytes:
+    """`raw` as it goes back to ready. now, failed_at: unix seconds. Raises Malformed: it cannot be run, now or ever."""
     before = read(raw)
-    return _spliced(raw, before, _news(before, now))
+    news = _news(before, now)
+    count, first = before.failed_before
+    if failed_at is not None and (count or before.failures is NOTHING):  # else the key is another program's
+        news[_FAILURES] = b'"%d %.3f"' % (count + 1, failed_at if first is None else first)
+    return _spliced(raw, before, news)
 
 
 def as_pushed(raw: bytes) -> bytes:
@@ -34,18 +43,24 @@ def as_pushed(raw: bytes) -> bytes:
 
 
 def _spliced(raw: bytes, before: Payload, news: dict[bytes, bytes]) -> bytes:
-    text, end = bytearray(), 0
-    for start, stop, key, value in _ours(raw):
+    text, end, found = bytearray(), 0, _ours(raw)
+    if _FAILURES in news and not any(key == _FAILURES for _, _, key, _ in found):
+        end = raw.index(b"{") + 1
+        text += raw[:end] + b"%b:%b," % (_FAILURES, news[_FAILURES])
+    for start, stop, key, value in found:
         if key in _TIMES and key not in news:
             continue
         if key in news:
             text += raw[end:value] + news[key]
         else:
             kept = raw[end:start].rstrip()
+            comma = _COMMA.match(raw, stop)
             if kept.endswith(b","):
                 text += kept[:-1]
+            elif key == _FAILURES and comma:  # the first key, as it was written here
+                text, stop = text + kept, comma.end()
             else:  # the first key: it stays, and says nothing
-                text += raw[end:value] + (b'""' if key == _MARK else b"0")
+                text += raw[end:value] + (b'""' if key in _TEXTS else b"0")
         end = stop
     made = bytes(text + raw[end:])
     after = read(made)
@@ -75,6 +90,11 @@ def _ours(raw: bytes) -> list[tuple[int, int, bytes, int]]:
             depth += 1
         elif text in b"}]":
             depth -= 1
-        elif depth == 1 and text in _OURS and (value := _VALUE.match(raw, token.end())):
+        elif (
+            depth == 1
+            and text in _OURS
+            and (value := _VALUE.match(raw, token.end()))
+            and (text != _FAILURES or FAILURES.fullmatch(value[1]))
+        ):
             found.append((token.start(), value.end(), text, value.start(1)))
     return found

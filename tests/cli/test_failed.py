@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from base64 import b64decode
 
 import pytest
 
+from qd.retried import as_pushed
 from qd.store import failed as kept
 from tests.cli.conftest import Run, document, done
 from tests.support.burying import bury
@@ -17,7 +19,8 @@ NOW = time.time()
 
 
 def ids(qd: Run, *words: str) -> list[str]:
-    return [record["id"] for record in document(qd("failed", "list", "--json", *words))]
+    """Of the records."""
+    return [record["record"] for record in document(qd("failed", "list", "--json", *words))]
 
 
 def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> None:
@@ -27,7 +30,7 @@ def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> 
     assert ids(qd, "--limit", "2") == ["T.0.2.1", "T.0.1.1"]
     table = done(qd("failed", "list")).splitlines()
     assert table[0].split() == ["id", "queue", "job", "error", "reason", "attempts", "failed"]
-    assert [line.split()[0] for line in table[1:]] == ["T.0.2.1", "T.0.1.1", "T.0.0.1"]
+    assert [line.split()[0] for line in table[1:]] == ["job-T.0.2.1", "job-T.0.1.1", "job-T.0.0.1"]
 
 
 def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) -> None:
@@ -35,10 +38,12 @@ def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) 
     bury(redis, "T.0.2.m0", at=1_700_000_001.5, raw=b"\xff{", uuid=None, job=None, error="Malformed", attempts=0)
     odd, whole = document(qd("failed", "list", "--json"))
     assert whole == {
-        "id": "T.0.1.3", "uuid": "uuid-T.0.1.3", "queue": "mail", "job": "mail.welcome", "error": "ValueError",
+        "id": "job-T.0.1.3", "record": "T.0.1.3", "failures": 1, "first_failed_at": 1_700_000_000.25,
+        "uuid": "uuid-T.0.1.3", "queue": "mail", "job": "mail.welcome", "error": "ValueError",
         "reason": "no such user", "attempts": 3, "crashes": 1, "failed_at": 1_700_000_000.25, "payload": raw.decode(),
     }  # fmt: skip
     assert b64decode(odd["payload_base64"]) == b"\xff{"
+    assert (odd["id"], odd["record"]) == ("T.0.2.m0", "T.0.2.m0")
     assert (odd["uuid"], odd["job"], odd["failed_at"], "payload" in odd) == (None, None, 1_700_000_001.5, False)
 
 
@@ -105,7 +110,7 @@ def test_what_is_no_record_of_ours_is_listed_as_it_is(qd: Run, redis: Client) ->
     assert "(its record cannot be read)" in done(qd("failed", "list"))
 
 
-@pytest.mark.parametrize("word", ["T.0.17.3", "T.0.1", "uuid-T.0.17.3", "job-T.0.17.3"])
+@pytest.mark.parametrize("word", ["job-T.0.17.3", "job-T.0.1", "uuid-T.0.17.3", "T.0.17.3", "T.0.1"])
 def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
     death = {"verdict": "timeout", "signal": "SIGKILL", "exit": None, "peak": 412_000_000, "took": 61.5, "oom": False}
     death["stack"] = "File jobs.py, line 7 in stuck\x1b[2J"
@@ -127,7 +132,8 @@ def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
     assert '"to": "T.0.17.3"' in text
     assert "\x1b" not in text
     said = document(qd("failed", "show", word, "--json"))
-    assert (said["id"], said["trace"], said["death"]["peak"]) == ("T.0.17.3", "Traceback\n  here", 412_000_000)
+    assert (said["id"], said["record"]) == ("job-T.0.17.3", "T.0.17.3")
+    assert (said["trace"], said["death"]["peak"]) == ("Traceback\n  here", 412_000_000)
     assert json.loads(said["payload"])["job"] == "mail.welcome"
 
 
@@ -147,6 +153,38 @@ def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Cl
     assert "means 2 failed jobs" in several.output
     assert "T.0.2.1" in several.output
     assert "T.0.1.1" in done(qd("failed", "show", "T.0.1.1"))
+
+
+@pytest.mark.parametrize("verb", ["show", "retry", "forget"])
+def test_two_records_of_one_job_are_told_apart_by_their_own_ids(qd: Run, redis: Client, verb: str) -> None:
+    raw = bury(redis, "T.0.1.1")
+    bury(redis, "T.0.2.1", queue="reports", raw=raw, uuid="uuid-T.0.1.1")
+    for word in ("job-T.0.1.1", "job-T", "uuid-T.0.1.1"):
+        several = qd("failed", verb, word)
+        assert several.exit_code == 2
+        said = "is the id of 2 failed jobs; name one by its record instead (T.0.2.1 of queue reports, T.0.1.1 of queue mail)"
+        assert said in " ".join(several.output.replace("│", " ").split())
+    assert document(qd("failed", "list", "--json"))[0]["record"] == "T.0.2.1"
+    done(qd("failed", verb, "T.0.2.1"))
+    if verb != "show":
+        done(qd("failed", verb, "job-T.0.1.1"))
+        assert ids(qd) == []
+
+
+def test_how_often_a_retried_job_has_failed_is_shown(qd: Run, redis: Client) -> None:
+    first = bury(redis, "T.0.1.1", at=NOW - 7200)
+    done(qd("failed", "retry", "job-T.0.1.1"))
+    for at, id in ((NOW - 3600, "T.0.2.1"), (NOW - 60, "T.0.3.1")):
+        sent = redis.call("LPOP", "queues:mail")
+        bury(redis, id, at=at, raw=sent)
+        (found,) = document(qd("failed", "list", "--json"))
+        if id == "T.0.2.1":
+            done(qd("failed", "retry", "job-T.0.1.1"))
+    assert (found["id"], found["record"], found["failures"]) == ("job-T.0.1.1", "T.0.3.1", 3)
+    assert (found["first_failed_at"], found["failed_at"]) == (round(NOW - 7200, 3), round(NOW - 60, 3))
+    assert re.search(r"failed: +3 times, first \S+ \S+ \(2h .*ago\), last ", done(qd("failed", "show", "job-T.0.1.1")))
+    pushed = [re.sub(rb'"createdAt":\d+', b"", as_pushed(raw)) for raw in (sent, first)]
+    assert pushed[0] == pushed[1], "no other byte has changed"
 
 
 @pytest.mark.parametrize("word", ["yesterday", "", "-1h", "2026-13-01"])

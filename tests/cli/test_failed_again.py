@@ -143,7 +143,7 @@ def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
     bury(redis, "good")
     some = qd("failed", "retry", "--all")
     assert (some.exit_code, some.stdout) == (1, "1 job sent again\n")
-    assert some.stderr.startswith("qd: bad (no job) stays failed: it cannot be run: not JSON")
+    assert some.stderr.startswith("qd: uuid-bad (no job) stays failed: it cannot be run: not JSON")
     assert left(redis) == ["bad"]
     assert done(qd("failed", "forget", "bad")) == "1 job forgotten\n"
 
@@ -282,7 +282,7 @@ def test_listeners_hear_of_what_is_sent_again_and_harm_nothing(project: Callable
     shop = project(jobs=HEARD)
     bury(redis, "a")
     said = shop.qd("failed", "retry", "a")
-    assert (said.returncode, said.stdout) == (0, "heard redis mail mail.welcome a\n1 job sent again\n")
+    assert (said.returncode, said.stdout) == (0, "heard redis mail mail.welcome job-a\n1 job sent again\n")
     assert "a listener" in said.stderr
     shop.jobs("import nothing.of.that.name")
     bury(redis, "b")

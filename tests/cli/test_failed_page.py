@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qd.payload import read
 from tests.support.marks import FAILED
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push
@@ -32,19 +33,21 @@ def shop(project: MakeProject, redis: Client) -> Project:
 def test_the_console_shows_what_the_commands_say(shop: Project, redis: Client) -> None:
     assert CONSOLE
     listing, head, row, show = CONSOLE[1].splitlines()
-    ((record, _),) = failed(redis)
+    ((_, raw),) = failed(redis)
     done = shop.qd(*shlex.split(listing)[2:])
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[0].split() == head.split()
     # All between its id and the moment, which are not the page's.
-    assert said[1].split()[0] == record["id"]
+    id = said[1].split()[0]
+    assert (len(id), len(row.split()[0])) == (32, 32)
+    assert read(raw).id == id
     assert said[1].split()[1:7] == row.split()[1:7]
     assert row.split()[7:8] == ["3"] == said[1].split()[7:8]
     assert said[1].endswith((" ago", "just now"))
     *words, short = shlex.split(show)[2:]
     assert len(short) == 4
-    done = shop.qd(*words, record["id"][:4])
+    done = shop.qd(*words, id[:4])
     assert done.returncode == 0, done.stderr
     assert "ValueError: no such user" in done.stdout
     assert "nobody@example.org" in done.stdout
@@ -53,8 +56,8 @@ def test_the_console_shows_what_the_commands_say(shop: Project, redis: Client) -
 def test_each_command_of_the_tasks_runs(shop: Project, redis: Client) -> None:
     assert len(TASKS) == 7
     for command in TASKS:
-        ((record, _),) = failed(redis)
-        done = shop.qd(*[record["id"] if word == "ID" else word for word in shlex.split(command)[1:]])
+        ((_, raw),) = failed(redis)
+        done = shop.qd(*[read(raw).id or "" if word == "ID" else word for word in shlex.split(command)[1:]])
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         if command == "qd failed retry ID":
             assert not failed(redis)

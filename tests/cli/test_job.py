@@ -64,17 +64,20 @@ def test_a_failed_job_and_why(qd: Run, app: Qd, redis: Client) -> None:
     redis.call("HSET", "queues:mail:failed", "T1.3.7.1", json.dumps(record).encode() + b"\n" + payload)
     redis.call("ZADD", "queues:mail:failed_at", 1, "T1.3.7.1")
     told = done(qd("job", handle.id))
-    assert "in the failed store: ValueError: out of paper (qd failed show T1.3.7.1)" in told
-    assert document(qd("job", handle.id, "--json"))["failed"] == record
+    assert f"in the failed store: ValueError: out of paper (qd failed show {handle.id})" in told
+    said = document(qd("job", handle.id, "--json"))
+    assert said["failed"] == {**record, "id": handle.id, "record": "T1.3.7.1"}
 
 
 def test_a_job_of_which_only_its_record_is_left(qd: Run, redis: Client) -> None:
     redis.call(
-        "HSET", "qd:job:x1", "status", "done", "value", '{"pages":12}', "at", redis.text("TIME")[0], "progress", "100"
+        "HSET", "qd:job:x1", "status", "done", "value", '{"pages":12}', "at", redis.text("TIME")[0], "progress", "40"
     )
     told = done(qd("job", "x1"))
     assert "status    done\n" in told
     assert 'result    {"pages":12}\n' in told
+    assert "progress  100 %\n" in told
+    assert document(qd("job", "x1", "--json"))["progress"] == 100
     assert document(qd("job", "x1", "--json"))["result"] == {"pages": 12}
     redis.call("HSET", "qd:job:x1", "value", "!JSON cannot carry it")
     assert document(qd("job", "x1", "--json"))["result"] is None

@@ -282,6 +282,11 @@ def test_a_failed_job_is_kept_and_runs_when_it_is_retried(tried: Tried) -> None:
     assert [note[2] for note in tried.shop.noted("S", 1)] == ["1", "2"]
     (record,) = tried.failed()
     assert (record["job"], record["error"], record["attempts"]) == ("boom", "ValueError", 2)
+    tried.command("failed", "retry", record["id"])
+    tried.shop.work_off()
+    (again,) = tried.failed()
+    assert (again["id"], again["failures"], again["first_failed_at"]) == (record["id"], 2, record["failed_at"])
+    assert again["record"] != record["record"]
     (tried.shop.root / "mended").touch()
     tried.command("failed", "retry", record["id"])
     work = ready(tried.shop)

@@ -8,7 +8,7 @@ import pytest
 
 from qd.errors import Malformed
 from qd.payload import make, read
-from qd.retried import sent_again
+from qd.retried import as_pushed, sent_again
 from qd.unit import answered, saving
 
 MARK = "Tok.3.41.2"
@@ -62,6 +62,25 @@ def test_what_the_job_has_saved_stays() -> None:
 )  # fmt: skip
 def test_keys_are_found_on_the_top_level_and_nothing_else_changes(raw: bytes, again: bytes) -> None:
     assert sent_again(raw, 5000.0) == again
+
+
+def test_how_often_and_when_first_it_failed_travels_with_it_and_changes_nothing_else() -> None:
+    raw, now = buried(pushed()), 5000.0
+    again = sent_again(raw, now, 4000.25)
+    assert again == sent_again(raw, now).replace(b"{", b'{"failures":"1 4000.250",', 1)
+    assert read(again).failed_before == (1, 4000.25)
+    third = sent_again(buried(again), now, 4500.0)
+    assert (read(third).failed_before, len(third)) == ((2, 4000.25), len(again))
+    assert as_pushed(third) == sent_again(raw, now)
+
+
+@pytest.mark.parametrize(
+    "value", [b"7", b"null", b"{}", b'"7"', b'"-1 7.000"', b'"1 1e9"', b'"7 nan"', b'"' + b"9" * 99 + b' 1.000"']
+)
+def test_a_key_of_this_name_that_qd_has_not_written_stays_and_counts_for_nothing(value: bytes) -> None:
+    raw = b'{"job":"a","failures":%b}' % value
+    assert read(raw).failed_before == (0, None)
+    assert sent_again(raw, 5000.0, 4000.0) == raw == as_pushed(raw)
 
 
 def test_a_large_payload_is_no_work() -> None:

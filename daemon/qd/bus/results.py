@@ -61,7 +61,7 @@ class Asked:
 
     def progress(self, id: str) -> float | None:
         kept = None if self._keeps is False else self._jobs().kept(id)
-        return None if kept is None else kept.progress
+        return None if kept is None else kept.percent
 
     # -- result
 

@@ -69,7 +69,7 @@ def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record
     """`qd failed retry` tells here, too."""
     if listeners.has(JobRetryRequested):
         for record in records:
-            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.id, record.payload))
+            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.job_id, record.payload))
 
 
 def failed_store(queue: Connector, settings: Settings, connection: str) -> FailedStore:

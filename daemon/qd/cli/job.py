@@ -151,8 +151,8 @@ def told(seen: Seen) -> list[tuple[str, object]]:
         lines.append(("attempts", spot.payload.attempts))
         if spot.payload.crashes:
             lines.append(("crashes", spot.payload.crashes))
-    if kept is not None and kept.progress is not None:
-        lines.append(("progress", f"{kept.progress:g} %"))
+    if kept is not None and kept.percent is not None:
+        lines.append(("progress", f"{kept.percent:g} %"))
     if kept is not None and kept.status is not None:
         lines.append(("ended", output.ago(None if kept.at is None else seen.now - kept.at)))
         lines.append(("result" if kept.status == "done" else "error", kept.value.decode("utf-8", "replace")))
@@ -166,7 +166,7 @@ def where(seen: Seen, spot: Found) -> str:
         return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
     if spot.spot == "failed":
         said = record(spot)
-        return f"in the failed store: {said.get('error')}: {said.get('reason')} (qd failed show {said.get('id')})"
+        return f"in the failed store: {said.get('error')}: {said.get('reason')} (qd failed show {seen.id})"
     if seen.worker is None:
         return "in the hands of a worker that reports nothing: of another program, or of a master that is gone"
     master, worker = seen.worker
@@ -196,12 +196,18 @@ def described(seen: Seen) -> dict[str, Any]:
         "ahead": seen.ahead,
         "due_at": spot.score if spot and spot.spot == "delayed" else None,
         "worker": worker_of(seen),
-        "failed": record(spot) if spot and spot.spot == "failed" else None,
-        "progress": kept.progress if kept else None,
+        "failed": failed_of(seen, spot) if spot and spot.spot == "failed" else None,
+        "progress": kept.percent if kept else None,
         "ended_at": kept.at if kept else None,
         "result": value_of(kept, "done"),
         "error": value_of(kept, "failed"),
     }
+
+
+def failed_of(seen: Seen, spot: Found) -> dict[str, Any]:
+    """Its record, under the id of the job."""
+    said = record(spot)
+    return said | {"id": seen.id, "record": said.get("id")}
 
 
 def worker_of(seen: Seen) -> dict[str, Any] | None:

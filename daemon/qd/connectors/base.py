@@ -150,6 +150,11 @@ class Kept(NamedTuple):
     progress: float | None
     at: float | None
 
+    @property
+    def percent(self) -> float | None:
+        """How far the job is: what it said last, 100 once it is done."""
+        return 100.0 if self.status == "done" else self.progress
+
 
 class Jobs(Protocol):
     """Single jobs by their ids (`id` of the payload, or `uuid`). Raises as Connector."""

@@ -186,7 +186,7 @@ class Handle(Generic[T_co]):
         return await asyncio.to_thread(self.result, timeout)
 
     def progress(self) -> float | None:
-        """The percent that the job told last; None: none yet, or it keeps no result (result_ttl)."""
+        """The percent that the job said last, 100 once it is done; None: none yet, or it keeps no result (result_ttl)."""
         return self._asks().progress(self.id)
 
     def cancel(self) -> bool:

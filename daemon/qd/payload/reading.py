@@ -20,6 +20,7 @@ LONGEST = 100 * 365 * 86400.0  # seconds a backoff is at most: what is longer wo
 Count = Annotated[int, Meta(ge=0, le=LIMIT)]
 Whole = Annotated[int, Meta(ge=-LIMIT, le=LIMIT)]
 NOTHING = msgspec.Raw()
+FAILURES = re.compile(rb'"([1-9]\d{0,8}) (\d{1,12}\.\d{3})"')
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -48,6 +49,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exceptions: Count = 0
     held: Count = 0
     rsv: str | None = None
+    failures: msgspec.Raw = NOTHING  # see retried.py; as saved
     saved: msgspec.Raw = NOTHING  # the last checkpoint; whatever stands there, it makes no payload malformed
 
     @property
@@ -92,6 +94,13 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def deadline(self) -> float | None:
         """Unix seconds after which it is not run again, None: no such moment. Before Laravel 8 it was `timeoutAt`."""
         return (self.timeoutAt if self.retryUntil is None else self.retryUntil) or None
+
+    @property
+    def failed_before(self) -> tuple[int, float | None]:
+        """How often it has failed for good and was retried, and when first (unix seconds). (0, None): never, or that is not
+        known."""
+        match = FAILURES.fullmatch(bytes(self.failures))
+        return (int(match[1]), float(match[2])) if match else (0, None)
 
     @property
     def checkpoint(self) -> bytes | None:

@@ -46,7 +46,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(_Line, frozen=True, kw_only=True):
-    """A failed job. failed_at: unix seconds by the server's clock; payload: its bytes as they are kept."""
+    """A failed job. id: the record's own, which no other has; people are shown job_id. failed_at: unix seconds by the
+    server's clock; payload: its bytes as they are kept."""
 
     id: str
     queue: str
@@ -54,6 +55,21 @@ class Record(_Line, frozen=True, kw_only=True):
     payload: bytes = b""
     row: bool = False  # it is a row of failed_jobs and nothing else
     elsewhere: bool = False  # its row is gone: retried or forgotten with artisan
+
+    @property
+    def job_id(self) -> str:
+        """What people call the job: its id, else its uuid. The record's own id if it has neither; a row of failed_jobs has
+        the name that it has for artisan."""
+        return self.id if self.row else id_of(self) or self.uuid or self.id
+
+    @property
+    def failures(self) -> tuple[int, float]:
+        """How often the job has failed for good, this time included, and when first (unix seconds)."""
+        try:
+            count, first = payload.read(self.payload).failed_before
+        except Malformed:
+            count, first = 0, None
+        return count + 1, self.failed_at if first is None else first
 
     def text(self) -> str | None:
         """The payload as text; None: its bytes are none."""
@@ -189,8 +205,8 @@ class FailedStore:
             yield part
 
     def find(self, queues: Sequence[str], words: Sequence[str]) -> dict[str, list[Record]]:
-        """For each word the records it may mean: the one of this id; else those whose id begins so, or whose job has this
-        uuid or id. Only for words that are no whole id all records are read."""
+        """For each word the records it may mean: the record of this id; else those of jobs whose id is this or begins so, or
+        whose uuid is this, or whose records begin so. All records are read for that."""
         found = {word: self._of_id(queues, word) for word in words}
         left = [word for word in words if not found[word]]
         if left:
@@ -247,7 +263,8 @@ class FailedStore:
 
         for record in records:
             try:
-                again, tied = sent_again(record.payload, now), payload.read(record.payload)
+                again = sent_again(record.payload, now, record.failed_at)
+                tied = payload.read(record.payload)
             except Malformed as error:
                 said.append(f"it cannot be run: {error}")
                 continue
@@ -313,7 +330,7 @@ def means(record: Record, word: str) -> bool:
         return False  # an empty variable of a shell
     if record.id.startswith(word) or record.uuid == word:
         return True
-    return word.encode() in record.payload and word == id_of(record)
+    return word.encode() in record.payload and (id_of(record) or "").startswith(word)
 
 
 def id_of(record: Record) -> str | None:

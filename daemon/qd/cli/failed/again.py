@@ -57,8 +57,8 @@ class Tally:
         else:
             self.refusals += 1
             if self.refusals <= TOLD:
-                self.refused.append({"id": record.id, "reason": why})
-                output.note(f"qd: {record.id} ({record.job or 'no job'}) stays failed: {why}")
+                self.refused.append({"id": record.job_id, "record": record.id, "reason": why})
+                output.note(f"qd: {record.job_id} ({record.job or 'no job'}) stays failed: {why}")
 
     @property
     def code(self) -> int:

@@ -50,7 +50,7 @@ def row(record: Record, now: float) -> tuple[object, ...]:
     reason = ("(retried or forgotten with artisan) " if record.elsewhere else "") + record.reason.partition("\n")[0]
     reason = reason if len(reason) <= 60 else reason[:59] + "…"
     ago = output.ago(max(0.0, now - record.failed_at))
-    return record.id, record.queue, record.job or "-", record.error or "-", reason, record.attempts, ago
+    return record.job_id, record.queue, record.job or "-", record.error or "-", reason, record.attempts, ago
 
 
 def stream(records: Iterator[Record]) -> None:
@@ -63,9 +63,14 @@ def stream(records: Iterator[Record]) -> None:
 
 
 def document(record: Record) -> dict[str, Any]:
-    names = ("id", "uuid", "queue", "job", "error", "reason", "attempts", "crashes")
-    facts: dict[str, Any] = {name: getattr(record, name) for name in names}
-    facts["failed_at"] = round(record.failed_at, 3)
+    names = ("uuid", "queue", "job", "error", "reason", "attempts", "crashes")
+    facts: dict[str, Any] = {
+        "id": record.job_id,
+        "record": record.id,
+        **{name: getattr(record, name) for name in names},
+    }
+    count, first = record.failures
+    facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
     if record.row or record.elsewhere:
         facts |= {"row": record.row, "elsewhere": record.elsewhere}
     text = record.text()
@@ -82,7 +87,7 @@ def document(record: Record) -> dict[str, Any]:
 def show(id: str, queue: tuple[str, ...]) -> int:
     """Show all that is kept of a failed job.
 
-    ID is that of `qd failed list`, or what it begins with; or the job's uuid, or the id that the log tells of it.
+    ID is the job's id, as in `qd failed list`, the log and `qd job`, or its beginning; or the job's uuid.
     """
     common.given().only_looks = True
     at = place(queue)
@@ -101,13 +106,14 @@ def show(id: str, queue: tuple[str, ...]) -> int:
 
 def told(record: Record, now: float) -> Iterator[str]:
     """Everything for people: the facts, the traceback, how its worker died, the payload."""
-    at = datetime.fromtimestamp(record.failed_at).astimezone().isoformat(" ", "seconds")
+    count, first = record.failures
+    failed = moment_of(record.failed_at, now)
     facts = {
-        "id": record.id,
+        "id": record.job_id,
         "uuid": record.uuid,
         "queue": record.queue,
         "job": record.job,
-        "failed": f"{at} ({output.ago(max(0.0, now - record.failed_at))})",
+        "failed": failed if count == 1 else f"{count} times, first {moment_of(first, now)}, last {failed}",
         "error": f"{record.error}: {record.reason.partition(chr(10))[0]}" if record.reason else record.error,
         "attempts": record.attempts,
         "crashes": record.crashes,
@@ -122,6 +128,11 @@ def told(record: Record, now: float) -> Iterator[str]:
     for name, text in (parts | {"payload": pretty(record)}).items():
         if text:
             yield from ("", f"{name}:", *(output.clean(line) for line in str(text).splitlines()))
+
+
+def moment_of(at: float, now: float) -> str:
+    stamp = datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+    return f"{stamp} ({output.ago(max(0.0, now - at))})"
 
 
 def value_of(key: str, value: object) -> str:

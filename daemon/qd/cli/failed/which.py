@@ -138,10 +138,14 @@ def with_table(found: Settings, name: str, kept: FailedStore) -> FailedStore:
 
 def single(word: str, found: list[Record]) -> Record:
     """The one record that `word` means, whole or as a beginning. Raises Refused when they are several."""
-    whole = [record for record in found if word in (record.id, record.uuid)]
-    if len(whole) == 1:
-        return whole[0]
-    if len(found) > 1:
-        names = ", ".join(record.id for record in found[:5])
-        raise common.Refused(f"'{word}' means {len(found)} failed jobs ({names}{', ...' if len(found) > 5 else ''})")
-    return found[0]
+    whole = [record for record in found if word in (record.id, record.uuid, record.job_id)]
+    found = whole or found
+    if len(found) == 1:
+        return found[0]
+    ids = {record.job_id for record in found}
+    if len(ids) == 1:
+        names = ", ".join(f"{record.id} of queue {record.queue}" for record in found[:5])
+        what = f"is the id of {len(found)} failed jobs; name one by its record instead"
+    else:
+        names, what = ", ".join(sorted(ids)[:5]), f"means {len(found)} failed jobs"
+    raise common.Refused(f"'{word}' {what} ({names}{', ...' if len(found) > 5 else ''})")
