@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
-from qd.cli.queues import given_data, value_of
+from qd import Qd
+from qd.cli.queues import given_data, typed, value_of
 from tests.cli.conftest import Run, document, done
 from tests.support.clock import eventually
 from tests.support.project import Project
@@ -137,13 +140,52 @@ def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects
 
 
 @pytest.mark.parametrize(
+    ("word", "arrives"),
+    [
+        ("to=5", "5"), ("to=true", "true"), ("to=null", "null"), ("to=[1]", "[1]"), ('to="5"', "5"), ("to=1e3", "1e3"),
+        ("count=5", 5), ("count=five", "five"), ("price=1.10", Decimal("1.10")), ('tags=["5"]', ["5"]), ("note=null", None),
+        ("price=0.12345678901234567890", Decimal("0.12345678901234567890")), ("note=7", "7"), ("folder=2031", "2031"),
+        ("either=5", 5), ("either=a", "a"), ("any=5", 5), ("more=5", "5"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_is_read_as_the_type_that_the_job_declares(word: str, arrives: object) -> None:
+    app = Qd("redis://nowhere.invalid")
+
+    @app.job("types")
+    def types(
+        to: str = "",
+        count: int = 0,
+        price: Decimal | None = None,
+        tags: list[str] | None = None,
+        note: str | None = None,
+        folder: Path | None = None,
+        either: int | str = 0,
+        any: Any = None,
+        **rest: str,
+    ) -> None: ...
+
+    declared = app.registry.get("types")
+    assert declared is not None
+    key, _, text = word.partition("=")
+    assert json.loads(typed(declared, {key: text}), parse_float=Decimal) == {key: arrives}
+
+
+def test_a_number_for_a_text_is_sent_as_text(project: Projects, redis: Client) -> None:
+    said = project(JOBS).qd("dispatch", "mail.welcome", "to=5", "count=5")
+    assert (said.returncode, said.stderr) == (0, "")
+    (payload,) = sent(redis, "queues:mail")
+    assert payload["data"] == {"to": "5", "count": 5}
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("mail.welcom", "to=ada"), "did you mean 'mail.welcome'?"),
         (("mail.welcome", "tp=ada"), "'tp'"),
         (("mail.welcome",), "needs parameter 'to', which was not given (to=...)\n"),
         (("nope",), "no job is called 'nope' (`qd jobs` lists them)\n"),
-        (("mail.welcome", "to=7"), "expected str, got int"),
+        (("mail.welcome", "to=7", "count=seven"), "argument 'count' is of the wrong type: expected int, got str"),
         (("mail.welcome", "--data", "[1]"), ""),
     ],
     ids=["name", "parameter", "missing", "no such name", "type", "shape"],

@@ -187,6 +187,18 @@ class Signature:
             self.extras.check(fields)
         return fields
 
+    def takes(self, name: str, value: bytes) -> bool:
+        """Whether the JSON text `value` converts to the type of the parameter; True where there is no such parameter."""
+        if not self._settled:
+            self._settle_late()
+        if name not in self._slots and self.rest is None:
+            return True
+        try:
+            msgspec.json.decode(value, type=self._hint(name), dec_hook=made)
+        except Exception:
+            return False
+        return True
+
     def _settle_late(self) -> None:
         try:
             self._settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,15 +38,35 @@ def given_data(words: tuple[str, ...], data: str | None) -> object:
             return json.loads(data, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise click.UsageError(f"--data is not JSON: {error}") from None
-    found: dict[str, object] = {}
+    return {key: value_of(text) for key, text in texts_of(words).items()}
+
+
+def texts_of(words: tuple[str, ...]) -> dict[str, str]:
+    """The k=v words by their names. Raises UsageError."""
+    found: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise click.UsageError(f"'{word}' is not of the form name=value")
         if key in found:
             raise click.UsageError(f"'{key}' is given twice")
-        found[key] = value_of(text)
+        found[key] = text
     return found
+
+
+def typed(declared: Declared, texts: Mapping[str, str]) -> bytes:
+    """What k=v words say to a job: the value is JSON where the parameter's type takes that, else the text."""
+    return b"{%b}" % b",".join(
+        [encoded(key) + b":" + json_for(declared, key, text, value_of(text)) for key, text in texts.items()]
+    )
+
+
+def json_for(declared: Declared, key: str, text: str, value: object) -> bytes:
+    if isinstance(value, str) and value == text:
+        return encoded(text)
+    takes = declared.signature.takes
+    as_it_is = text.encode("utf-8", "surrogateescape")  # not encoded(value): a Decimal keeps its digits
+    return encoded(text) if not takes(key, as_it_is) and takes(key, encoded(text)) else as_it_is
 
 
 def value_of(text: str) -> object:
@@ -85,17 +106,20 @@ def dispatch(
 ) -> int:
     """Send a job by its name.
 
-    A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app the arguments are
-    checked before anything is sent; without one, and for PHP's Class@method, they are sent as they are.
+    A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
+    the type that the parameter declares (to=5 is "5" for a str) and checked before anything is sent. Without an app,
+    and for PHP's Class@method, it is sent as it is.
 
     Exit 1: nothing was sent, for a unique job like it waits or runs already.
     """
     said = given_data(words, data)
     asked = {"queue": queue, "delay": delay, "connection": common.given().connection}
     sending = {key: value for key, value in asked.items() if value is not None}
-    send = by_name if for_php(name) else by_app
     try:
-        became = send(name, said, sending, count)
+        if for_php(name):
+            became = by_name(name, said, sending, count)
+        else:
+            became = by_app(name, said, words, sending, count)
     except Exception as error:  # of a job that runs where it is dispatched
         return failed_here(error)
     if common.given().json:
@@ -128,12 +152,12 @@ def told(name: str, became: Became, later: str) -> list[str]:
     return lines
 
 
-def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> Became:
+def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Became:
     """Through the declaration, which checks it. Without an app as `by_name`."""
     found = app_if_named(common.loaded())
     if found is None:
         return by_name(name, data, sending, count)
-    call = called(found, name, data)
+    call = called(found, name, data, words)
     call = call.using(**sending) if sending else call
     skipped: list[UniqueJobSkipped] = []
     queued: set[str | None] = set()
@@ -150,10 +174,11 @@ def by_app(name: str, data: object, sending: dict[str, Any], count: int) -> Beca
     return Became(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
 
 
-def called(found: Qd, name: str, data: object) -> Call[Any]:
+def called(found: Qd, name: str, data: object, words: tuple[str, ...]) -> Call[Any]:
     """Raises UnknownJob, WrongType and UnknownParameters."""
+    declared = found.registry.get(name)
     try:
-        return found.call(name, encoded(data))
+        return found.call(name, typed(declared, texts_of(words)) if declared and words else encoded(data))
     except UnknownParameters as error:
         if not error.missing:
             raise
@@ -195,7 +220,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     In this process: nothing is sent, no server asked, nothing tried again. A job that raises is exit 1.
     """
     said = given_data(words, data)
-    call = called(app(), name, said)
+    call = called(app(), name, said, words)
     try:
         result = call.run()
     except Exception as error:
