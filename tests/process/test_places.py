@@ -373,3 +373,33 @@ def x() -> None:
         redis = own.client()
         assert failed(redis) == []
         redis.close()
+
+
+def test_a_lock_that_could_not_be_freed_while_redis_was_away_is_freed_with_the_answer(project: MakeProject):
+    with Server(*KEEPS) as own:
+        shop = project(
+            jobs=JOBS
+            + """
+from qd.middleware import WithoutOverlapping
+
+@app.job("x", middleware=[WithoutOverlapping()], timeout=0)
+def x() -> None:
+    note("ran")
+    held()
+""",
+            url=own.url,
+        )
+        redis, witness = own.client(), Witness(shop)
+        work = ready(shop)
+        push(redis, "x")
+        witness.wait("ran")
+        redis.close()
+        own.kill()
+        witness.go()
+        work.wait_line("the place of this job is freed when the job ends")
+        own.start()
+        redis = own.client()
+        eventually(lambda: redis.call("KEYS", "queues:*") == [], 30, what="the answer")
+        assert redis.call("KEYS", "qd:lock:*") == redis.call("KEYS", "qd:places:*") == []
+        redis.close()
+        work.stop()

@@ -83,12 +83,15 @@ def queue_asked(job: RunningJob, ask: Callable[[Connector], T]) -> T:
     job.release(AWAY, reason=f"nobody could say whether it may run: {said}", counts=False)
 
 
-def told(job: RunningJob, tell: Callable[[Store], object]) -> None:
-    """Tell the store something that the job's own end does not depend on."""
+def told(job: RunningJob, tell: Callable[[Store], object], what: str) -> bool:
+    """Change something in the store that the job's own end does not depend on. False: it failed, which is logged. what: does
+    not happen then."""
     try:
         within(job, PATIENCE, lambda queue: tell(store_of(queue)))
     except (ConnectionLost, ServerRefused) as error:
-        log.warning("what middleware keeps of this job stays until its time is over: %s", error)
+        log.warning("%s: %s", what, error)
+        return False
+    return True
 
 
 def within(job: RunningJob, seconds: float, ask: Callable[[Connector], T]) -> T:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Next = Callable[[], object]
 Span = float | timedelta
 A_DAY = 86400.0
+FREED_LATER = "the server did not answer, so the place of this job is freed when the job ends"
 OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothing of an attempt lives so long
 
 
@@ -51,11 +52,17 @@ class Placed:
         place, taken = self._place(job)
         seconds = self._expires or (job.timeout + OVER if job.timeout else A_DAY)
         places, owner, holder, pid = Places(place, self._most, seconds), job.uuid, job.mark or job.id, os.getpid()
+
+        def free() -> None:
+            job.unfreed -= told(job, lambda store: places.free(store, owner, holder), FREED_LATER)
+
+        job.unfreed += 1
         try:
             wait = asked(job, lambda store: places.take(store, owner, holder))
         except EndJob:  # it rang while the call was under way, which was done
-            told(job, lambda store: places.free(store, owner, holder))
+            free()
             raise
+        job.unfreed -= bool(wait)
         if wait and self._drop:
             log.info("dropped: %s", taken)
             return None
@@ -65,7 +72,7 @@ class Placed:
             return call_next()
         finally:
             if os.getpid() == pid:  # else a copy that the job has forked: the place is not its own
-                told(job, lambda store: places.free(store, owner, holder))
+                free()
 
 
 class ConcurrencyLimit(Placed):

@@ -114,7 +114,7 @@ class ThrottlesExceptions:
         try:
             return call_next()
         except self._only:
-            told(job, lambda store: self._count(store, strikes, job.mark or job.id))
+            told(job, lambda store: self._count(store, strikes, job.mark or job.id), "this error is not counted")
             raise
 
     def _count(self, store: Store, strikes: Strikes, mark: str) -> None:

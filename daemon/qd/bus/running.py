@@ -33,7 +33,8 @@ class RunningJob:
     uuid: the same in every attempt and after a crash. mark: of this attempt alone, "" in run(). payload: its bytes, b"" in
     run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise. skipped: it was
-    not run, since its batch was cancelled, whatever the middleware around says that it returned. here: what it has for its
+    not run, since its batch was cancelled, whatever the middleware around says that it returned. unfreed: how many places
+    (concurrency.py) it may have whose server did not answer. here: what it has for its
     connection in run(), None: it has one.
     """
 
@@ -59,6 +60,7 @@ class RunningJob:
         "stopping",
         "ties",
         "timeout",
+        "unfreed",
         "uuid",
     )
 
@@ -97,6 +99,7 @@ class RunningJob:
         self.queue = queue
         self.attempt = attempt
         self.stopping = self.skipped = False
+        self.unfreed = 0
         self.outcome: Release | Fail | None = None
 
     @property

@@ -59,11 +59,12 @@ class Attempts:
         self.recycle: BaseException | None = None  # what a job has raised after which this worker leaves
         self._declared_limits: dict[str, Limits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
+        self.unfreed = False  # the last attempt may still have a place
 
     def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], Death]) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
-        self.payload = None
+        self.payload, self.unfreed = None, False
         try:
             if too_deep(reserved.member, self._max_depth):
                 raise Malformed(f"nested deeper than max_depth = {self._max_depth}")
@@ -94,6 +95,7 @@ class Attempts:
         try:
             return self._begun(attempt, now, death)
         finally:
+            self.unfreed = attempt.job.unfreed > 0
             running.leave()
 
     def _begun(self, attempt: Attempt, now: float, death: Callable[[], Death]) -> Outcome:

@@ -31,7 +31,8 @@ class Ending:
     def settle(self, held: Held, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
-        if payload is not None and was_killed(job, payload) and isinstance(outcome, Done | Failed | Cancelled):
+        ends = isinstance(outcome, Done | Failed | Cancelled)
+        if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             effects += self.answering.surely(held, lambda job: places_of(self.settler.queue, job, payload)) or ()
         if isinstance(outcome, Done):
             self.answering.done = job
