@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from qd.masks import masked
 from qd.process.descriptors import identity
+from qd.traces import shown
 
 PATIENCE = 3.0  # seconds that a worker waits for whoever reads its lines
 DROPPED = b"log: %d lines dropped, nobody reads stderr fast enough\n"
@@ -139,6 +140,7 @@ class Log:
         self.format, self.level = format, level
         self.least = LEVELS[level]
         self.informs = self.least <= 20  # for hot paths: ask before building fields
+        self.debugs = self.least <= 10
 
     def of(self, role: str, write: Write | None = None) -> Log:
         """The same log for another role."""
@@ -244,7 +246,8 @@ class JobRecords(logging.Handler):
 
     def _emit(self, record: logging.LogRecord) -> None:
         level = next((name for name, least in reversed(LEVELS.items()) if record.levelno >= least), "debug")
-        trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info else None
+        trace = None if error is None else shown(error, whole=self._log.debugs)
         fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
         self._log.line(level, "log", fields)
 

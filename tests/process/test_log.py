@@ -12,7 +12,7 @@ from tests.support.clock import eventually
 from tests.support.marks import FAILED
 from tests.support.procs import Procs
 from tests.support.project import Project
-from tests.support.pushing import push_laravel
+from tests.support.pushing import failed, push_laravel
 from tests.support.resp import Client
 from tests.support.witness import JOBS, Witness
 
@@ -89,7 +89,26 @@ def test_an_import_that_fails_is_told_in_json_too(shop: Project) -> None:
         work.ends_clean(code=3)
         (failed,) = [one for one in documents(work) if one["event"] == "app.import_failed"]
         assert failed["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
-        assert "jobs.py" in str(failed["trace"])
+        assert str(failed["trace"]).splitlines() == [
+            "Traceback (most recent call last):",
+            f'  File "{shop.root}/jobs.py", line 7, in <module>',
+            "    import nothing_of_that_name",
+            "ModuleNotFoundError: No module named 'nothing_of_that_name'",
+        ]
+
+
+@FAILED
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_traceback_has_the_frames_of_qd_at_debug_level_only(shop: Project, redis: Client, level: str) -> None:
+    """Of a timeout, which qd raises in the middle of the job."""
+    shop.jobs(JOBS + "\n@app.job('long', timeout=0.2, tries=1)\ndef long() -> None:\n    time.sleep(30)\n")
+    push_laravel(redis, "long")
+    work = shop.work_off("--log-level", level)
+    ((record, _),) = failed(redis)
+    for text in (str(record["trace"]), "\n".join(work.lines)):
+        assert "in long" in text
+        assert ("/qd/worker/alarm.py" in text) == (level == "debug")
+        assert ("/qd/worker/attempt.py" in text) == (level == "debug")
 
 
 def test_records_of_an_app_without_handlers_become_lines_that_name_the_job(

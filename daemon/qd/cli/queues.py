@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import traceback
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.stages import title_of
 from qd.options.job import JOB_KINDS, JobOptions
 from qd.options.table import shown
+from qd.traces import trimmed
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -236,17 +236,8 @@ def failed_here(error: Exception) -> int:
     """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
     if isinstance(error, QdError):
         raise error
-    error.with_traceback(from_the_job_on(error.__traceback__))
-    traceback.print_exception(error)
+    print(trimmed(error) or trimmed(error, whole=True), end="", file=sys.stderr)
     return 1
-
-
-def from_the_job_on(at: TracebackType | None) -> TracebackType | None:
-    """Without the frames that lead to the job's own code."""
-    whole = at
-    while at is not None and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] in ("qd", "asyncio"):
-        at = at.tb_next
-    return at or whole
 
 
 def plain(result: object) -> Any:

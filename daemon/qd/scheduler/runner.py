@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -30,6 +29,7 @@ from qd.schedule import CallTask, Entry, QdTask, ShellTask
 from qd.schedule.entry import Act
 from qd.scheduler import command
 from qd.scheduler.record import Outcome, Record, Stage, plain_text
+from qd.traces import shown
 from qd.worker import boot
 from qd.worker.settle import LINE, full, short
 
@@ -119,7 +119,7 @@ class Runner:
             error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_of_copy(raised)
-            error, trace = plain_text(short(raised)), full(raised)
+            error, trace = plain_text(short(raised)), full(raised, self.log)
         return Outcome(time.monotonic() - began, code, error, trace)
 
     def _act(self) -> tuple[int | None, str]:
@@ -152,7 +152,7 @@ class Runner:
             except BaseException as error:
                 self._print_of_copy(error)
                 self._only_here(1)
-                fields = {"entry": self.entry.name, "hook": kind, "error": short(error), "trace": full(error)}
+                fields = {"entry": self.entry.name, "hook": kind, "error": short(error), "trace": full(error, self.log)}
                 self.log.error("schedule.hook_failed", **fields)
             self._only_here(0)
 
@@ -163,7 +163,12 @@ class Runner:
             self.app.listeners.emit(event(*facts))
         except BaseException as error:
             self._only_here(1)
-            fields = {"entry": self.entry.name, "hook": "a listener", "error": short(error), "trace": full(error)}
+            fields = {
+                "entry": self.entry.name,
+                "hook": "a listener",
+                "error": short(error),
+                "trace": full(error, self.log),
+            }
             self.log.error("schedule.hook_failed", **fields)
         self._only_here(0)
 
@@ -174,7 +179,7 @@ class Runner:
 
     def _print_of_copy(self, error: BaseException) -> None:
         if os.getpid() != self._pid and not isinstance(error, SystemExit):
-            traceback.print_exception(error)
+            sys.stderr.write(shown(error))
 
 
 def exit_code(leaving: SystemExit) -> int:

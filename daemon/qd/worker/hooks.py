@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,6 +23,7 @@ from qd.listeners import Listeners
 from qd.payload import Payload
 from qd.process import child
 from qd.process.scoreboard import Fails
+from qd.traces import shown
 from qd.worker.alarm import Alarm
 
 HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
@@ -99,5 +100,5 @@ class Hooks:
         if isinstance(error, SystemExit):
             child.leave(child.code_of(error))
         if error is not None:
-            traceback.print_exception(error)
+            sys.stderr.write(shown(error))
         child.leave(int(error is not None))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from qd.connectors.base import Connector, Released, Reserved
 from qd.connectors.effects import Effect
@@ -15,11 +12,11 @@ from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
 from qd.masks import masked
 from qd.payload import Payload, read, tags_of
+from qd.traces import trimmed
 from qd.unit import answered, original, saving, split_mark
 from qd.worker.copying import Copier
 from qd.worker.outcome import Back, Death, Failed
 
-OURS = str(Path(__file__).parent.parent) + os.sep
 LINE = 250  # characters of an error that stand in a line of the log
 LONGEST = 16_000  # characters of a traceback that are kept
 
@@ -44,7 +41,7 @@ class Settler:
         level = "warning" if back.error is not None else "info"
         fields = {**self._job(job), "delay": back.delay, "reason": cut(back.why, LINE)}
         if back.error is not None:
-            fields |= {"error": short(back.error), "trace": full(back.error)}
+            fields |= {"error": short(back.error), "trace": full(back.error, self.log)}
         self.log.line(level, "job.released", fields)
 
     def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
@@ -63,7 +60,7 @@ class Settler:
             "attempts": max(0, failed.attempts) if payload else 0,
             "crashes": payload.crashes if payload else 0,
             "failed_at": round(time.time(), 3),
-            "trace": full(failed.error),
+            "trace": full(failed.error, self.log),
         }
         if failed.death is not None and failed.death.facts is not None:
             record["death"] = failed.death.facts
@@ -84,7 +81,7 @@ class Settler:
         told = self._job(job)
         if "attempt" in told:
             told["attempt"] = max(0, failed.attempts)  # as in its record: one that did not begin is none
-        self.log.error(event, **told, kept=kept, error=short(failed.error), trace=full(failed.error))
+        self.log.error(event, **told, kept=kept, error=short(failed.error), trace=full(failed.error, self.log))
 
     def tell_cancelled(self, job: Reserved) -> None:
         self.log.warning("job.cancelled", **self._job(job))
@@ -161,12 +158,9 @@ def words_of(error: BaseException) -> str:
         return f"({type(error).__name__} cannot say what it is)"
 
 
-def full(error: BaseException) -> str | None:
-    """The traceback from the job's own code on; None where no code of the job ran."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
-        trace = trace.tb_next
-    if trace is None:
-        return masked("\n".join(getattr(error, "__notes__", ()))) or None
-    text = masked("".join(traceback.format_exception(type(error), error, trace)))
+def full(error: BaseException, log: Log) -> str | None:
+    """The traceback; None if no code of the job ran. At the log's debug level it has the frames of qd, too."""
+    text = masked(trimmed(error, whole=log.debugs) or "\n".join(getattr(error, "__notes__", ()))) or None
+    if text is None:
+        return None
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]

@@ -91,7 +91,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
     except QdError as error:
         log.error("app.import_failed", app=settings.app, error=str(error))
     except BaseException as error:
-        log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error))
+        log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error, log))
     return Exit.IMPORT
 
 

@@ -11,10 +11,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from qd.contrib.django.kit import Task, TaskError, TaskResult, TaskResultStatus
+from qd.traces import shown
 
 if TYPE_CHECKING:
     from qd.connectors.base import Found
@@ -159,9 +159,7 @@ def failed(
 ) -> TaskResult[Any]:
     """Of one that fails now."""
     kind = type(error)
-    told = TaskError(
-        exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback="".join(format_exception(error))
-    )
+    told = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
     return made(
         task.get_backend(),
         task,

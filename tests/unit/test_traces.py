@@ -1,0 +1,112 @@
+"""Tracebacks without the frames of qd and of importlib."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from qd import Qd, RunningJob
+from qd.errors import ConnectionLost
+from qd.traces import HIDDEN, shown, trimmed
+from tests.support.fakes import FakeQd
+
+HERE = str(Path(__file__))
+
+
+@pytest.fixture
+def app() -> FakeQd:
+    return FakeQd()
+
+
+def raised_by(body: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # any that a job may raise
+        body()
+    return caught.value
+
+
+def files(error: BaseException) -> list[str]:
+    """Of all frames that are shown, without the traceback's own words."""
+    text = trimmed(error) or ""
+    return [line.split('"')[1] for line in text.splitlines() if line.lstrip(" |").startswith('File "')]
+
+
+def through(job: RunningJob, call_next: Callable[[], object]) -> object:
+    return call_next()
+
+
+def test_frames_of_qd_before_between_and_behind_are_left_out(app: FakeQd):
+    lost = Qd("redis://127.0.0.1:1")
+
+    @lost.job("other")
+    def other() -> None: ...
+
+    @app.job("sends", middleware=[through])
+    def sends() -> None:
+        other.dispatch()
+
+    error = raised_by(sends.run)
+    assert isinstance(error, ConnectionLost)
+    assert not [file for file in files(error) if file.startswith(HIDDEN)]
+    assert "in sends\n" in shown(error)
+    assert "in through\n" in shown(error)
+    whole = trimmed(error, whole=True) or ""
+    assert "/qd/bus/send.py" in whole
+    assert whole.endswith(shown(error).splitlines()[-1] + "\n")
+
+
+def test_an_async_job_is_told_without_the_loop_that_qd_began_and_with_one_of_its_own(app: FakeQd):
+    async def fails() -> None:
+        raise ValueError("x")
+
+    @app.job("async")
+    async def plain() -> None:
+        await fails()
+
+    @app.job("own")
+    def own() -> None:
+        asyncio.run(fails())
+
+    assert {Path(file).name for file in files(raised_by(plain.run))} == {"test_traces.py"}
+    assert {Path(file).name for file in files(raised_by(own.run))} > {"test_traces.py"}
+
+
+def test_causes_and_groups_are_trimmed_too(app: FakeQd):
+    @app.job("inner")
+    def inner() -> None:
+        raise KeyError("inner")
+
+    @app.job("outer")
+    def outer() -> None:
+        try:
+            inner.run()
+        except KeyError as error:
+            raise ExceptionGroup("all", [error]) from error
+
+    error = raised_by(outer.run)
+    assert set(files(error)) == {HERE}
+    assert len(files(error)) == 6  # raised_by and outer; of the cause and of the group's member outer and inner
+
+
+def test_an_import_is_told_by_its_modules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trimmed_outer.py").write_text("import importlib\nimportlib.import_module('trimmed_inner')\n")
+    (tmp_path / "trimmed_inner.py").write_text("1 / 0\n")
+    error = raised_by(lambda: import_module("trimmed_outer"))
+    assert [Path(file).name for file in files(error)][-2:] == ["trimmed_outer.py", "trimmed_inner.py"]
+    assert not [file for file in files(error) if "importlib" in file]
+    (tmp_path / "trimmed_broken.py").write_text("def f(:\n")
+    (tmp_path / "trimmed_app.py").write_text("import trimmed_broken\n")
+    text = shown(raised_by(lambda: import_module("trimmed_app")))
+    assert "trimmed_broken.py" in text
+    assert "SyntaxError" in text
+    sys.modules.pop("trimmed_outer", None)
+
+
+def test_without_a_frame_of_the_app_the_error_is_told():
+    assert trimmed(ValueError("x")) is None
+    assert shown(ValueError("x")) == "ValueError: x\n"
