@@ -166,6 +166,17 @@ def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Cl
     assert "warn: no qd worker takes from mail, where 1 job waits\n" in done(qd("status"))
 
 
+def test_ages_of_a_silent_master_are_those_of_its_last_report(qd: Run, redis: Client) -> None:
+    seen = float(redis.text("TIME")[0]) - 600
+    busy = {"slot": 1, "pid": 415, "state": "busy", "job": "mail.welcome", "queue": "mail", "since": seen - 70}
+    run = {"slot": 2, "pid": 416, "state": "busy", "entries": 3, "runs": 1, "run": "backup", "since": seen - 50}
+    report(redis, seen_at=seen, booted_at=seen - 7200, workers=[busy], schedulers=[run])
+    said = rows(done(qd("status")))
+    assert ["mail", "app-1", "411", "2h", "1", "1", "silent", "for", "10m", "1"] in said
+    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "0"] in said
+    assert ["mail", "app-1", "416", "busy", "3", "backup", "50s"] in said
+
+
 def test_a_report_that_cannot_be_read_hides_no_other(qd: Run, redis: Client) -> None:
     report(redis)
     redis.call("HSET", "qd:masters", "T2", "{", "T3", '{"token":"T3"}', "T4", "[" * 100_000)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from qd.cli.steer import replaced
+from qd.store.hosts import Master, Scheduler, Worker
 from tests.cli.conftest import Run, document, done, report
 from tests.support.clock import eventually
 from tests.support.project import Project
@@ -76,6 +79,38 @@ def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: S
     assert sorted(line.rpartition("-> ")[2] for line in said.splitlines()) == ["500", "501"]
 
 
+def test_a_rolling_restart_says_what_was_replaced(qd: Run, redis: Client, server: Server) -> None:
+    old = [{"slot": slot, "pid": 600 + slot} for slot in range(4)]
+    reports(redis, workers=old, schedulers=[{"slot": 9, "pid": 609}])
+    other = server.client()
+
+    def come_back() -> None:
+        eventually(lambda: other.call("EXISTS", "qd:restart"))
+        new = [{"slot": 10 + slot, "pid": 700 + slot} for slot in range(4)]
+        busy, leaving = old[0] | {"job": "mail.welcome"}, old[1]
+        later = now(other) + 1
+        reports(other, booted_at=later, workers=[*new, busy, leaving], schedulers=[{"slot": 19, "pid": 709}])
+        other.close()
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    found = document(qd("restart", "--rolling", "--wait", "1m", "--json"))["masters"][0]
+    thread.join()
+    assert (found["back"], found["new_pid"], found["workers_replaced"]) == (True, 411, 3)
+    was, back = (Master("T1", "app-1", 411, 0.0, 0.0, pool="mail") for _ in "12")
+    was.workers, was.schedulers = [Worker(slot, 600 + slot) for slot in range(4)], [Scheduler(9, 609)]
+    back.workers = [Worker(10, 700), Worker(0, 600, job="mail.welcome"), Worker(1, 601)]
+    text = "3 workers and the scheduler replaced after 3.1s, pid 411 stays; 1 old worker still to finish a job"
+    assert replaced(was, back, "3.1s") == text
+
+
+def test_wait_names_the_master_whose_new_code_does_not_serve(qd: Run, redis: Client) -> None:
+    reports(redis)
+    result = qd("restart", "--rolling", "--wait", "0.2")
+    why = "pid 411; its log tells why, at `master.reload_refused`"
+    assert (result.exit_code, result.stdout) == (1, f"mail@app-1: not replaced within 0.2s, {why}\n")
+
+
 def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--wait", "0.2")
@@ -83,7 +118,13 @@ def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     result = qd("restart", "--wait", "0", "--json")
     (master,) = json.loads(result.stdout)["masters"]
     assert result.exit_code == 1
-    assert master == {"host": "app-1", "pool": "mail", "pid": 411, "back": False, "new_pid": None, "after_s": None}
+    assert (master.pop("host"), master.pop("pool"), master.pop("pid"), master.pop("back")) == (
+        "app-1",
+        "mail",
+        411,
+        False,
+    )
+    assert master == {"new_pid": None, "after_s": None, "workers_replaced": None}
 
 
 def test_wait_with_nobody_there_is_yes(qd: Run) -> None:
@@ -273,6 +314,6 @@ def test_restart_drains_a_worker_and_a_rolling_one_comes_back(project: Projects)
     eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 20)
     back = shop.qd("restart", "--rolling", "--wait", "40s")
     assert (back.returncode, back.stderr) == (0, ""), back.stdout
-    assert f"pid {work.pid} -> {work.pid}" in back.stdout
+    assert re.fullmatch(rf"\S+: 1 worker replaced after \S+, pid {work.pid} stays\n", back.stdout)
     assert shop.qd("restart", "--wait", "0").returncode == 1
     work.ends_clean()

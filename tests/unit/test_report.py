@@ -77,6 +77,23 @@ def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> N
     assert [worker["pid"] for worker in told] == [415]
 
 
+def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this host does not count: it may be an hour ahead."""
+    monkeypatch.setattr(module, "now", lambda: 1000 * 10**9)
+    report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
+    for slot, role in ((board.slot(0), Role.WORKER), (board.slot(1), Role.SCHEDULER)):
+        slot[W.ROLE], slot[W.PID], slot[W.STATE], slot[W.RUNS] = role, 7, State.BUSY, 1
+        slot[W.JOB_AT] = 930 * 10**9
+
+    def since() -> list[float | None]:
+        found = json.loads(report.text(0.0))
+        return [each["since"] for each in (*found["workers"], *found["schedulers"])]
+
+    assert since() == [None, None]
+    report.saw(5000.0, [])
+    assert since() == [4930.0, 4930.0]
+
+
 def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Scoreboard) -> None:
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
     worker, scheduler = board.slot(0), board.slot(1)

@@ -170,7 +170,7 @@ def where(seen: Seen, spot: Found) -> str:
     if seen.worker is None:
         return "in the hands of a worker that reports nothing: of another program, or of a master that is gone"
     master, worker = seen.worker
-    since = "" if worker.since is None else f" for {output.duration(seen.now - worker.since)}"
+    since = "" if worker.since is None else f" for {output.duration(max(0.0, master.seen_at - worker.since))}"
     return f"runs on {named(master)}, pid {worker.pid}{since}"
 
 

@@ -80,7 +80,7 @@ def say_masters(state: State) -> None:
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
         (
-            *(m.pool or "-", m.host, m.pid, output.duration(state.now - m.booted_at)),
+            *(m.pool or "-", m.host, m.pid, output.duration(age(m.booted_at, m))),
             *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
         )
         for m in state.masters
@@ -98,7 +98,7 @@ def say_workers(state: State) -> None:
     rows = [
         (
             *(m.pool or "-", m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
-            *(output.duration(None if w.since is None else max(0.0, state.now - w.since)), w.done),
+            *(output.duration(age(w.since, m)), w.done),
         )
         for m in state.masters
         for w in m.workers
@@ -116,7 +116,7 @@ def doing(master: hosts.Master, child: hosts.Worker | hosts.Scheduler) -> str:
 def say_schedulers(state: State) -> None:
     """The processes that run the schedule; what each has started now."""
     rows = [
-        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, state.now)))
+        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, m)))
         for m in state.masters
         for s in m.schedulers
     ]
@@ -131,8 +131,9 @@ def run_of(scheduler: hosts.Scheduler) -> str:
     return f"{scheduler.run}{more}" if scheduler.run else "-"
 
 
-def age(since: float | None, now: float) -> float | None:
-    return None if since is None else max(0.0, now - since)
+def age(since: float | None, master: hosts.Master) -> float | None:
+    """Seconds until its report was written: what a silent master's workers have done since then is not known."""
+    return None if since is None else max(0.0, master.seen_at - since)
 
 
 def say_queues(state: State) -> None:

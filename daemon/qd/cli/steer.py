@@ -43,8 +43,8 @@ def restart(rolling: bool, seconds: float | None) -> int:
 
     A whole `qd work` drains and leaves with exit 0, for supervisord or systemd to start it again.
 
-    --wait: exit 0 when each master that was there is back (same host and pool, started after this command); 1 when one
-    is not, and it is named.
+    --wait: exit 0 when each master that was there is back (same host and pool, started after this command), with --rolling
+    when its workers are replaced; 1 when one is not, and it is named.
     """
     found = common.settings()
     store = common.store(found, found.control)
@@ -56,7 +56,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     elif seconds is None:
         output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
     else:
-        say_answers(answers, seconds)
+        say_answers(answers, seconds, rolling)
     return 0 if all(answer.back for answer in answers) else 1
 
 
@@ -105,14 +105,35 @@ def looked(answers: list[Answer], now: list[hosts.Master], stamp: stamps.Restart
     return found
 
 
-def say_answers(answers: list[Answer], seconds: float) -> None:
+def say_answers(answers: list[Answer], seconds: float, rolling: bool) -> None:
     if not answers:
         output.say("no master reports, so there is none to wait for")
     for was, back, after in answers:
         if back is not None:
-            output.say(f"{name_of(was)}: back after {output.duration(after)}, pid {was.pid} -> {back.pid}")
+            output.say(f"{name_of(was)}: {replaced(was, back, output.duration(after))}")
+        elif rolling:
+            why = "its log tells why, at `master.reload_refused`"
+            output.say(f"{name_of(was)}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
         else:
             output.say(f"{name_of(was)}: not back within {output.duration(seconds)}, pid was {was.pid}")
+
+
+def replaced(was: hosts.Master, back: hosts.Master, after: str) -> str:
+    """A whole master, or the workers of one that stays."""
+    if was.pid != back.pid:
+        return f"back after {after}, pid {was.pid} -> {back.pid}"
+    gone = workers_gone(was, back)
+    said = output.count(gone, "worker")
+    if {each.pid for each in was.schedulers} - {each.pid for each in back.schedulers}:
+        said += " and the scheduler"
+    left = len(was.workers) - gone
+    more = f"; {output.count(left, 'old worker')} still to finish a job" if left else ""
+    return f"{said} replaced after {after}, pid {was.pid} stays{more}"
+
+
+def workers_gone(was: hosts.Master, back: hosts.Master) -> int:
+    """Those of its workers that have left, or will without another job."""
+    return len({each.pid for each in was.workers} - {each.pid for each in back.workers if each.job})
 
 
 def told(before: list[hosts.Master], answers: list[Answer]) -> list[dict[str, Any]]:
@@ -126,6 +147,7 @@ def told(before: list[hosts.Master], answers: list[Answer]) -> list[dict[str, An
             "back": back is not None,
             "new_pid": back.pid if back else None,
             "after_s": None if after is None else round(after, 3),
+            "workers_replaced": workers_gone(was, back) if back else None,
         }
         for was, back, after in answers
     ]

@@ -80,8 +80,8 @@ class Report:
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
             "stuck": {queue: round(moment, 3) for queue, moment in self._stuck.items()},
             "took_at": self._unix(took) if took and known else None,
-            "workers": [told(slot) for slot in self._of(Role.WORKER)],
-            "schedulers": [told_of_scheduler(slot) for slot in self._of(Role.SCHEDULER)],
+            "workers": [self._told(slot) for slot in self._of(Role.WORKER)],
+            "schedulers": [self._told_of_scheduler(slot) for slot in self._of(Role.SCHEDULER)],
             "unscheduled": self._unscheduled,
         }
         return json.dumps(report)
@@ -105,32 +105,34 @@ class Report:
     def _unix(self, moment: int) -> float:
         return round(moment / 1e9 + (self._offset or 0.0), 3)
 
+    def _told(self, slot: Slot) -> dict[str, object]:
+        busy = slot[W.STATE] == State.BUSY
+        return {
+            "slot": slot.number,
+            "pid": slot[W.PID],
+            "start": slot[W.START] or None,
+            "state": State(slot[W.STATE]).name.lower(),
+            "job": slot.job if busy else None,
+            "queue": slot.queue if busy else None,
+            "since": self._since(slot) if busy else None,
+            "done": slot[W.JOBS],
+            "grown": slot[W.GROWN],
+        }
 
-def told(slot: Slot) -> dict[str, object]:
-    busy = slot[W.STATE] == State.BUSY
-    return {
-        "slot": slot.number,
-        "pid": slot[W.PID],
-        "start": slot[W.START] or None,
-        "state": State(slot[W.STATE]).name.lower(),
-        "job": slot.job if busy else None,
-        "queue": slot.queue if busy else None,
-        "since": slot[W.JOB_UNIX] if busy else None,
-        "done": slot[W.JOBS],
-        "grown": slot[W.GROWN],
-    }
+    def _told_of_scheduler(self, slot: Slot) -> dict[str, object]:
+        """run: what runs now, the first of `runs` to begin."""
+        runs = slot[W.RUNS]
+        return {
+            "slot": slot.number,
+            "pid": slot[W.PID],
+            "start": slot[W.START] or None,
+            "state": State(slot[W.STATE]).name.lower(),
+            "entries": slot[W.ENTRIES],
+            "runs": runs,
+            "run": slot.job if runs else None,
+            "since": self._since(slot) if runs else None,
+        }
 
-
-def told_of_scheduler(slot: Slot) -> dict[str, object]:
-    """run: what runs now, the first of `runs` to begin."""
-    runs = slot[W.RUNS]
-    return {
-        "slot": slot.number,
-        "pid": slot[W.PID],
-        "start": slot[W.START] or None,
-        "state": State(slot[W.STATE]).name.lower(),
-        "entries": slot[W.ENTRIES],
-        "runs": runs,
-        "run": slot.job if runs else None,
-        "since": slot[W.JOB_UNIX] if runs else None,
-    }
+    def _since(self, slot: Slot) -> float | None:
+        """When what it runs began. None: the server's clock is not known yet."""
+        return self._unix(slot[W.JOB_AT]) if slot[W.JOB_AT] and self._offset is not None else None

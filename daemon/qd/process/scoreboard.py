@@ -94,7 +94,6 @@ class W(IntEnum):
     GROWN = 11  # worker: bytes it has grown since it was ready
     WHY = 12  # master: what the next SIGALRM means
     TURN = 13  # worker: its turn number
-    JOB_UNIX = 14  # worker: unix second at which the job in hand began
     PEAK = 15  # master: peak resident bytes, when it was known
     FAILS = 19  # worker: a Fails, of the job of TURN
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops

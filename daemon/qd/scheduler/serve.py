@@ -181,7 +181,7 @@ class Child:
         """The one that began first, with how many there are."""
         name, began = running[0] if running else ("", 0)
         since = time.time() - (now() - began) / 1e9 if running else 0
-        self.slot[W.RUNS], self.slot[W.JOB_AT], self.slot[W.JOB_UNIX] = len(running), began, int(since)
+        self.slot[W.RUNS], self.slot[W.JOB_AT] = len(running), began
         self._run = name
         self._note()
         if running:

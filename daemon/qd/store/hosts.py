@@ -19,7 +19,7 @@ FORGOTTEN = 3600.0  # keepers take reports away that are older
 
 
 class Worker(msgspec.Struct):
-    """One child of a master. since: unix seconds, when `state` began."""
+    """One child of a master. since: unix seconds by the store's clock, when its job began."""
 
     slot: int
     pid: int = 0

@@ -6,7 +6,7 @@ import time
 
 from setproctitle import setproctitle
 
-from qd.process.scoreboard import Slot, W
+from qd.process.scoreboard import Slot
 
 
 class Titles:
@@ -28,7 +28,6 @@ class Titles:
         self._queue = queue
         if second != self._second:
             self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
-        slot[W.JOB_UNIX] = second
         if name not in self._names:
             if len(self._names) > 1000:  # names come from payloads
                 self._names.clear()
