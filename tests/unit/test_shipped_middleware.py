@@ -139,14 +139,20 @@ def test_fail_on_exception_fails_with_the_error_itself(app: FakeQd):
     assert [type(event.error) for event in heard] == [ValueError, OSError, KeyError]
 
 
-def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: pytest.MonkeyPatch, answers: bool):
     freed: list[str] = []
 
     def ring(job: RunningJob, ask: object) -> float:
         raise JobTimeout("the job ran longer than its timeout")
 
+    def told(job: RunningJob, tell: object, what: str) -> bool:
+        freed.append(job.id)
+        return answers
+
     monkeypatch.setattr(concurrency, "asked", ring)
-    monkeypatch.setattr(concurrency, "told", lambda job, tell: freed.append(job.id))
+    monkeypatch.setattr(concurrency, "told", told)
+    job = RunningJob("an-id", "x", "default", 1)
     with pytest.raises(JobTimeout):
-        ConcurrencyLimit(lambda job: "k", 1)(RunningJob("an-id", "x", "default", 1), lambda: None)
-    assert freed == ["an-id"]
+        ConcurrencyLimit(lambda job: "k", 1)(job, lambda: None)
+    assert (freed, job.unfreed) == (["an-id"], 0 if answers else 1)
