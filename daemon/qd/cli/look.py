@@ -10,7 +10,7 @@ import click
 
 from qd.cli import common, output
 from qd.cli.notes import by_whom
-from qd.cli.reasons import hung, named, of_failed, refusals
+from qd.cli.reasons import hung, named, nodes_away, of_failed, refusals
 from qd.cli.state import Line, State, looked
 from qd.process.exits import Exit
 from qd.store import hosts, schedule
@@ -24,7 +24,8 @@ def status() -> int:
     """Show masters, workers, queues, and what is paused.
 
     A master reports once a second; one that has not for 10 s is shown as silent.
-    Where a connection is away that is not the control connection, its queues are missing: exit 69.
+    If a connection is away that is not the control connection, its queues are missing: exit 69. If a node of a cluster is
+    away, a warning names it and what is missing: exit 0.
     """
     common.given().only_looks = True
     state = looked(common.settings())
@@ -75,7 +76,9 @@ def say_paused_entries(state: State) -> None:
 
 def say_masters(state: State) -> None:
     if not state.masters:
-        output.say("no master reports")
+        output.say(
+            "no master reports" if state.knows_masters else "masters: not known, the node of their reports is away"
+        )
         return
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
@@ -153,7 +156,7 @@ def say_queues(state: State) -> None:
 
 
 def warnings(state: State) -> Iterable[str]:
-    for reason in refusals(state):
+    for reason in (*nodes_away(state), *refusals(state)):
         yield output.clean(reason.text)
     for master in state.masters:
         if master.silent(state.now):
@@ -165,7 +168,7 @@ def warnings(state: State) -> Iterable[str]:
         if master.crashes:
             yield output.clean(crashed(master))
     for line in state.queues:
-        if line.sizes.ready and not line.workers and not line.paused:
+        if line.sizes.ready and not line.workers and not line.paused and state.knows_masters:
             yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
         for said, way in of_failed(line, state.now):
             yield output.clean(f"{said}; {way}")
@@ -198,6 +201,8 @@ def document(state: State) -> dict[str, Any]:
         "queues": [queue_document(line) for line in state.queues],
         "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
         "away": state.away,
+        "nodes_away": state.nodes,
+        "unknown": list(state.unknown),
         "refused": state.refused,
     }
 

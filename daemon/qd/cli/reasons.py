@@ -43,13 +43,15 @@ class Limits:
 
 
 def reasons(state: State, limits: Limits) -> Iterator[Reason]:
+    yield from nodes_away(state)
     yield from refusals(state)
     if not blind(state):
         yield from too_few(state, limits)
         for master in state.masters:
             yield from of_master(master, state)
     for line in state.queues:
-        yield from of_queue(line, state)
+        if state.knows_masters:
+            yield from of_queue(line, state)
         yield from over(line, limits, state)
 
 
@@ -65,6 +67,12 @@ WAYS = {
 }
 
 
+def nodes_away(state: State) -> Iterator[Reason]:
+    for place, why in state.nodes.items():
+        lacks = f"; not known: {', '.join(state.unknown)}" if state.unknown else ""
+        yield Reason("node", f"node {place} of the cluster is away ({why}){lacks}; start it, or see its log")
+
+
 def refusals(state: State) -> Iterator[Reason]:
     for place, said in state.refused.items():
         yield Reason("refused", f"connection {place}: {refused(said)}")
@@ -72,7 +80,7 @@ def refusals(state: State) -> Iterator[Reason]:
 
 def blind(state: State) -> bool:
     """Whether masters are silent because the server takes no reports: nobody can say how they are."""
-    return state.control in state.refused and not living(state)
+    return not state.knows_masters or (state.control in state.refused and not living(state))
 
 
 def refused(said: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from qd.cli import common
+from qd.cli.partly import MASTERS, Partly
 from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost, NeedsMending, QdError
 from qd.store import hosts, schedule, stamps
@@ -47,7 +49,8 @@ class Line:
 class State:
     """Everything that `qd status` says, read at `now` (unix seconds, the server's clock). away: connections whose server did
     not answer, each with what is wrong: their queues are missing. refused: connections whose server takes no writes, each
-    with its answer, as far as there was doubt. control: the control connection, where masters report."""
+    with its answer, as far as there was doubt. control: the control connection, where masters report. nodes: those of a
+    cluster that did not answer, each with what is wrong; unknown: what is missing for that, in words."""
 
     now: float
     down: stamps.Down | None
@@ -58,32 +61,44 @@ class State:
     away: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     control: str = ""
+    nodes: dict[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def knows_masters(self) -> bool:
+        return MASTERS not in self.unknown
 
 
 def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
     """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost: the
     control connection is away."""
-    store = common.store(found, found.control)
-    masters, now = hosts.masters(store), store.now()
+    store, partly = common.store(found, found.control), Partly()
+    masters = partly.read(store.space, MASTERS, list[hosts.Master](), hosts.masters, store)
+    now = partly.read(store.space, "", time.time(), store.now)
     if common.given().connection:
         asked = common.places(found)
         masters = [master for master in masters if master.connection in asked]
     queues, away, refused = list[Line](), dict[str, str](), dict[str, str]()
     for place in places(found, masters):
         try:
-            own = lines(found, place, masters, now, search=search, also=also)
+            beside = store if place == found.control else common.store(found, place)
+            own = lines(found, place, beside, masters, now, partly, search=search, also=also)
             if place != found.control and any(waits(line) for line in own):
-                refused[place] = refusal(common.store(found, place), [line.name for line in own])
+                names = [line.name for line in own]
+                refused[place] = partly.read(beside.space, "", "", refusal, beside, names)
             queues += own
         except ConnectionLost as error:
             away[place] = str(error)
         also = ()
-    paused_entries = schedule.paused(store, now)
-    down, restart = stamps.is_down(store), stamps.last_restart(store)
+    paused_entries = partly.read(store.space, "paused entries", dict[str, stamps.Pause](), schedule.paused, store, now)
+    down = partly.read(store.space, "maintenance mode", None, stamps.is_down, store)
+    restart = partly.read(store.space, "the last restart", None, stamps.last_restart, store)
     if not any(now - master.seen_at <= FRESH for master in masters):
-        refused[found.control] = refusal(store)  # the last call: a server that refuses may hang up
+        # The last call: a server that refuses may hang up.
+        refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: said for place, said in refused.items() if said}
-    return State(now, down, restart, masters, queues, paused_entries, away, refused, found.control)
+    known = (now, down, restart, masters, queues, paused_entries, away, refused, found.control)
+    return State(*known, partly.away, tuple(partly.unknown))
 
 
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
@@ -102,23 +117,28 @@ def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
 def lines(
     found: Settings,
     place: str,
+    store: KeyspaceStore,
     masters: list[hosts.Master],
     now: float,
+    partly: Partly,
     *,
     search: bool,
     also: Sequence[str] = (),
 ) -> list[Line]:
     """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
-    store, queue = common.store(found, place), common.queue(found, place)
+    queue = common.queue(found, place)
     own = [*common.queues_named(found, place), found.connection(place).queue]
-    there = [*hosts.queues_found(store), *queue.queues()] if search else []
-    names = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
+    there = [*partly.found(store.space, lambda: hosts.queues_found(store)), *queue.queues()] if search else []
+    named = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
+    space = getattr(queue, "space", None)
+    found_sizes = {name: partly.read(space, f"queue {name}", None, queue.sizes, name) for name in named}
+    sizes = {name: each for name, each in found_sizes.items() if each is not None}
+    names = [*sizes]
     paused = stamps.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
-    sizes = {name: queue.sizes(name) for name in names}
     php = {name: of_php(store, name, now) for name in names if sizes[name].ready}
-    fills = dict(zip(names, FailedStore(store).fills(list(names)), strict=True))
+    fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
     return [
         Line(
             *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),

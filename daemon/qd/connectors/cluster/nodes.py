@@ -77,7 +77,7 @@ class Node:
 
     def __init__(self, place: str, wire: Wire) -> None:
         self.place, self.wire = place, wire
-        self._away_until, self._look, self._why = 0.0, 0.0, ""
+        self._away_until, self._look, self.why = 0.0, 0.0, ""
 
     def ready(self) -> Wire:
         """Its connection, made where there is none. Raises as Wire.connect; at once where it was away just now."""
@@ -85,7 +85,7 @@ class Node:
         if not wire.connected:
             began = time.monotonic()
             if began < self._away_until:
-                raise Unreachable(self._why)
+                raise Unreachable(self.why)
             try:
                 self._connect()
             except (ConnectionLost, OSError) as error:
@@ -111,7 +111,7 @@ class Node:
     def _rests(self, waited: float, why: object) -> None:
         self._look = min(LOOK[1], 2 * self._look) or LOOK[0]
         self._away_until = time.monotonic() + max(REST, TIMES * min(waited, self._look))
-        self._why = str(why)
+        self.why = str(why)
 
     @property
     def resting(self) -> bool:

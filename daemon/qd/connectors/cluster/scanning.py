@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.keyspace.base import Arg
+from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from qd.connectors.cluster.wire import ClusterWire
@@ -18,7 +19,13 @@ def scanned(wire: ClusterWire, args: Sequence[Arg]) -> list[Any]:
     nodes = sorted(wire.nodes.primaries(), key=lambda node: node.place)
     if place >= len(nodes):
         return [b"0", []]
-    following, names = nodes[place].ready().call(args[0], cursor, *args[2:])
+    try:
+        following, names = nodes[place].ready().call(args[0], cursor, *args[2:])
+    except ConnectionLost as error:
+        nodes[place].broke(error)
+        if not wire.skips:
+            raise
+        following, names = b"0", []
     said = [wire.names.said(name.decode("utf-8", "surrogateescape")) for name in names]
     if following == b"0":
         place, following = place + 1, b"0"

@@ -45,6 +45,7 @@ class ClusterWire(Patience):
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
         self.beating = Beating()
+        self.skips = False  # SCAN passes over nodes that are away: for those who only look
         self.left: list[answers.Called] | None = None  # answers collected, not sent
 
     def _wire(self, url: str) -> Wire:
@@ -55,6 +56,15 @@ class ClusterWire(Patience):
     def opened(self, place: str) -> Wire:
         """Another connection to this server."""
         return self._wire(self.nodes.seeds.url(place))
+
+    def away(self) -> dict[str, str]:
+        """Nodes that did not answer just now, each with what is wrong, while others do. Empty if all answer, or none."""
+        try:
+            nodes = self.nodes.primaries()
+        except (ConnectionLost, ServerRefused):
+            return {}
+        found = {node.place: node.why for node in nodes if node.resting}
+        return found if len(found) < len(nodes) else {}
 
     # -- as each of its connections is
 

@@ -1,0 +1,95 @@
+"""`qd status` and `qd health` while a node of a cluster is away: they show what the others have and name that node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from qd.config import ConnectionSettings
+from qd.connectors.cluster.queue import ClusterQueue
+from tests.faults.test_cluster_nodes import partial_cluster  # noqa: F401
+from tests.support.clock import eventually
+from tests.support.project import MakeProject, Project
+from tests.support.server import Server
+from tests.support.servers.cluster import Cluster
+from tests.support.witness import JOBS
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+@pytest.fixture
+def shop(partial_cluster: Cluster, project: MakeProject) -> Project:  # noqa: F811
+    return project(jobs=JOBS, url=partial_cluster.url)
+
+
+@contextmanager
+def away(cluster: Cluster, *nodes: Server) -> Iterator[None]:
+    for node in nodes:
+        node.kill()
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.start()
+        cluster.settled()
+
+
+def names(cluster: Cluster) -> list[str]:
+    """A queue on each node."""
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
+    return [found[node.port] for node in cluster.nodes]
+
+
+def pushed(cluster: Cluster, *queues: str) -> None:
+    producer = ClusterQueue(ConnectionSettings(name="redis", url=cluster.url))
+    for queue in queues:
+        producer.push(queue, b'{"job":"nobody","data":{}}')
+    producer.close()
+
+
+def test_a_node_of_queues_is_named_and_the_others_are_shown(cluster: Cluster, shop: Project) -> None:
+    gone = next(node for node in cluster.nodes if node is not cluster.node_of("qd:masters"))
+    dead, *others = sorted(names(cluster), key=lambda name: cluster.node_of(f"queues:{{{name}}}") is not gone)
+    work = shop.work(dead, "-w", "1")
+    work.wait_line("master.ready")
+    pushed(cluster, *others)
+    eventually(lambda: "no master reports" not in shop.quick("status").stdout, what="a report")
+    with away(cluster, gone):
+        work.wait_line("redis.away")
+        status, health = shop.quick("status"), shop.quick("health")
+        document = json.loads(shop.quick("status", "--json").stdout)
+        reasons = json.loads(shop.quick("health", "--json").stdout)["reasons"]
+    work.stop()
+    assert status.exit_code == 0
+    assert health.exit_code == 1
+    for said in (status.stdout, health.stdout):
+        assert f"node 127.0.0.1:{gone.port} of the cluster is away" in said
+        assert f"queue {dead}" in said
+    assert [*document["nodes_away"]] == [f"127.0.0.1:{gone.port}"]
+    assert {line["name"]: line["ready"] for line in document["queues"] if line["ready"]} == dict.fromkeys(others, 1)
+    assert len(document["masters"]) == 1
+    assert "node" in {reason["kind"] for reason in reasons}
+
+
+def test_where_the_node_of_the_reports_is_away_nobody_is_said_to_be_missing(cluster: Cluster, shop: Project) -> None:
+    gone = cluster.node_of("qd:masters")
+    others = [name for name in names(cluster) if cluster.node_of(f"queues:{{{name}}}") is not gone]
+    pushed(cluster, *others)
+    with away(cluster, gone):
+        status, health = shop.quick("status"), shop.quick("health")
+    assert (status.exit_code, health.exit_code) == (0, 1)
+    assert "masters: not known" in status.stdout
+    for said in (status.stdout, health.stdout):
+        assert f"node 127.0.0.1:{gone.port} of the cluster is away" in said
+        assert "masters and their workers" in said
+        assert "no master" not in said
+        assert "no qd worker" not in said
+    assert all(name in status.stdout for name in others)
+
+
+def test_where_no_node_answers_both_say_so(cluster: Cluster, shop: Project) -> None:
+    with away(cluster, *cluster.nodes):
+        assert [shop.quick(word).exit_code for word in ("status", "health")] == [69, 69]
