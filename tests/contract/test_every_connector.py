@@ -220,6 +220,8 @@ def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
     assert [line.message for line in caplog.records if line.name == "qd.batches"] == [said]
     assert dropped(*asked) == 3, "those that were sent again are not dropped"
     held = take(queue)
+    count, first = read(held.member).failed_before
+    assert (count, first is not None and abs(time.time() - first) < 600) == (1, True)
     uuid = read(held.member).uuid or ""
     assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
     assert dropped(*asked) == 3

@@ -60,7 +60,7 @@ def failures(id: str, queue: Connector) -> dict[str, dict[str, str]]:
 def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
     """The records of these ids that were sent again."""
     with shield:
-        records = list(kept.read(queue, [(each, 0.0) for each in ids]))
+        records = kept.of_ids(queue, ids)
         said = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
     return [record for record, why in zip(records, said, strict=True) if why is None]
 

@@ -204,6 +204,13 @@ class FailedStore:
         if part:
             yield part
 
+    def of_ids(self, queue: str, ids: Sequence[str]) -> list[Record]:
+        """The records of these ids (at most 100); those that are gone are left out."""
+        name = self._key(keys.failed_at(queue))
+        scores = self.space.call_many([("ZSCORE", name, _raw(id)) for id in ids]) if ids else []
+        page = [(id, float(score)) for id, score in zip(ids, scores, strict=True) if isinstance(score, bytes)]
+        return list(self.read(queue, page))
+
     def find(self, queues: Sequence[str], words: Sequence[str]) -> dict[str, list[Record]]:
         """For each word the records it may mean: the record of this id; else those of jobs whose id is this or begins so, or
         whose uuid is this, or whose records begin so. All records are read for that."""
