@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import pytest
 
@@ -15,13 +16,16 @@ from qd.bus.retrying import dropped, retry_failed
 from qd.config import load
 from qd.connectors.base import Connector, Released, Reserved
 from qd.connectors.batches import Entry, NewBatch
-from qd.connectors.effects import Count
+from qd.connectors.effects import Count, Leave
+from qd.connectors.keeping import Keeping
+from qd.connectors.keyspace.effects import left_by
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 from qd.links import retied
 from qd.listeners import Listeners
 from qd.payload import make, read
 from qd.store.failed import FailedStore
 from qd.store.keyspace import beside
+from qd.store.locks import Places
 from qd.unit import answered, original
 from tests.contract.kinds import Tried, drained, job_of, number, take
 from tests.support.clock import eventually
@@ -163,6 +167,46 @@ def test_an_answer_after_the_ack_adds_nothing(tried: Tried, how: str) -> None:
         assert queue.release(held, Released(answer(held), 60 if how == "delay" else 0)) is False
     assert tried.empty()
     assert tried.sizes().failed == 0
+
+
+def test_every_answer_frees_the_places_that_an_attempt_left(tried: Tried) -> None:
+    """A keeper's, too; and a place that a later attempt has taken again stays."""
+    queue = tried.connect()
+    store, space = beside(queue), queue.kept
+    lock, slots = Places("qd:lock:one", 1, 60), Places("qd:slots:two", 2, 60)
+
+    def held() -> tuple[Reserved, str, tuple[Leave, ...]]:
+        put(tried, queue, 1)
+        job = take(queue)
+        owner = read(job.member).uuid or ""
+        assert lock.take(store, owner, job.mark) == slots.take(store, owner, job.mark) == 0
+        return job, owner, left_by(*space, owner)
+
+    def dead(job: Reserved, effects: tuple[Leave, ...]) -> bool:
+        keeping = cast(Keeping, tried.connect(token="Keep3rKeep"))
+        return keeping.give_back("default", "Tok3nTok3n/1", job.member, Released(answer(job)), effects)
+
+    ways: list[Callable[[Reserved, tuple[Leave, ...]], bool]] = [
+        lambda job, effects: queue.ack(job, effects),
+        lambda job, effects: queue.bury(job, b"{}", answer(job), effects),
+        dead,
+    ]
+    for way in ways:
+        job, owner, effects = held()
+        assert len(effects) == 4
+        assert way(job, effects)
+        assert left_by(*space, owner) == ()
+        assert lock.take(store, "another", "mark") == 0
+        assert lock.free(store, "another", "mark")
+    again = take(queue)
+    owner = read(again.member).uuid or ""
+    assert lock.take(store, owner, "an attempt before") == 0
+    effects = left_by(*space, owner)
+    assert lock.take(store, owner, "a later attempt") == 0
+    assert queue.ack(again, effects)
+    assert lock.take(store, "another", "mark") > 0
+    assert lock.free(store, owner, "a later attempt")
+    assert not store.fields(f"qd:places:{owner}")
 
 
 def test_a_buried_job_is_kept_and_runs_no_more(tried: Tried) -> None:
