@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import attrs
 import msgspec
@@ -18,6 +18,8 @@ from qd import DeclarationError, Job
 from qd.arguments import Signature, signature_of
 from qd.errors import ArgumentError, WrongType
 from tests.support.fakes import FakeQd
+
+T = TypeVar("T")
 
 
 class Line(BaseModel):
@@ -72,6 +74,10 @@ class Unsent(BaseModel):
 
 class Stripped(BaseModel):
     text: Annotated[str, pydantic.AfterValidator(lambda text: text + "!")]
+
+
+class Page(BaseModel, Generic[T]):
+    items: list[T]
 
 
 class Numbers(pydantic.RootModel[list[int]]): ...
@@ -199,6 +205,7 @@ def test_it_arrives_as_it_was_given(kind, value):
         (Numbers, [1, 2], Numbers([1, 2])),
         (Pet, {"kind": "dog"}, Dog()),
         (Path, "a/b", Path("a/b")),
+        (Page[int], Page(items=[1]), Page[int](items=[1])),
     ],
 )
 def test_its_json_form_stands_for_it(kind, value, arrives):
@@ -230,6 +237,7 @@ def test_its_json_form_stands_for_it(kind, value, arrives):
         (Unsent, Unsent(id=2), "2 would arrive as 1 (at .id)"),
         (Stripped, Stripped(text="a"), "'a!' would arrive as 'a!!' (at .text)"),
         (Open, Open(id=1, more={1}), "a set would arrive as a list"),  # type: ignore[call-arg]
+        (Page[int], Page[str](items=["1"]), "a Page[str] would arrive as a Page[int]"),
         (Any, ORDER, "a Order would arrive as something else"),
         (dict[str, Any], ORDER, "a Order would arrive as something else"),
         (Parcel, {"weight": -1}, "'weight' must be > 0"),

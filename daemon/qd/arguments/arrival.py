@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from qd.arguments.carriers import Carried
-from qd.arguments.foreign import attributes_of, is_model
+from qd.arguments.foreign import attributes_of, is_model, is_parametrized
 
 PLAIN = frozenset((str, int, float, bool, type(None)))
 _NUMBERS = (int, float)
@@ -87,7 +87,7 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
     elif isinstance(given, _NUMBERS):
         _number(given, arrived)
     elif (names := field_names(kind)) is not None:
-        if type(arrived) is not kind:
+        if type(arrived) is not kind and not is_parametrized(type(arrived), kind):
             raise _changed(given, arrived)
         for name in names:
             part, other = getattr(given, name, _ABSENT), getattr(arrived, name, _ABSENT)

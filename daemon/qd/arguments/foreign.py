@@ -28,6 +28,11 @@ def is_model(kind: Any) -> bool:
     return hasattr(base, "model_validate_json") and isinstance(kind, type) and issubclass(kind, base)
 
 
+def is_parametrized(kind: Any, of: type) -> bool:
+    """Whether it is a model such as Page[int], of the class Page: Page(items=[1]) is meant as one."""
+    return is_model(kind) and kind.__pydantic_generic_metadata__["origin"] is of
+
+
 def json_form(value: Any) -> Any:
     """What stands for it in JSON; None: it is neither a path nor a model. Raises ValueError."""
     if isinstance(value, PurePath):
