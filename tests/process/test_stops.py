@@ -191,6 +191,24 @@ def test_no_respawn_exits_0_after_max_jobs_and_drains_the_rest(shop: Project, wi
     shop.qd("clear", "default")
 
 
+@pytest.mark.leaves("queues:default:deaths")
+def test_no_respawn_exits_1_after_a_crash_and_drains_the_rest(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS + "\n@app.job('die')\ndef die() -> None:\n    os.kill(os.getpid(), 9)\n")
+    witness = Witness(shop)
+    work = shop.work("-w", "2", "--no-respawn")
+    work.wait_line("master.ready")
+    push(redis, "slow", seconds=1)
+    witness.wait("start")
+    push(redis, "die")
+    work.ends_clean(code=1)
+    assert work.matches('master.stopping reason="no respawn: a worker left with signal 9 .*')
+    assert work.matches("master.stopped .*exit=1")
+    assert len(witness.starting("end")) == 1  # the job of the other worker was finished
+    (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")  # and the crashed one is tried again
+    assert '"job":"die"' in payload
+    assert shop.qd("clear", "default").returncode == 0
+
+
 def test_the_deadline_hands_back_what_still_runs(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)

@@ -72,7 +72,8 @@ user={user}
 environment=HOME="{home}",USER="{user}",PWD="{root}"
 
 autostart=true
-; Also after a clean exit: `qd restart` ends the program so that the next start runs the new code.
+; Also after a clean exit: `qd restart` ends the program so that the next start runs the new code. With --no-respawn it exits
+; 1 after a worker crashed, 12 for memory, else 0: started again each time.
 autorestart=true
 ; qd stays at least 1.5 s; with a larger number here add `--min-uptime` (startsecs + 0.5) to the command.
 startsecs=1
@@ -147,7 +148,7 @@ WatchdogSec=30
 # Also after a clean exit: `qd restart` ends the program so that the next start runs the new code.
 Restart=always
 RestartSec=2
-# 12: memory, with --no-respawn. A normal end, nothing to report in red.
+# With --no-respawn: 12 for memory, a normal end, nothing to report in red; 1 after a worker crashed, a failure; else 0.
 SuccessExitStatus=12
 # Wrong usage and wrong configuration do not heal by trying again.
 RestartPreventExitStatus=2 78

@@ -14,7 +14,8 @@ from qd.config import Settings
 from qd.variables import VARIABLES
 
 EXITS = (
-    "Exit codes: 0 asked to stop, 1 a bug, 2 usage, 3 the app does not start, 12 memory (--no-respawn), 78 settings."
+    "Exit codes: 0 asked to stop, 1 a bug, 2 usage, 3 the app does not start, 78 settings; "
+    "with --no-respawn also 1 a worker crashed, 12 memory."
 )
 
 

@@ -82,7 +82,8 @@ class Reaping:
             master.stop(f"no {worker.role.word} could boot", exit_code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
-        """A worker left by itself: with --once that is all, with --no-respawn it drains the rest."""
+        """A worker left that nobody asked to: with --once that is all, with --no-respawn it drains the rest (exit 1 after a
+        crash or a kill, 12 for memory, else 0)."""
         master = self.master
         boots = master.boots[death.worker.role]
         if master.plan.once:

@@ -62,7 +62,9 @@ class WorkOptions:
         0.0, "span", "never leave sooner than this after the start", auto=True,
         shown="auto, 1.5s under supervisord or systemd, else 0",
     )  # fmt: skip
-    no_respawn: bool = option(False, "switch", "leave when the first worker must be replaced; supervisord starts anew")
+    no_respawn: bool = option(
+        False, "switch", "leave with the first worker: exit 1 after a crash, 12 for memory, else 0"
+    )
     no_preload: bool = option(False, "switch", "import the app in every worker, not once before they fork")
     no_schedule: bool = option(False, "switch", "run no scheduler here")
     reload: bool = option(False, "switch", "start the workers anew when a file changes, for development")

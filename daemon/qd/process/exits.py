@@ -14,7 +14,7 @@ class Exit(IntEnum):
     """What `qd work` and its children exit with."""
 
     OK = 0  # asked to stop: a signal, `qd restart`, an empty queue, --once
-    BUG = 1
+    BUG = 1  # the whole program with --no-respawn, too: a worker crashed or was killed
     USAGE = 2
     IMPORT = 3  # the app does not import, or no worker could boot
     MEMORY = 12  # a child over --memory (Laravel's number); the whole program only with --no-respawn

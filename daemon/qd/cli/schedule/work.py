@@ -16,7 +16,7 @@ FLAGS = {
     "force": "run entries in maintenance mode too",
     "stop_timeout": "let what runs finish for this long when asked to stop, then end it, 0: for ever",
     "min_uptime": "",
-    "no_respawn": "leave when the scheduler must be replaced; supervisord starts anew",
+    "no_respawn": "leave with the scheduler: exit 1 after a crash, 12 for memory, else 0",
     "no_preload": "import the app in the scheduler itself",
     "reload": "start the scheduler anew when a file changes, for development",
     "log_format": "",
