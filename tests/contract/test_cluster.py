@@ -459,65 +459,84 @@ def tried(act: Callable[[], Any]) -> Any:
 # -- answers that are left while a node is away
 
 
-ANSWERS: dict[str, Callable[[ClusterQueue, Reserved], bool]] = {
-    "ack": lambda queue, held: queue.ack(held, AFTER),
-    "release": lambda queue, held: queue.release(held, Released(held.member, 60.0), AFTER),
-    "bury": lambda queue, held: queue.bury(held, b"{}", b"{}", AFTER),
-}
 AFTER: list[Effect] = [Free("n", "me")]
-COUNTS = {"ack": (0, 0, 0), "release": (1, 0, 0), "bury": (0, 0, 1)}  # delayed, reserved, failed
+WAYS: list[Callable[[ClusterQueue, Reserved], bool]] = [
+    lambda queue, held: queue.ack(held, AFTER),
+    lambda queue, held: queue.release(held, Released(held.member, 60.0), AFTER),
+    lambda queue, held: queue.bury(held, b"{}", b"{}", AFTER),
+]
 
 
-def leaves(queue: ClusterQueue, held: Reserved, way: str) -> None:
-    assert queue.leave(held, partial(ANSWERS[way], queue), sure=True)
+@pytest.fixture
+def left(cluster: Cluster, connect: Connect, three: list[str]) -> list[tuple[ClusterQueue, Reserved]]:
+    """Three workers that had a job of the first queue and left their answers beside the second: done, released, failed."""
+    a, b, _ = three
+    workers = [connect(slot) for slot in range(3)]
+    for worker in workers:
+        take_nothing(worker, a, b)
+    workers[0].push_many([(a, job(n), None) for n in range(3)])
+    held = [take(worker, a, b) for worker in workers]
+    with away(cluster, a):
+        for worker, one, way in zip(workers, held, WAYS, strict=True):
+            assert worker.leave(one, partial(way, worker), sure=True)
+        assert noted(workers[0], b) == 3
+        beat(connect(9, "K33p3rK33p3r"), a, b)
+        assert noted(workers[0], b) == 3
+    call(connect(8), "SET", "qd:unique:n", "me")
+    return list(zip(workers, held, strict=True))
 
 
-def counts(queue: ClusterQueue, name: str) -> tuple[int, int, int]:
-    sizes = queue.sizes(name)
-    return sizes.delayed, sizes.reserved, sizes.failed
+def settled_once(queue: ClusterQueue, a: str, b: str) -> bool:
+    sizes = queue.sizes(a)
+    counts = (sizes.ready, sizes.delayed, sizes.reserved, sizes.failed)
+    return counts == (0, 1, 0, 1) and not noted(queue, b) and call(queue, "GET", "qd:unique:n") is None
 
 
-@pytest.mark.parametrize("way", ANSWERS)
 def test_an_answer_that_was_left_is_given_by_a_keeper_once_the_node_is_back(
-    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], way: str
+    connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]]
 ) -> None:
     a, b, _ = three
-    take_nothing(queue, a, b)
-    queue.push(a, job(1))
-    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
-    with away(cluster, a):
-        leaves(queue, held, way)
-        assert noted(queue, b) == 1
-        beat(keeper, a, b)
-        assert noted(queue, b) == 1
-    call(queue, "SET", "qd:unique:n", "me")
-    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
-    assert given == ((a, held.member, True),)
-    assert (counts(queue, a), noted(queue, b)) == (COUNTS[way], 0)
-    assert call(queue, "GET", "qd:unique:n") is None
-    assert call(queue, "HGET", f"queues:{a}:owners", queue.owner) is None
-    assert queue.jobs.find(a, "1", ("running",)) is None
+    keeper, given = connect(9, "K33p3rK33p3r"), dict[bytes, bool]()
+
+    def beats() -> bool:
+        given.update({each.member: each.there for each in beat(keeper, a, b).given})
+        return len(given) == len(left)
+
+    eventually(beats, what="answers that are given")
+    assert given == {held.member: True for _, held in left}
+    assert settled_once(queue, a, b)
+    assert [call(queue, "HGET", f"queues:{a}:owners", worker.owner) for worker, _ in left] == [None] * 3
 
 
-@pytest.mark.parametrize("who", ["the keeper of a dead worker", "the worker itself"])
-@pytest.mark.parametrize("way", ANSWERS)
+@pytest.mark.parametrize("who", ["the keeper of dead workers", "the worker itself"])
 def test_a_job_whose_answer_was_left_is_nobodys_to_move_or_to_run(
-    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], way: str, who: str
+    connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]], who: str
 ) -> None:
     a, b, _ = three
-    take_nothing(queue, a, b)
-    queue.push(a, job(1))
-    held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
-    with away(cluster, a):
-        leaves(queue, held, way)
-        beat(keeper, a, b)
-    call(queue, "SET", "qd:unique:n", "me")
-    if who == "the worker itself":
-        queue.push(b, job(2))
-        assert worked(queue, a, b).queue == b
-    else:
-        assert eventually(lambda: tried(lambda: [keeper.owned(a, queue.owner)]), what="the node") == [None]
-    assert (counts(queue, a), noted(queue, b)) == (COUNTS[way], 0)
+    keeper = connect(9, "K33p3rK33p3r")
+    beat_without_notes(keeper, a, b)
+    for worker, _ in left:
+        if who == "the worker itself":
+            queue.push(b, job(9))
+            found = worked(worker, a, b)
+            assert found.queue == b
+            assert worker.ack(found)
+            assert [each.there for each in worker.given()] == [True]
+        else:
+            found_so = eventually(partial(owned, keeper, a, worker.owner), what="the node")
+            assert found_so == [None]
+    assert settled_once(queue, a, b)
+
+
+def beat_without_notes(keeper: ClusterQueue, *queues: str) -> None:
+    """It knows these queues, and has not given what was left beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ends, "LEFT", 3600.0)
+        beat(keeper, *queues)
+
+
+def owned(keeper: ClusterQueue, name: str, owner: str) -> Any:
+    return tried(lambda: [keeper.owned(name, owner)])
 
 
 def test_an_answer_that_was_left_tells_that_the_lease_was_lost(
@@ -528,7 +547,7 @@ def test_an_answer_that_was_left_tells_that_the_lease_was_lost(
     queue.push(a, job(1))
     held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
     with away(cluster, a):
-        leaves(queue, held, "ack")
+        assert queue.leave(held, queue.ack, sure=True)
     eventually(lambda: tried(lambda: call(queue, "ZREM", f"queues:{a}:reserved", held.member)), what="a lost lease")
     given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
     assert given == ((a, held.member, False),)
@@ -544,10 +563,10 @@ def test_an_answer_that_was_left_is_for_the_reservation_also_when_a_checkpoint_c
     held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
     assert queue.checkpoint(held, saving(held.member, held.mark, b"1"))
     with away(cluster, a):
-        leaves(queue, held, "ack")
+        assert queue.leave(held, queue.ack, sure=True)
     given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
     assert [each.there for each in given] == [True]
-    assert counts(queue, a) == (0, 0, 0)
+    assert queue.sizes(a).reserved == 0
 
 
 def test_no_answer_is_left_where_no_other_node_has_a_queue_of_this_worker(

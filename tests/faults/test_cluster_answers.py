@@ -3,6 +3,7 @@ Nothing is lost and nothing runs twice, whoever is killed before the node is bac
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +81,10 @@ def kill(work: Procs, whom: str) -> None:
     "a node of a cluster is away when jobs of it end in all workers; then workers, keeper or master are killed",
     "workers run the jobs of other nodes after a second; the answers are given when the node is back: 0 lost, 0 doubled",
 )
-@pytest.mark.parametrize("whom", ["nobody", "workers", "keeper", "master"])
+@pytest.mark.parametrize(
+    "whom",
+    ["workers", "master", *[pytest.param(whom, marks=pytest.mark.slow) for whom in ("nobody", "keeper", "hung node")]],
+)
 def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
     partial_cluster: Cluster,  # noqa: F811
     app: Qd,
@@ -104,7 +108,12 @@ def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
         finally_=after.using(queue=here).bind("batch"),
     ).dispatch()
     eventually(lambda: len(seen(witness, "begun")) == len(HOWS), 30, what="a job in each worker's hands")
-    dead.kill()
+    assert dead.process is not None
+    process = dead.process
+    if whom == "hung node":
+        process.send_signal(signal.SIGSTOP)
+    else:
+        dead.kill()
     witness.go()
     app.dispatch(*[quick.using(queue=(here, there)[n % 2]).bind(n) for n in range(MANY)])
     eventually(lambda: len(seen(witness, "quick")) == MANY, 30, what="the jobs of the other nodes")
@@ -116,7 +125,10 @@ def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
     quick.using(queue=there, delay=LEASE).dispatch(MANY)
     eventually(lambda: len(seen(witness, "quick")) == MANY + 1, 30, what="a job later")
     assert len(seen(witness, "begun")) == len(HOWS)
-    dead.start()
+    if whom == "hung node":
+        process.send_signal(signal.SIGCONT)
+    else:
+        dead.start()
     cluster.settled()
     eventually(lambda: seen(witness, "after") == ["batch"], 40, what="the end of the batch")
     eventually(lambda: empty(app, gone, here, there), 30, what="queues without a job in hand and notes that are gone")

@@ -59,7 +59,7 @@ def ran(shop: Project) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
-@pytest.mark.parametrize("how", ["killed", "hangs"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("hangs", marks=pytest.mark.slow)])
 def test_jobs_run_on_while_the_control_connection_is_away(shop: Project, steer: Server, how: str) -> None:
     work = shop.work("mail", "-w", "2")
     work.wait_line("master.ready")

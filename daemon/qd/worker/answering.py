@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from qd.connectors.base import Connector, Reserved, Turn
+from qd.connectors.keeping import Given
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, NeedsMending, ServerRefused
 from qd.log import Log, cut
 from qd.payload import read
@@ -64,6 +65,7 @@ class Answering:
         """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
         mine = self.queue.held(self.queues)
         self.unsure = False
+        self._tell_given()
         if mine is not None and self.done is not None and mine.mark == self.done.mark:
             return None  # neither acked nor reserved
         self.done = None
@@ -115,8 +117,19 @@ class Answering:
         if not leave(job, answer, sure=sure):
             return False
         self._away_since = time.monotonic()  # others may answer: the next pause is short
-        self.log.info("job.answer_left", queue=job.queue, id=id_of(job), reason="its node is away; a keeper gives it")
+        self.log.info(
+            "job.answer_left", queue=job.queue, id=id_of(job.member), reason="its node is away; a keeper gives it"
+        )
         return True
+
+    def _tell_given(self) -> None:
+        """Of answers that this worker had left, and found before a keeper gave them."""
+        given: Callable[[], Sequence[Given]] = getattr(self.queue, "given", tuple)
+        for queue, member, there in given():
+            if there:
+                self.log.info("job.answered_late", queue=queue, id=id_of(member))
+            else:
+                self.log.error("job.lease_lost", queue=queue, id=id_of(member))
 
     def say_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once: it may do
@@ -135,12 +148,12 @@ class Answering:
         self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))
 
 
-def id_of(job: Reserved) -> str:
+def id_of(member: bytes) -> str | None:
     try:
-        payload = read(job.member)
+        payload = read(member)
     except Malformed:
-        return job.mark
-    return cut(payload.id or payload.uuid or job.mark)
+        return None
+    return cut(payload.id or payload.uuid or "") or None
 
 
 def server_of(error: Exception, queue: Connector) -> str:

@@ -18,7 +18,7 @@ from qd.connectors.base import STAYS, Limits, Released, Reserved, Turn, reserved
 from qd.connectors.cluster import answers
 from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
-from qd.connectors.keeping import Answer, Asked
+from qd.connectors.keeping import Answer, Asked, Given
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
@@ -203,6 +203,12 @@ class ClusterQueue(KeyspaceQueue):
             self.wire.beating.given.append(answers.give(self.wire, note))
         return None
 
+    def given(self) -> tuple[Given, ...]:
+        """Answers that were left, and that this connection has given since it was asked last."""
+        state = self.wire.beating
+        given, state.given = tuple(state.given), []
+        return given
+
     def owners(self, queue: str) -> list[str]:
         self._served[queue] = None
         return super().owners(queue)
@@ -212,9 +218,8 @@ class ClusterQueue(KeyspaceQueue):
 
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
         self._served.update(dict.fromkeys(queues))
-        answer, state = super().beat(queues, asked), self.wire.beating
-        given, state.given = tuple(state.given), []
-        return answer._replace(away=tuple(state.away.items()), given=given)
+        answer = super().beat(queues, asked)
+        return answer._replace(away=tuple(self.wire.beating.away.items()), given=self.given())
 
     def missing_rights(self, queue: str) -> set[str]:
         """On any of the servers that answer: each has users of its own. Raises ConnectionLost where none does."""
