@@ -100,6 +100,26 @@ def test_php_runs_the_string_jobs_that_python_pushes(laravel: Laravel, project: 
     assert redis.text("KEYS", "*queues:q*") in ([], [f"{PREFIX}queues:q:notify"])
 
 
+def test_php_runs_each_of_two_equal_payloads_that_were_delayed(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    """The second one has white space behind it: see later.lua."""
+    shop = project(JOBS, laravel.qd_config)
+    shop.python(
+        r"""
+        from jobs import app
+        for _ in range(2):
+            app.queue("q").push_raw(rb'{"job":"App\\Jobs\\Report@fire","data":{"month":7},"id":"i","attempts":0}', delay=1)
+        """,
+        **laravel.qd_env,
+    )
+    worker = laravel.worker("q")
+    ran = laravel.wait_ran(2)
+    worker.stop()
+    assert [(r.name, r.data) for r in ran] == [(r"App\Jobs\Report@fire", {"month": 7})] * 2
+    assert redis.text("KEYS", "*queues:q*") in ([], [f"{PREFIX}queues:q:notify"])
+
+
 def retried(laravel: Laravel, shop: Project, redis: Client, data: object) -> tuple[bytes, list[bytes]]:
     """Attempts 1, 2 and 4, 5 by qd, 3 by Laravel's worker, which re-encodes. The data as pushed, and as qd had it."""
     laravel.push({"name": "shared.again", "data": data, "queue": "q"})
