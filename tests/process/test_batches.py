@@ -210,6 +210,29 @@ def test_all_that_has_failed_of_a_batch_is_retried(shop: Project, witness: Witne
     assert sorted(witness.lines[-3:]) == ["part 1", "part 2", "told then 4 0 0"]
 
 
+@pytest.mark.parametrize("way", ["command", "handle"])
+def test_a_batch_whose_failed_job_was_forgotten_says_that_it_cannot_succeed(
+    shop: Project, witness: Witness, redis: Client, way: str
+) -> None:
+    id = send(shop, "app.batch(part.bind(1, True), part.bind(2, True), then=told.bind('then')).dispatch()")
+    shop.work_off()
+    (first, _), _ = failed(redis)
+    assert shop.qd("failed", "forget", first["id"]).returncode == 0
+    said = f"batch {id}: 1 of its failed jobs cannot be retried, no record of them is kept: `then` will not run\n"
+    if way == "command":
+        done = shop.qd("failed", "retry", "--all")
+        assert (done.stdout, done.stderr) == ("1 job sent again\n", f"qd: {said}")
+    else:
+        done = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
+        assert (done.stdout, done.stderr) == ("1\n", said)
+    assert ask(shop, id, "batch.dropped") == "1"
+    (shop.root / "mended").touch()
+    shop.allowed.add("mended")
+    shop.work_off()
+    assert ask(shop, id, "batch.dropped, batch.failed, batch.pending") == "1 1 0"
+    assert "told then" not in " ".join(witness.lines)
+
+
 def test_a_batch_of_nothing_has_succeeded(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(**CALLED).dispatch()")
     shop.work_off()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qd.connectors.base import Connector
+from qd.connectors.batches import Batches
 from qd.events import JobRetryRequested
 from qd.listeners import Listeners
 from qd.process.shield import shield
@@ -24,35 +25,38 @@ def retry_failed(id: str, queue: Connector, settings: Settings, connection: str,
     """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more. Those
     that can never be retried are logged."""
     kept, count = failed_store(queue, settings, connection), 0
-    by_queue = failures(id, queue)
-    for name, jobs in by_queue.items():
+    for name, jobs in failures(id, queue.batches).items():
         ids = list(jobs.values()) if name else []
         for at in range(0, len(ids), MOST):
             moved = retried(kept, name, ids[at : at + MOST], id)
             tell_retried(listeners, connection, moved)
             count += len(moved)
-    if lost := dropped(id, queue, settings, connection):
-        logging.getLogger("qd.batches").warning(
-            "batch %s: %d of its failed jobs cannot be retried, no record of them is kept: `then` will not run",
-            id,
-            lost,
-        )
+    if gone := lost(id, queue.batches, kept):
+        logging.getLogger("qd.batches").warning(told(id, gone))
     return count
+
+
+def told(id: str, gone: int) -> str:
+    return f"batch {id}: {gone} of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
 
 
 def dropped(id: str, queue: Connector, settings: Settings, connection: str) -> int:
     """How many failed jobs of the batch can never be retried."""
-    kept = failed_store(queue, settings, connection)
+    return lost(id, queue.batches, failed_store(queue, settings, connection))
+
+
+def lost(id: str, batches: Batches, kept: FailedStore) -> int:
+    """The same; `qd failed retry` asks here."""
     with shield:
-        by_queue = failures(id, queue)
+        by_queue = failures(id, batches)
         return sum(len(kept.gone(name, jobs) if name else jobs) for name, jobs in by_queue.items())
 
 
-def failures(id: str, queue: Connector) -> dict[str, dict[str, str]]:
+def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
     """Queue -> uuid -> id of the record; under "" those that never had one."""
     by_queue: dict[str, dict[str, str]] = {}
     with shield:
-        for uuid, (name, record) in queue.batches.failures(id).items():
+        for uuid, (name, record) in batches.failures(id).items():
             by_queue.setdefault(name, {})[uuid] = record
     return by_queue
 

@@ -71,6 +71,15 @@ class Record(_Line, frozen=True, kw_only=True):
             count, first = 0, None
         return count + 1, self.failed_at if first is None else first
 
+    @property
+    def batch(self) -> str | None:
+        """The id of the batch that its job belongs to."""
+        try:
+            ties = payload.read(self.payload).qd if b'"batch":' in self.payload else None
+        except Malformed:
+            return None
+        return ties.batch if ties is not None else None
+
     def text(self) -> str | None:
         """The payload as text; None: its bytes are none."""
         try:

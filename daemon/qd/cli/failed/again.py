@@ -48,10 +48,13 @@ class Tally:
     refused: list[dict[str, str]] = field(default_factory=list)  # the first TOLD of them
     refusals: int = 0
     unknown: list[str] = field(default_factory=list)
+    batches: set[str] = field(default_factory=set)  # those that the jobs belong to that were done
 
     def count(self, record: Record, why: str | None) -> None:
         if why is None:
             self.done += 1
+            if record.batch is not None:
+                self.batches.add(record.batch)
         elif not why:
             self.gone += 1
         else:
@@ -92,7 +95,19 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
     if common.given().json:
         output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    tell_batches(at, sorted(tally.batches))
     return tally.code
+
+
+def tell_batches(at: Place, ids: Sequence[str]) -> None:
+    """Which of them cannot succeed, whatever is retried; of more than TOLD the first ones."""
+    from qd.bus.retrying import lost, told
+    from qd.connectors.keyspace.batches import KeptBatches
+
+    batches = KeptBatches(at.store.store.space, at.store.store.prefix)
+    for id in ids[:TOLD]:
+        if gone := lost(id, batches, at.store):
+            output.note(output.clean(f"qd: {told(id, gone)}"))
 
 
 @click.command("forget")
