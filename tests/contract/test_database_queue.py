@@ -18,6 +18,7 @@ from qd import Qd
 from qd.config import ConnectionSettings
 from qd.connectors.base import Outgoing, Released, Reserved
 from qd.connectors.database import listening
+from qd.connectors.database.joining import inside
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import look, open_space
@@ -25,7 +26,7 @@ from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.keeping import Asked
 from qd.connectors.reserver import Reserver
 from qd.contrib.sqlalchemy import install
-from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.payload import read
 from qd.unit import answered, original, saving
 from tests.support.clock import eventually
@@ -627,6 +628,69 @@ def test_a_step_in_a_transaction_sees_what_has_come_since_it_began(sent):
         outside = single.dispatch().id
         with sent.app.transaction(session):
             assert single.dispatch().id == outside
+
+
+SENT: dict[str, Callable[[Qd], object]] = {
+    "a unique job": lambda app: app.call("t", b'{"n":2}').using(queue="a").dispatch(),
+    "the same key": lambda app: app.call("plain", b'{"n":2}').using(queue="a", key="k", delay=60).dispatch(),
+    "many rows": lambda app: app.connections.get(None).kept[0].call("RPUSH", "l", *map(str, range(1000))),
+}
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", SENT)
+def test_what_another_transaction_has_sent_meanwhile_is_a_serialization_failure(sent, queue, caplog, level, what):
+    """A retry loop for SQLAlchemy catches it: the second run sees what the other one has sent."""
+    send, errors = SENT[what], list[sql.exc.OperationalError]()
+    with Session(sent.engine.execution_options(isolation_level=level)) as session:
+        while len(errors) < 3:
+            session.execute(sql.text("SELECT name FROM qd_names")).all()  # from here on it reads as of now
+            if not errors:
+                send(sent.app)
+            try:
+                with sent.app.transaction(session):
+                    send(sent.app)
+                session.commit()
+                break
+            except sql.exc.OperationalError as error:
+                errors.append(error)
+                session.rollback()
+    (raised,) = errors
+    assert (getattr(raised.orig, "sqlstate", None), isinstance(raised, ServerBusy)) == ("40001", True)
+    assert "roll this transaction back and run it again" in str(raised)
+    assert [record for record in caplog.records if record.name == "psycopg"] == []
+    assert queue.sizes("a").ready + queue.sizes("a").delayed == (0 if what == "many rows" else 1)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(sent, queue):
+    with Session(sent.engine) as session:
+        joined = inside(queue, session)
+        assert isinstance(joined, DatabaseQueue)
+        with pytest.raises(ServerBusy, match="run it again") as told:
+            joined.link.say("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+    assert isinstance(told.value, sql.exc.OperationalError)
+    assert str(told.value.orig).startswith("(1213,")
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_push_that_waits_too_long_for_the_next_number_of_a_job_can_be_sent_again(queue, connect, table):
+    """An INSERT ... SELECT of another program holds the lock on the numbers, here for as long as it waits for a row."""
+    queue.link.say("SET innodb_lock_wait_timeout = 1").close()
+    rows = "SELECT 'b', '{}', 0, 1, 1 FROM qd_locks WHERE bucket IN (1, 2) ORDER BY bucket FOR UPDATE"
+    insert = f"INSERT INTO jobs (queue, payload, attempts, available_at, created_at) {rows}"
+    waits, other, holder = f"SELECT count(*) FROM {WAITS['mysql']}", connect(2).link, connect(3).link
+    with ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            holder.say("SELECT bucket FROM qd_locks WHERE bucket = 2 FOR UPDATE").close()
+            inserted = pool.submit(lambda: other.say(insert).rowcount)
+            eventually(lambda: table.link.say(waits).scalar_one() > 0, every=0.15, what="a lock wait")
+            with pytest.raises(ServerBusy, match="1467"):
+                queue.push("a", job(1))
+        assert inserted.result() == 2
+    queue.push("a", job(1))
+    assert ids(queue) == ["id1"]
 
 
 def test_a_session_that_commits_each_statement_is_refused(sent, table):

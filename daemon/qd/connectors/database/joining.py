@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session, scoped_session
 
 from qd.connectors.base import Connector
@@ -22,7 +23,7 @@ from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.queue import DatabaseQueue
-from qd.connectors.database.servers import unix_us
+from qd.connectors.database.servers import Again, Conflict, unix_us
 from qd.errors import ConfigError
 
 WHERE = {  # one row that says which database of which server this is, whatever it is called
@@ -70,12 +71,22 @@ class Joined(Link):
             yield
 
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
-        """MySQL's own transactions read what stood there when they began; a step is to read what stands there now, which a
-        read that locks does."""
+        """A transaction of the caller may read as of its beginning. MySQL reads the present with a locking read. PostgreSQL
+        cannot: there a row that came meanwhile is to be a serialization failure, which it raises for ON CONFLICT only.
+        The step holds the locks of its names, so there is no other conflict."""
         if self.kind == "mysql" and isinstance(statement, sql.Select):
             statement = statement.with_for_update(read=True)
+        if self.kind == "postgresql" and isinstance(statement, sql.Insert):
+            statement = postgresql.insert(statement.table).on_conflict_do_nothing()
         with self._turn:
             return super().execute(statement, values)
+
+    def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
+        try:
+            super()._failed(error, connecting=connecting)
+        except Again as ours:
+            said = f"roll this transaction back and run it again: {ours}"
+            raise Conflict(said, getattr(error, "orig", None)) from None
 
     def _answered(self) -> None: ...
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -66,7 +66,8 @@ class Link(Patience):
         transaction after ServerBusy and ServerRefused nothing was done, inside of one nothing stays."""
         connection = self._ready()
         try:
-            result: sql.CursorResult[Any] = connection.execute(statement, values)
+            with self.server.quiet() if isinstance(values, list) else nullcontext():
+                result: sql.CursorResult[Any] = connection.execute(statement, values)
         except BaseException as error:
             self._failed(error)
         self._answered()

@@ -2,8 +2,19 @@
 
 from qd.connectors.database.servers.base import Server, digest
 from qd.connectors.database.servers.known import server_of
-from qd.connectors.database.servers.meanings import Again, MissingTable, NoRight, told
+from qd.connectors.database.servers.meanings import Again, Conflict, MissingTable, NoRight, told
 from qd.connectors.database.servers.mysql import BUCKETS
 from qd.connectors.database.servers.sqlite import unix_us
 
-__all__ = ["BUCKETS", "Again", "MissingTable", "NoRight", "Server", "digest", "server_of", "told", "unix_us"]
+__all__ = [
+    "BUCKETS",
+    "Again",
+    "Conflict",
+    "MissingTable",
+    "NoRight",
+    "Server",
+    "digest",
+    "server_of",
+    "told",
+    "unix_us",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from qd.connectors.database.sockets import socket_of
@@ -39,6 +40,10 @@ class Server:
 
     def patience(self, raw: Any, answer: float) -> None:
         """Seconds for each answer on the driver's connection, from now on."""
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Without the driver's own log line when one of many rows is refused: the error is raised as well."""
+        return nullcontext()
 
     def telling(self, raw: Any) -> int:
         """The descriptor that is readable when the server tells something, -1: it never does."""

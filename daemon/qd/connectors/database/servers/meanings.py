@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sqlalchemy.exc import OperationalError
+
 from qd.errors import ConnectionLost, NeedsMending, QdError, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.masks import masked
 
@@ -24,6 +28,18 @@ class NotWritable(NeedsMending, ServerBusy):
 
 class Again(ServerBusy):
     """A deadlock, or two transactions in one another's way: nothing was done, and it is to be run again."""
+
+
+class Conflict(Again, OperationalError):
+    """The same in a caller's transaction, which only the caller can run again. A retry loop for SQLAlchemy catches it as the
+    driver's error: `orig` has its `sqlstate` or number."""
+
+    def __init__(self, said: str, origin: Any) -> None:
+        OperationalError.__init__(self, None, None, origin)
+        self.said = said
+
+    def __str__(self) -> str:
+        return self.said
 
 
 SAID: dict[type[QdError], str] = {

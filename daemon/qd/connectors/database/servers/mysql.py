@@ -45,7 +45,7 @@ class MySql(Server):
         groups: list[tuple[set[int], type[QdError]]] = [
             ({1213, 1020}, Again),
             ({1146}, MissingTable),
-            ({1205, 1040, 1203, 1226, 1290, 1836, 1792, 1021, 1114, 1030, 1969, 3024}, ServerBusy),
+            ({1205, 1467, 1040, 1203, 1226, 1290, 1836, 1792, 1021, 1114, 1030, 1969, 3024}, ServerBusy),
             ({1142, 1143, 1227, 1370}, NoRight),
             ({1044, 1045, 1698, 2059}, WrongPassword),
             ({1049}, NotThere),

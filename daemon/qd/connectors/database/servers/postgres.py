@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from qd.connectors.database.servers.base import Server, digest
@@ -39,6 +42,9 @@ class Postgres(Server):
 
         return Patient.connect(*args, **options).listens()
 
+    def quiet(self) -> AbstractContextManager[None]:
+        return quiet()
+
     def telling(self, raw: Any) -> int:
         return socket_of(raw)
 
@@ -59,6 +65,21 @@ class Postgres(Server):
                  "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": NotThere}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
         return exact.get(state) or classes.get(state[:2])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """psycopg sends many rows in a pipeline and warns that its end fails, too, when one of them was refused."""
+    thread, logger = threading.get_ident(), logging.getLogger("psycopg")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return record.thread != thread or "error ignored terminating" not in str(record.msg)
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def is_operational(error: object) -> bool:
