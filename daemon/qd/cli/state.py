@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qd.cli import common
 from qd.cli.partly import MASTERS, Partly
 from qd.connectors.keyspace import keys
-from qd.errors import ConnectionLost, NeedsMending, QdError
+from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.store import hosts, schedule, stamps
 from qd.store.failed import FailedStore, Fill
 
@@ -180,22 +180,21 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
     """Why this server takes no writes now (a replica, a full disk, too few replicas, no memory), in its own words. "": it
     does, or this user may not ask. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
     cluster each may be on another node. Ask only in doubt: a server logs each command that its user may not send."""
-    refusals = of_database(store.space) if hasattr(store.space, "link") else of_redis(store, queues)
-    said = [str(each) for each in refusals if not isinstance(each, NeedsMending)]  # rights are doctor's
-    return said[0] if said else ""
+    try:
+        found = of_database(store.space) if hasattr(store.space, "link") else of_redis(store, queues)
+    except (ServerBusy, ServerRefused) as error:
+        found = [error]
+    refused = [each for each in found if isinstance(each, ServerBusy | ServerRefused)]
+    return next((str(each) for each in refused if not isinstance(each, NeedsMending)), "")  # rights are doctor's
 
 
-def of_redis(store: KeyspaceStore, queues: Sequence[str]) -> list[QdError]:
+def of_redis(store: KeyspaceStore, queues: Sequence[str]) -> list[object]:
     names = [PROBE, *(f"{keys.ready(queue)}:probe" for queue in queues)] if hasattr(store.space, "nodes") else [PROBE]
-    replies = store.space.call_many([("ZADD", store.prefix + name, "XX", 0, "-") for name in names])
-    return [reply for reply in replies if isinstance(reply, QdError)]
+    return store.space.call_many([("ZADD", store.prefix + name, "XX", 0, "-") for name in names])
 
 
-def of_database(space: Any) -> list[QdError]:
+def of_database(space: Any) -> list[object]:
     from qd.connectors.database.rights import check_writes  # loaded with the connection
 
-    try:
-        check_writes(space.link)
-    except QdError as error:
-        return [error]
+    check_writes(space.link)
     return []
