@@ -9,10 +9,12 @@ import time
 from typing import TYPE_CHECKING
 
 from qd.master.stopping import Stopping
-from qd.process.scoreboard import H, Verdict, Why
+from qd.process.scoreboard import H, State, Verdict, W, Why
 
 if TYPE_CHECKING:
     from qd.master.loop import Master
+
+BIRTH = 1.0  # seconds after the request to stop in which a child that is just starting leaves by itself
 
 
 class Ending:
@@ -30,9 +32,25 @@ class Ending:
                 children.alarm(worker, Why.INTERRUPT)
         if master.busy and stopping.extend_due():
             master.notifier.extend(10.0)
-        children.never_born(time.monotonic() + 1e9 if stopping.ends_now() else time.monotonic())
+        if stopping.ends_now() or time.monotonic() - stopping.began > BIRTH:
+            self._end_births()
         if not children.workers:
             self._last_steps(stopping)
+
+    def _end_births(self) -> None:
+        """End children that hang before they can have a job, as in a library's fork hook, where TERM does not reach them.
+        The template goes first: with it whatever it is forking, and nothing is born afterwards."""
+        master, children = self.master, self.master.children
+        starting = [
+            worker
+            for worker in children.workers.values()
+            if worker.slot[W.STATE] == State.STARTING and not worker.ready
+        ]
+        if starting:
+            master.codes.end()
+        for worker in starting:
+            children.kill(worker, Verdict.HAND_BACK)
+        children.never_born(time.monotonic() + 1e9)
 
     def _last_steps(self, stopping: Stopping) -> None:
         """The workers are gone: let the keeper move their jobs and leave, then the template, then linger."""
