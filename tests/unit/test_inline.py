@@ -311,7 +311,7 @@ def test_a_result_is_there_for_those_who_ask(app: Qd):
 
     with app.inline():
         sent = total.dispatch({1, 4})
-        assert (sent.status(), sent.result(), sent.progress(), sent.cancel()) == ("done", 2, 50.0, False)
+        assert (sent.status(), sent.result(), sent.progress(), sent.cancel()) == ("done", 2, 100.0, False)
         assert total.using(result_ttl=0).dispatch({1}).status() == "unknown"
         with pytest.raises(ZeroDivisionError):
             total.dispatch({0})
