@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -23,16 +26,19 @@ from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
 from qd.connectors.database.opening import look, open_space
 from qd.connectors.database.queue import DatabaseQueue
+from qd.connectors.database.target import check, with_hosts_as_options
 from qd.connectors.keeping import Asked
 from qd.connectors.reserver import Reserver
 from qd.contrib.sqlalchemy import install
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.payload import read
+from qd.store.laravel_failed import FailedJobs
 from qd.unit import answered, original, saving
 from tests.support.clock import eventually
 
 T = TypeVar("T")
 TOKEN = "Tok3nTok3n"
+PAGE = Path(__file__).parents[2] / "docs" / "database.md"
 KINDS = ("sqlite", "postgres", "mariadb")
 Connect = Callable[..., DatabaseQueue]
 pytestmark = pytest.mark.xdist_group("databases")
@@ -538,6 +544,51 @@ def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_
     queue.wait(["a"], 60.0, -1)
     assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.01)
     assert queue.ack(held)
+
+
+# -- several hosts
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("ports", ["{away}, {there}", "{there}, {away}"])
+def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url, table, tmp_path, monkeypatch, ports):
+    there = table.link.url
+    with closing(socket.socket()) as closed:  # bound and not listening: it refuses
+        closed.bind(("127.0.0.1", 0))
+        first, second = ports.format(away=closed.getsockname()[1], there=there.port).split(", ")
+        (written,) = re.findall(r'url = "(postgresql://.*,.*)"', PAGE.read_text())
+        several = written.replace("shop:secret", str(there.username)).replace("/shop", f"/{there.database}")
+        several = several.replace("db1.example.org:5432", f"127.0.0.1:{first}")
+        several = several.replace("db2.example.org:5432", f"127.0.0.1:{second}")
+        (tmp_path / "qd.toml").write_text(f'[connections.redis]\nurl = "{several}"\n[failed]\ndatabase = "{several}"\n')
+        monkeypatch.chdir(tmp_path)
+        assert looked(several) == []
+        app = Qd()
+        app.queue("a").push("x", {"n": 1})
+        with closing(Link(several)) as link:
+            assert link.place == f"postgresql://{there.username}@127.0.0.1:{first},127.0.0.1:{second}/{there.database}"
+        assert FailedJobs(several).queues("redis") == []
+        app.connections.close()
+    assert len(table.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    {
+        "postgresql://u:a,b@h:1/db": "postgresql://u:a,b@h:1/db",
+        "postgresql://u:p@h1,h2:2/db": "postgresql://u:p@/db?host=h1,h2&port=,2",
+        "postgres://h1:1,h2:2": "postgres://?host=h1,h2&port=1,2",
+        "postgresql+psycopg://[::1]:1,[::2]:2/db?a=b": "postgresql+psycopg:///db?host=::1,::2&port=1,2&a=b",
+        "mysql://h1,h2/db": "mysql://h1,h2/db",
+    }.items(),
+)
+def test_several_hosts_of_a_url_are_given_to_sqlalchemy_as_options(written, read):
+    assert with_hosts_as_options(written) == read
+
+
+def test_a_host_among_several_whose_port_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match="number as port of each host"):
+        check("postgresql://u:p@h1:5432,h2:x/db")
 
 
 # -- inside of a caller's transaction

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
+from qd.connectors.database.target import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
 from qd.masks import masked
 
@@ -167,7 +168,7 @@ def moment_of(value: object) -> float:
 
 def with_driver(url: str) -> tuple[str, dict[str, Any]]:
     """The url with the driver that is installed, where it names none, and what that driver is told of waiting."""
-    kind, colon, rest = url.partition(":")
+    kind, colon, rest = with_hosts_as_options(url).partition(":")
     found = next((name for name, module in DRIVERS.get(kind, ()) if find_spec(module)), kind)
     options: dict[str, Any] = {"timeout": WAIT} if kind == "sqlite" else {"connect_timeout": WAIT}
     if found.endswith("pymysql"):

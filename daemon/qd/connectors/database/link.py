@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import sqlalchemy as sql
@@ -276,6 +277,11 @@ def names_in(found: sql.Inspector, schema: str | None) -> list[str]:
 
 def place_of(url: sql.URL) -> str:
     """For people: without password and options."""
-    kind = url.get_backend_name()
-    bare = sql.URL.create(kind, url.username, None, url.host, url.port, url.database)
-    return bare.render_as_string()
+    kind, hosts, ports = url.get_backend_name(), url.query.get("host", ""), str(url.query.get("port", ""))
+    if isinstance(hosts, str) and "," not in hosts:
+        return sql.URL.create(kind, url.username, None, url.host, url.port, url.database).render_as_string()
+    if isinstance(hosts, str):
+        pairs = zip_longest(hosts.split(","), ports.split(","))
+        hosts = tuple(f"{host}:{port}" if port else f"{host}" for host, port in pairs)
+    user = sql.URL.create(kind, url.username).render_as_string()
+    return f"{user}{','.join(hosts)}/{url.database or ''}"

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from qd.errors import ConfigError
 
+_HOSTS = re.compile(
+    r"(?P<head>postgres(?:ql)?(?:\+\w+)?://(?:[^?#]*@)?)(?P<hosts>[^/?#@]*,[^/?#@]*)(?=[/?#]|$)(?P<path>[^?#]*)\??"
+)
+_HOST = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::(?P<port>[0-9]*))?")
+
+
+def with_hosts_as_options(url: str) -> str:
+    """A PostgreSQL url with several hosts, as libpq takes it, in the form that SQLAlchemy takes: `?host=a,b&port=1,2`. Every
+    other url is returned as it is. Raises ConfigError."""
+    found = _HOSTS.match(url)
+    if found is None:
+        return url
+    places = [_HOST.fullmatch(each) for each in found["hosts"].split(",")]
+    if not all(places):
+        raise ConfigError("the url of a database needs a number as port of each host (written HOST:5432,HOST:5432)")
+    hosts = ",".join((each["v6"] or each["name"] or "") for each in places if each)
+    ports = ",".join(each["port"] or "" for each in places if each)
+    more = url[found.end() :]
+    return f"{found['head']}{found['path']}?host={hosts}&port={ports}" + (f"&{more}" if more else "")
+
 
 def check(url: str) -> None:
     """Raises ConfigError naming what is wrong in it."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(with_hosts_as_options(url))
         _ = parts.port
     except ValueError as error:
         raise ConfigError(f"the url of a database needs a number as port ({error})") from None

@@ -11,6 +11,7 @@ from qd.connectors.database.servers.base import Server
 from qd.connectors.database.servers.mysql import MySql
 from qd.connectors.database.servers.postgres import Postgres
 from qd.connectors.database.servers.sqlite import Sqlite
+from qd.connectors.database.target import with_hosts_as_options
 from qd.errors import ConfigError
 
 EXTRA = {"postgresql": ("psycopg", "postgres"), "mysql": ("pymysql", "mysql")}  # kind -> driver, extra that brings it
@@ -26,7 +27,7 @@ SERVERS: dict[str, type[Server]] = {
 def server_of(text: str) -> tuple[URL, Server]:
     """The url as SQLAlchemy takes it, with a driver, and what stands there. Raises ConfigError."""
     try:
-        url = make_url(text)
+        url = make_url(with_hosts_as_options(text))
     except (ArgumentError, ValueError):  # the second: its port, and what it says may be a part of the password
         raise ConfigError("not the url of a database (written postgresql://user:password@host:5432/name)") from None
     kind, _, driver = url.drivername.partition("+")
