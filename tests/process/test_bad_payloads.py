@@ -236,8 +236,9 @@ def test_an_object_job_of_laravel_is_never_failed_and_its_data_stays(
 
 
 @FAILED
-def test_a_payload_of_50_megabytes_never_reaches_a_worker(shop: Project, witness: Witness, redis: Client) -> None:
-    work = ready(shop)
+def test_a_payload_of_50_megabytes_never_reaches_a_worker(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=TYPED, config='[failed]\nmax_bytes = "200M"\n')  # room for both payloads
+    witness, work = Witness(shop), ready(shop)
     (worker,) = waiting(work)
     before = worker.memory_info().rss
     huge = make("large", b'{"text":"%b"}' % (b"x" * 50_000_000), created_at=int(time.time()))
