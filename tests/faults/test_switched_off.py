@@ -62,12 +62,12 @@ MECHANISMS = {
         "no stuck worker",
     ),
     "end of the group": Named(
-        "what a job has started ends with it",
+        "what a job has started in its session ends with it",
         "process/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
         "no subprocess left",
     ),
     "end of what left the group": Named(
-        "also what has made a session of its own, before the job runs again",
+        "if the job is killed, also what has made a session of its own, before the job runs again",
         "process/test_leftover.py::test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_again[kill -9]",
         "again 2",
     ),
