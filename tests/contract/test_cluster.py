@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,7 +26,17 @@ from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
 from qd.connectors.reserver import Reserver
 from qd.errors import ConnectionLost, OtherKind
+from qd.keeper.dead import Dead
+from qd.log import Log
+from qd.payload import read
+from qd.process.scoreboard import Scoreboard
 from qd.unit import answered, saving
+from qd.worker.answering import Answering
+from qd.worker.ending import Ending
+from qd.worker.outcome import Back
+from qd.worker.rota import Rota
+from qd.worker.saving import Held
+from qd.worker.settle import Settler
 from tests.contract.test_queue import job
 from tests.support.clock import eventually
 from tests.support.server import Server
@@ -577,6 +588,33 @@ def test_no_answer_is_left_where_no_other_node_has_a_queue_of_this_worker(
     held = take(queue, a)
     with away(cluster, a):
         assert not queue.leave(held, queue.ack, sure=True)
+
+
+def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+) -> None:
+    a, b, _ = three
+    gone = cluster.node_of(f"queues:{{{a}}}")
+    owner = next(str(n) for n in range(1000) if cluster.node_of(f"qd:places:{n}") is gone)
+    take_nothing(queue, a, b)
+    queue.push(b, job(1, id=owner))
+    held = take(queue, a, b)
+    lines = list[bytes]()
+    log = Log("worker", write=lines.append)
+    answering = Answering(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    settler = Settler(queue, log, keeps=True, copier=None)
+    attempts: Any = SimpleNamespace(
+        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
+    )
+    ending = Ending(settler, answering, attempts, Scoreboard().slot(1))
+    hands: Any = None
+    keeper: Any = connect(9, "K33p3rK33p3r")
+    dead = Dead(keeper, (a, b), hands, log)
+    with away(cluster, a):
+        eventually(lambda: tried(lambda: [dead._left(held.member, held.mark)]), what="a node that is known to be away")
+        ending.settle(Held(held), Back(60.0, "its lock is taken"), 0.0)
+        assert queue.sizes(b).delayed == 1
+    assert len([line for line in lines if b"job.places_not_freed" in line]) == 2
 
 
 # -- slots that move

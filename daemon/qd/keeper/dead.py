@@ -18,7 +18,7 @@ from qd.connectors.effects import Effect
 from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
 from qd.connectors.keyspace.effects import left_by
-from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused, Unreachable
 from qd.keeper import leftover
 from qd.keeper.parts import each_of
 from qd.log import Log, cut
@@ -40,7 +40,6 @@ REASONS = {
     Verdict.MEMORY: "memory",
     Verdict.CANCELLED: "cancelled",
 }
-
 
 # After these the attempt is over, and its places are free, as after an error. A job whose worker crashed keeps its places:
 # it is about to run again.
@@ -137,11 +136,17 @@ class Dead:
         self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=back.delay or None)
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
-        """What frees the places that the dead worker's job still has."""
+        """What frees the places that the dead worker's job still has. On a cluster they may be on another node than the job,
+        which does not wait for that node."""
         try:
             payload = read(member)
             return left_by(*self.queue.kept, payload.uuid or payload.id or mark)
         except (Malformed, ServerRefused, ConfigError):
+            return ()
+        except Unreachable as error:
+            if not hasattr(self.queue, "leave"):
+                raise
+            self.log.warning("job.places_not_freed", **named(member), error=str(error))
             return ()
 
     def _note(self, slot: Slot) -> bytes:
@@ -209,9 +214,8 @@ class Dead:
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:
-            self._for_queues(
-                {*self.queues, *theirs}, looks
-            )  # all of them first: an answer for one may stand beside another
+            # All of them first: the answer for a job may be noted beside another queue.
+            self._for_queues({*self.queues, *theirs}, looks)
         finally:
             self._for_queues(list(owners), gives_back)
         return not unseen
