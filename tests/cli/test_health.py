@@ -195,6 +195,34 @@ def test_a_queue_that_only_its_keys_name(qd: Run, redis: Client) -> None:
     assert reason(qd)[0] == "unserved"
 
 
+def test_a_delayed_job_that_is_due_where_nobody_makes_it_ready(
+    qd: Run, redis: Client, configured: Callable[[str], None]
+) -> None:
+    configured('[worker]\nqueues = ["mail"]\n')
+    report(redis, workers=[WAITING], queues=["default"])
+    now, payload = server_time(redis), PAYLOAD % ("mail.welcome", 1)
+    redis.call("ZADD", "queues:mail:delayed", now + 60, payload)
+    assert reasons(qd) == []
+    redis.call("ZADD", "queues:mail:delayed", now - 5, payload)
+    assert reasons(qd) == []  # a worker may be on its way
+    redis.call("ZADD", "queues:mail:delayed", now - 120, payload)
+    kind, text = reason(qd)
+    assert kind == "unserved"
+    assert re.match(
+        r"queue 'mail': 1 delayed, the first due 2m( \ds)? ago, and no worker serves it; start `qd work mail`,", text
+    )
+    assert [kind for kind, _ in reasons(qd, "--max-age", "1m")] == ["unserved", "max-age"]
+    assert re.search(
+        r"^warn: no qd worker takes from mail, where a delayed job was due 2m( \ds)? ago$", done(qd("status")), re.M
+    )
+    assert re.search(r"work on mail: 1 delayed, the first due .* and no worker serves it", qd("doctor").stdout)
+    redis.call("ZADD", "queues:mail:reserved", now + 60, "{}")  # a PHP worker's
+    assert reasons(qd) == []
+    redis.call("DEL", "queues:mail:reserved")
+    report(redis, workers=[WAITING], queues=["default", "mail"])
+    assert reasons(qd) == []
+
+
 def test_a_queue_of_a_pool_on_another_connection(
     qd: Run, redis: Client, configured: Callable[[str], None], server: Server
 ) -> None:

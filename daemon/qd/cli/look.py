@@ -168,7 +168,7 @@ def warnings(state: State) -> Iterable[str]:
         if master.crashes:
             yield output.clean(crashed(master))
     for line in state.queues:
-        if line.sizes.ready and not line.workers and not line.paused and state.knows_masters:
+        if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
             yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
         for said, way in of_failed(line, state.now):
             yield output.clean(f"{said}; {way}")
@@ -179,6 +179,8 @@ def warnings(state: State) -> Iterable[str]:
 
 
 def waiting(line: Line) -> str:
+    if not line.sizes.ready:
+        return f"a delayed job was due {output.ago(line.overdue)}"
     return f"{output.count(line.sizes.ready, 'job')} {'waits' if line.sizes.ready == 1 else 'wait'}"
 
 

@@ -183,11 +183,15 @@ class Untaken:
 
 
 def of_queue(line: Line, state: State) -> Iterator[Reason]:
-    why = untaken(line, state) if line.sizes.ready else None
+    why = untaken(line, state) if line.sizes.ready or line.overdue else None
     if why is not None and why.kind:
-        yield Reason(
-            why.kind, f"queue '{line.name}': {line.sizes.ready} ready and {why.fact}; {why.way}", queue=line.name
-        )
+        yield Reason(why.kind, f"queue '{line.name}': {waiting(line)} and {why.fact}; {why.way}", queue=line.name)
+
+
+def waiting(line: Line) -> str:
+    if line.sizes.ready:
+        return f"{line.sizes.ready} ready"
+    return f"{line.sizes.delayed} delayed, the first due {ago(line.overdue)},"
 
 
 def untaken(line: Line, state: State) -> Untaken:
@@ -289,6 +293,8 @@ def stuck(serving: list[Master], seconds: float) -> tuple[str, str]:
 
 def old(line: Line) -> bool:
     """Not known is old: payloads of Laravel 8 do not tell when they were made."""
+    if not line.sizes.ready:
+        return line.overdue >= GRACE
     return line.sizes.oldest_age is None or line.sizes.oldest_age >= GRACE
 
 
@@ -299,7 +305,7 @@ def restarting(state: State) -> bool:
 def over(line: Line, limits: Limits, state: State) -> Iterator[Reason]:
     why = untaken(line, state)
     rest = f" ({why.fact}); {why.way}" if why.fact else f"; {why.way}"
-    ready, age = line.sizes.ready, line.sizes.oldest_age
+    ready, age = line.sizes.ready, line.sizes.oldest_age if line.sizes.ready else line.overdue
     if limits.max_ready is not None and ready > limits.max_ready:
         what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
         yield Reason("max-ready", what, queue=line.name)

@@ -32,7 +32,7 @@ class Line:
     """A queue and what is in it. workers: those that serve it, idle or not. php: whether the next job in line is an object
     job of Laravel and no PHP worker has one in hand. theirs: whether a PHP worker has a job of this queue in hand. failed:
     see store.failed.Fill; full: the part of the failed store's bounds that is used, 1.0: the next failed job drops the
-    oldest."""
+    oldest. overdue: seconds since the first delayed job was due, 0.0 if none is due or a worker serves the queue."""
 
     connection: str
     name: str
@@ -43,6 +43,7 @@ class Line:
     theirs: bool = False
     failed: Fill = NOTHING_KEPT
     full: float = 0.0
+    overdue: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,14 @@ def lines(
     paused = stamps.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
-    php = {name: of_php(store, name, now) for name in names if sizes[name].ready}
+    overdue = {name: overdue_of(store, name, now) for name in names if sizes[name].delayed and not serve[name]}
+    php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
     fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
     return [
         Line(
             *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),
             full=full(found.failed, sizes[name].failed, fills[name]),
+            overdue=overdue.get(name, 0.0),
         )
         for name in names
     ]
@@ -155,16 +158,22 @@ def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
     return max(fill.bytes / bounds.max_bytes, count / bounds.max_count if bounds.max_count else 0.0)
 
 
+def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
+    """Seconds since the first delayed job was due. Without a worker or keeper of its queue, it does not become ready."""
+    found = store.space.call("ZRANGE", store.prefix + keys.delayed(queue), 0, 0, "WITHSCORES")
+    return max(0.0, now - float(found[1])) if found else 0.0
+
+
 def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
     """(php, theirs) of a Line. A PHP worker that takes one job after the other is seen with the one before; one that died is
     seen until its reservation ends."""
     ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
     head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")])
-    if not isinstance(head, bytes) or not isinstance(held, list):
+    if isinstance(head, Exception) or not isinstance(held, list):
         return False, False
     pairs = zip(held[::2], held[1::2], strict=True)
     theirs = any(b'"rsv":"' not in member and float(until) > now for member, until in pairs)
-    return is_object_job(head) and not theirs, theirs
+    return head is not None and is_object_job(head) and not theirs, theirs
 
 
 def is_object_job(payload: bytes) -> bool:

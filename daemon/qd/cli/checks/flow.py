@@ -10,7 +10,7 @@ from qd.cli.checks.finding import Finding, ok, warn
 from qd.cli.notes import by_whom
 from qd.cli.output import count
 from qd.cli.reasons import of_failed, of_queue
-from qd.cli.state import Line, State, full, of_php
+from qd.cli.state import Line, State, full, of_php, overdue_of
 from qd.connectors.keyspace import keys
 from qd.errors import ServerRefused
 from qd.store import stamps
@@ -43,8 +43,9 @@ def line_of(settings: Settings, place: str, name: str) -> Line:
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else stamps.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
-    php = of_php(store, name, store.now())
-    return Line(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill))
+    now = store.now()
+    php, overdue = of_php(store, name, now), overdue_of(store, name, now)
+    return Line(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill), overdue)
 
 
 def held(line: Line, now: float) -> Iterator[Finding]:
