@@ -26,7 +26,7 @@ from qd.bus.own import extension, own_drivers
 from qd.bus.send import Send
 from qd.connectors.connections import Connections
 from qd.connectors.drivers import loaded
-from qd.errors import ArgumentError, DeclarationError, NoProvider, UnknownJob
+from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
 from qd.jobs import (
     Call,
@@ -239,7 +239,12 @@ class Qd:
     def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
         """What is sent inside to `connection`, a database (None: the default), is written in the transaction that is open
         on `session`, of SQLAlchemy: the jobs are there exactly if it commits. Raises ConfigError when that is another
-        database."""
+        database, or a connection of Django."""
+        if (kind := type(session)).__module__.startswith("django."):  # also without SQLAlchemy, which `loaded` asks for
+            raise ConfigError(
+                f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
+                " the job with `using(after_commit=True)`"
+            )
         joined: Callable[..., AbstractContextManager[None]] = loaded("qd.connectors.database.joining:joined")
         return joined(self.connections, session, connection)
 

@@ -390,6 +390,23 @@ for given in (connection, connections["default"], connection.connection):
     )
 
 
+def test_app_transaction_refuses_djangos_connection_where_sqlalchemy_is_not_installed(shop: Framed):
+    django(
+        shop,
+        """
+import sys
+from qd.errors import ConfigError
+sys.modules["sqlalchemy"] = None
+try:
+    app.transaction(connection)
+except ConfigError as error:
+    assert "using(after_commit=True)" in str(error) and "pip install" not in str(error), error
+else:
+    raise SystemExit("accepted")
+""",
+    )
+
+
 OWN = """
 import qd.contrib.django
 from qd import Qd

@@ -122,13 +122,7 @@ def connection_of(session: Any) -> sql.Connection:
     sync = getattr(session, "sync_session", session)  # of an AsyncSession, inside of run_sync
     if isinstance(sync, Session | scoped_session):
         return sync.connection()
-    kind = type(session)
-    if kind.__module__.startswith("django."):
-        raise ConfigError(
-            f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
-            " the job with `using(after_commit=True)`"
-        )
-    raise ConfigError(f"{kind.__name__} is neither a Session nor a Connection of SQLAlchemy")
+    raise ConfigError(f"{type(session).__name__} is neither a Session nor a Connection of SQLAlchemy")
 
 
 def commits_each(connection: sql.Connection) -> bool:
