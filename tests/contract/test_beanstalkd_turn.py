@@ -13,6 +13,7 @@ from qd.config import load
 from qd.connectors.base import Released, Reserved
 from qd.connectors.beanstalkd.backend import Beanstalkd as Backend
 from qd.connectors.beanstalkd.wire import Wire
+from qd.connectors.borrowed import queue as borrowed
 from qd.connectors.borrowed.keeping import BorrowedKeeping
 from qd.connectors.manager import open_queue
 from qd.errors import ConnectionLost
@@ -164,3 +165,56 @@ def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
     assert rest(queue, turn.reserved) == []
     with beanstalkd.client() as client:
         assert "mail" not in client.tubes() or client.stats_tube("mail")["current-jobs-delayed"] == 0
+
+
+def left_with_a_parcel(queue: BorrowedKeeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """beanstalkd has handed out job 1, and the control connection breaks before the worker has leased it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.space, "run", broken)
+        with pytest.raises(ConnectionLost):
+            queue.turn(None, ("mail",))
+
+
+def test_a_parcel_that_was_reserved_too_long_ago_is_not_run_once_more(
+    connect: Open, beanstalkd: Beanstalkd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile beanstalkd has handed it to another worker, who has run it."""
+    late, other = connect(1), connect(2)
+    with beanstalkd.client() as client:
+        client.use("mail")
+        client.put(make("quick", b'{"n":1}', created_at=1), ttr=1)
+    late.turn(None, ("other",))  # it asks which queues are paused
+    left_with_a_parcel(late, monkeypatch)
+    other.turn(None, ("mail",))
+    other.wait(("mail",), 20.0, -1)
+    job = other.turn(None, ("mail",)).reserved
+    assert number(job) == 1
+    assert rest(other, job) == []
+    assert late.held(("mail",)) is None
+    assert rest(late, None) == []
+
+
+def test_a_parcel_whose_connection_broke_is_not_run_once_more(
+    queue: BorrowedKeeping, connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = connect(2)
+    queue.turn(None, ("other",))
+    left_with_a_parcel(queue, monkeypatch)
+    wire_of(queue).close()
+    assert eventually(lambda: other.backend.standing("mail").ready == 3)
+    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    assert rest(other, None) == [1, 2, 3]
+    assert rest(queue, None) == []
+
+
+def test_a_parcel_that_is_still_reserved_is_kept_while_the_control_connection_is_away(
+    queue: BorrowedKeeping, connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not go back: to beanstalkd that would be an attempt."""
+    queue.turn(None, ("other",))
+    left_with_a_parcel(queue, monkeypatch)
+    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    first = queue.turn(None, ("mail",)).reserved
+    assert number(first) == 1
+    assert rest(connect(2), None) == [2, 3]
+    assert rest(queue, first) == []

@@ -7,11 +7,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qd.config import load
 from qd.connectors.base import Released, Reserved
+from qd.connectors.borrowed import queue as borrowed
 from qd.connectors.borrowed.backend import Parcel
 from qd.connectors.borrowed.outbox import FEW, next_slice
 from qd.connectors.keeping import Asked
@@ -440,3 +442,27 @@ def test_a_beat_that_asks_sqs_nothing_does_not_tell_that_it_is_back(
     assert beat(keeper).broke is not None
     monkeypatch.setattr(keeper.outbox, "forward_all", lambda *_: False)
     assert beat(keeper).broke is not None
+
+
+def test_a_message_that_waited_for_the_control_connection_is_run_if_it_is_still_in_hand(
+    connect: Open, sqs: Sqs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = connect()
+    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    for still in (True, False):
+        queue.push("mail", job(1))
+        assert nothing(queue), "it asks which queues are paused"
+
+        def broken(*_: Any) -> Any:
+            raise ConnectionLost("broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(queue.space, "run", broken)
+            with pytest.raises(ConnectionLost):
+                queue.turn(None, ("mail",))
+        assert queue._parcel is not None
+        if still:
+            assert queue.turn(take(queue, "mail"), ("mail",)).acked
+        else:
+            queue.backend.messages.delete("mail", queue._parcel.handle)
+            assert nothing(queue, "mail")

@@ -172,6 +172,13 @@ class Beanstalkd:
         watched = parcel is not None and self.wire.about is not None
         self._toucher.hold(self._reserved(parcel.id) if watched and parcel is not None else None)
 
+    def kept(self, parcel: Parcel) -> bool:
+        held = self._reserved(parcel.id)
+        with suppress(greenstalk.NotFoundError):
+            return held is not None and self._touch(held)
+        self._mine.pop(parcel.id, None)
+        return False
+
     def _reserved(self, id: str) -> Touched | None:
         """What this very connection has reserved under this id."""
         held = self._mine.get(id)

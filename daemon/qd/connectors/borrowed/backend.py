@@ -66,6 +66,9 @@ class Backend(Protocol):
     def hold(self, parcel: Parcel | None) -> None:
         """Keep it reserved, however long it takes, until the next call of this. None: there is nothing to keep any more."""
 
+    def kept(self, parcel: Parcel) -> bool:
+        """Reserve a parcel for another retry_after from now. False: this worker does not have it any more."""
+
     def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
         """Delete a job. It need not be done when this returns: `gone` tells. One that is not there is gone. soon: a `take`
         follows, and what is not `slow` deletes it with that."""

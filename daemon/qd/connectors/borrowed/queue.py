@@ -46,6 +46,7 @@ NONE_PAUSED = frozenset[str]()
 OBJECT_JOB = b"CallQueuedHandler@call"
 LOOKS_AWAY = 5  # seconds, more than parcel_turn.lua says
 LOOKS, PAUSE = 10, 0.02  # looks, and seconds between two, for what goes through an outbox right now
+SURELY = 0.5  # seconds for which a parcel is certainly still reserved: the shortest time of any server is one second
 SOON = 0.05  # seconds a worker waits at least where something in an outbox is due
 
 
@@ -55,6 +56,7 @@ class Borrowed(BorrowedSending):
     answers = (*BorrowedSending.answers, *OWN)
     stays = STAYS
     _parcel: Parcel | None = None  # reserved over there, and not yet leased here
+    _parcel_at = 0.0  # when that was, or when the server confirmed it
     _hand: Parcel | None = None  # in which the job came that this worker has in hand,
     _mark = ""  # reserved under this one
     _sends = False  # something stood in an outbox at the last look
@@ -74,12 +76,13 @@ class Borrowed(BorrowedSending):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         acked, malformed, again, to_ack = None, 0, 0, done is not None
+        self._confirm_parcel()
         slow = to_ack and self.backend.slow  # else a worker that is killed as it looks has not acked
         if slow or self._paused is None or self._paused:  # asked about again before anything is reserved
             acked, done = self._step(done, queues, None).acked, None
         for _ in range(TRIES):
             try:
-                parcel = self._parcel = self._parcel or self._look(done, queues, shut)
+                parcel = self._parcel or self._reserved(self._look(done, queues, shut))
             except (ConnectionLost, ServerRefused) as error:
                 if done is not None:  # acked all the same: its worker may be killed before that server is back
                     self._step(done, queues, None)
@@ -100,6 +103,21 @@ class Borrowed(BorrowedSending):
         closed = {*(self._paused or ()), *shut}
         paused = tuple([queue for queue in queues if queue in closed]) if closed else ()
         return Turn(acked, step.reserved, step.next_due, paused, malformed)
+
+    def _reserved(self, parcel: Parcel | None) -> Parcel | None:
+        self._parcel, self._parcel_at = parcel, time.monotonic()
+        return parcel
+
+    def _confirm_parcel(self) -> None:
+        """If the control connection was away, a parcel may have waited here for longer than its server reserves it. Then
+        another worker may have run its job by now, and nothing there or here would say so."""
+        parcel = self._parcel
+        if parcel is None or time.monotonic() - self._parcel_at <= SURELY:
+            return
+        kept = False
+        with suppress(ConnectionLost, ServerRefused):
+            kept = self.backend.kept(parcel)
+        self._reserved(parcel if kept else None)
 
     def _look(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Parcel | None:
         """One that is paused after this is found by the step. What is done is deleted over there with the same call: it
@@ -213,7 +231,8 @@ class Borrowed(BorrowedSending):
         return found
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        self._parcel = self._parcel or self.backend.take(queues, seconds, wake)
+        if self._parcel is None:
+            self._reserved(self.backend.take(queues, seconds, wake))
 
     # -- answers: the steps of every connection, and the end of the parcel
 

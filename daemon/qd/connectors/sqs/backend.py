@@ -144,6 +144,12 @@ class SqsBackend(Patience):
         if parcel is not None:
             self._settled(parcel.id)
 
+    def kept(self, parcel: Parcel) -> bool:
+        if self.messages.hide(parcel.queue, parcel.handle, self.lease):
+            return True
+        self._settled(parcel.id)
+        return False
+
     def _settled(self, id: str) -> None:
         if self._loose is not None and self._loose.id == id:
             self._loose = None
