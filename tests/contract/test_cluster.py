@@ -20,7 +20,7 @@ from qd.connectors.batches import Callback, Entry, NewBatch
 from qd.connectors.cluster import ends, steps, ticking
 from qd.connectors.cluster.names import slot_of
 from qd.connectors.cluster.queue import ClusterQueue
-from qd.connectors.effects import Count, Effect, Free, Keep, Push
+from qd.connectors.effects import Count, Effect, Free, Keep, Push, Vacate
 from qd.connectors.keeping import Asked
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.redis.wire import Wire
@@ -30,10 +30,12 @@ from qd.keeper.dead import Dead
 from qd.log import Log
 from qd.payload import read
 from qd.process.scoreboard import Scoreboard
+from qd.store.keyspace import beside
+from qd.store.locks import Places
 from qd.unit import answered, saving
 from qd.worker.answering import Answering
 from qd.worker.ending import Ending
-from qd.worker.outcome import Back
+from qd.worker.outcome import Back, Failed
 from qd.worker.rota import Rota
 from qd.worker.saving import Held
 from qd.worker.settle import Settler
@@ -590,31 +592,40 @@ def test_no_answer_is_left_where_no_other_node_has_a_queue_of_this_worker(
         assert not queue.leave(held, queue.ack, sure=True)
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["released", "failed"])
 def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
-    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
+    cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], again: bool
 ) -> None:
+    """A keeper frees them once the node is back; those of a later attempt stay."""
     a, b, _ = three
-    gone = cluster.node_of(f"queues:{{{a}}}")
+    gone, store = cluster.node_of(f"queues:{{{a}}}"), beside(queue)
     owner = next(str(n) for n in range(1000) if cluster.node_of(f"qd:places:{n}") is gone)
     take_nothing(queue, a, b)
     queue.push(b, job(1, id=owner))
     held = take(queue, a, b)
-    lines = list[bytes]()
-    log = Log("worker", write=lines.append)
+    on = [
+        next(f"qd:lock:{n}" for n in range(1000) if cluster.node_of(f"qd:lock:{n}") is node) for node in cluster.nodes
+    ]
+    first, *others = [Places(key, 1, 3600) for key in on]
+    later = Places("qd:lock:later", 1, 3600)
+    assert [place.take(store, owner, held.mark) for place in (first, *others)] == [0, 0, 0]
+    assert later.take(store, owner, "a later attempt") == 0
+    log = Log("worker", write=lambda _: None)
     answering = Answering(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
-    settler = Settler(queue, log, keeps=True, copier=None)
     attempts: Any = SimpleNamespace(
         app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
     )
-    ending = Ending(settler, answering, attempts, Scoreboard().slot(1))
+    ending = Ending(Settler(queue, log, keeps=True, copier=None), answering, attempts, Scoreboard().slot(1))
     hands: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
-    dead = Dead(keeper, (a, b), hands, log)
     with away(cluster, a):
-        eventually(lambda: tried(lambda: [dead._left(held.member, held.mark)]), what="a node that is known to be away")
-        ending.settle(Held(held), Back(60.0, "its lock is taken"), 0.0)
-        assert queue.sizes(b).delayed == 1
-    assert len([line for line in lines if b"job.places_not_freed" in line]) == 2
+        assert Dead(keeper, (a, b), hands, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
+        ending.settle(Held(held), Back(60.0, "its lock is taken") if again else Failed(ValueError("no")), 0.0)
+        assert (queue.sizes(b).delayed, queue.sizes(b).failed) == (int(again), int(not again))
+        assert noted(queue, b) == 1
+    eventually(lambda: tried(lambda: beat(keeper, a, b) and not noted(queue, b)), what="places that are freed")
+    assert [place.take(store, "another", "mark") for place in (first, *others)] == [0, 0, 0]
+    assert (later.take(store, "another", "mark") > 0) is again
 
 
 # -- slots that move

@@ -16,7 +16,7 @@ from qd.bus.retrying import dropped, retry_failed
 from qd.config import load
 from qd.connectors.base import Connector, Released, Reserved
 from qd.connectors.batches import Entry, NewBatch
-from qd.connectors.effects import Count, Leave
+from qd.connectors.effects import Count, Effect
 from qd.connectors.keeping import Keeping
 from qd.connectors.keyspace.effects import left_by
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
@@ -175,18 +175,18 @@ def test_every_answer_frees_the_places_that_an_attempt_left(tried: Tried) -> Non
     store, space = beside(queue), queue.kept
     lock, slots = Places("qd:lock:one", 1, 60), Places("qd:slots:two", 2, 60)
 
-    def held() -> tuple[Reserved, str, tuple[Leave, ...]]:
+    def held() -> tuple[Reserved, str, tuple[Effect, ...]]:
         put(tried, queue, 1)
         job = take(queue)
         owner = read(job.member).uuid or ""
         assert lock.take(store, owner, job.mark) == slots.take(store, owner, job.mark) == 0
         return job, owner, left_by(*space, owner)
 
-    def dead(job: Reserved, effects: tuple[Leave, ...]) -> bool:
+    def dead(job: Reserved, effects: tuple[Effect, ...]) -> bool:
         keeping = cast(Keeping, tried.connect(token="Keep3rKeep"))
         return keeping.give_back("default", "Tok3nTok3n/1", job.member, Released(answer(job)), effects)
 
-    ways: list[Callable[[Reserved, tuple[Leave, ...]], bool]] = [
+    ways: list[Callable[[Reserved, tuple[Effect, ...]], bool]] = [
         lambda job, effects: queue.ack(job, effects),
         lambda job, effects: queue.bury(job, b"{}", answer(job), effects),
         dead,

@@ -42,6 +42,14 @@ class Leave(msgspec.Struct, frozen=True):
     holder: str
 
 
+class Vacate(msgspec.Struct, frozen=True):
+    """Free all places of `owner`, on a cluster whose node with the list of them is away. holder: only those of this attempt,
+    since the job runs again; "": all."""
+
+    owner: str
+    holder: str = ""
+
+
 class Count(msgspec.Struct, frozen=True):
     """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
 
@@ -63,4 +71,4 @@ class Keep(msgspec.Struct, frozen=True):
     ttl: float
 
 
-Effect = Push | Free | Hold | Leave | Count | Keep
+Effect = Push | Free | Hold | Leave | Vacate | Count | Keep

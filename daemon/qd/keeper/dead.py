@@ -18,7 +18,7 @@ from qd.connectors.effects import Effect
 from qd.connectors.ends import put_back
 from qd.connectors.keeping import Keeping
 from qd.connectors.keyspace.effects import left_by
-from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused, Unreachable
+from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
 from qd.keeper import leftover
 from qd.keeper.parts import each_of
 from qd.log import Log, cut
@@ -136,17 +136,11 @@ class Dead:
         self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=back.delay or None)
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
-        """What frees the places that the dead worker's job still has. On a cluster they may be on another node than the job,
-        which does not wait for that node."""
+        """What frees the places that the dead worker's job still has."""
         try:
             payload = read(member)
-            return left_by(*self.queue.kept, payload.uuid or payload.id or mark)
+            return left_by(*self.queue.kept, payload.uuid or payload.id or mark, mark)
         except (Malformed, ServerRefused, ConfigError):
-            return ()
-        except Unreachable as error:
-            if not hasattr(self.queue, "leave"):
-                raise
-            self.log.warning("job.places_not_freed", **named(member), error=str(error))
             return ()
 
     def _note(self, slot: Slot) -> bytes:

@@ -106,18 +106,13 @@ class Answering:
                     return None
                 self.pause()
 
-    def fetch(self, job: Reserved, ask: Callable[[], T]) -> T | None:
-        """What the answer for the job needs; ask until the server answers. On a cluster it may be on another node than
-        the job. None: that node is away for LEAVES seconds, and the job is answered without."""
-        began = time.monotonic()
+    def fetch(self, ask: Callable[[], T]) -> T:
+        """What the answer for a job needs; ask until the server answers."""
         while True:
             try:
                 found = ask()
             except AWAY as error:
                 self.say_broken(error)
-                if hasattr(self.queue, "leave") and time.monotonic() - began >= LEAVES:
-                    self.log.warning("job.places_not_freed", queue=job.queue, id=id_of(job.member), error=str(error))
-                    return None
                 self.pause()
             else:
                 self._away_since = 0.0

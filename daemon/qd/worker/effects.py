@@ -38,9 +38,10 @@ def was_killed(job: Reserved, payload: Payload) -> bool:
     return payload.crashes > 0 or (b'"rsv":' in job.before and not job.before.endswith(ANSWERED))
 
 
-def places_of(queue: Connector, job: Reserved, payload: Payload) -> tuple[Effect, ...]:
-    """What frees the places that an earlier attempt left. One call of the server, so only after was_killed."""
+def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "") -> tuple[Effect, ...]:
+    """What frees the places that an earlier attempt left. One call of the server, so only after was_killed. holder: as in
+    left_by."""
     try:
-        return left_by(*queue.kept, payload.uuid or payload.id or job.mark)
+        return left_by(*queue.kept, payload.uuid or payload.id or job.mark, holder)
     except (ConfigError, ServerRefused):  # this connection keeps no places, or this is no record of ours
         return ()

@@ -33,7 +33,8 @@ class Ending:
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
         ends = isinstance(outcome, Done | Failed | Cancelled)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
-            effects += self.answering.fetch(job, lambda: places_of(settler.queue, job, payload)) or ()
+            holder = "" if ends else job.mark
+            effects += self.answering.fetch(lambda: places_of(settler.queue, job, payload, holder))
         if isinstance(outcome, Done):
             self.answering.done = job
             if isinstance(outcome, Missing):

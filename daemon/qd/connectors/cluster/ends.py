@@ -24,15 +24,24 @@ import msgspec
 from qd.connectors.cluster.sending import Errand, send_once
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.effects import leaves
 from qd.connectors.scripts import script
-from qd.errors import ServerRefused
+from qd.errors import ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:
     from qd.connectors.cluster.exchange import Item
     from qd.connectors.cluster.wire import ClusterWire
 
-WORDS = {"push": (3, 2), "count": (3, 4), "free": (1, 1), "hold": (1, 2), "leave": (1, 2), "keep": (1, 4)}
-"""Keys and arguments of each effect, as effects.lua reads them."""
+WORDS = {
+    "push": (3, 2),
+    "count": (3, 4),
+    "free": (1, 1),
+    "hold": (1, 2),
+    "leave": (1, 2),
+    "vacate": (1, 1),
+    "keep": (1, 4),
+}
+"""Keys and arguments of each effect, as effects.lua reads them; vacate is none of these, it never stays in the step."""
 FIRST = 30_000  # ms that the lock of a job is held before it is known that the job was sent
 LEFT = 2.0  # seconds that a note is left to whoever made it
 log = logging.getLogger("qd.effects")
@@ -89,8 +98,8 @@ def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
 
 
 def stays(wire: ClusterWire, part: Part, slot: int) -> bool:
-    """Whether it can be done in the step itself. A batch calls back to any queue."""
-    return part.kind != "count" and all(wire.names.slot(name) == slot for name in part.names)
+    """Whether it can be done in the step itself. A batch calls back to any queue, and places are in any slot."""
+    return part.kind not in ("count", "vacate") and all(wire.names.slot(name) == slot for name in part.names)
 
 
 def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
@@ -103,6 +112,8 @@ def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
     for way in first:
         if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
             way.reply = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
+        elif way.part.kind == "vacate":
+            way.reply = vacated(wire, way.part, way.reply)
     pushed = [way for way in ways if way.is_sent]
     for way, reply in zip(pushed, send_once(wire, [way.errand for way in pushed]), strict=True):
         way.locked, way.reply = way.reply, reply
@@ -170,7 +181,24 @@ def item_of(wire: ClusterWire, part: Part) -> Item:
         return wire.at(script("counted"), real, part.args[:3])
     if part.kind == "single":
         return wire.at(script("lock_first"), real[1:], [part.args[0], FIRST])
+    if part.kind == "vacate":
+        return wire.plain("HGETALL", *real)
     return wire.at(script("apart"), real, [part.kind, *part.args])
+
+
+def vacated(wire: ClusterWire, part: Part, flat: Any) -> Any:
+    """Free the places in the record. flat: the record, or why it was not read. Returns the error of a node that is away.
+    A key of another program is left alone."""
+    if not isinstance(flat, list):
+        return flat if isinstance(flat, ConnectionLost) else 0
+    prefix = wire.names.prefix
+    record = part.names[0].removeprefix(prefix)
+    owner = record.removeprefix(keys.places_of(""))
+    items = [
+        wire.at(script("apart"), [wire.names.real(prefix + leave.key)], ["leave", leave.field, leave.holder])
+        for leave in leaves(record, owner, flat, text_of(part.args[0]))
+    ]
+    return next((reply for reply in wire.exchange(items) if isinstance(reply, ConnectionLost)), 0)
 
 
 def is_undone(way: Way) -> bool:

@@ -66,6 +66,10 @@ class ClusterWire(Patience):
         found = {node.place: node.why for node in nodes if node.resting}
         return found if len(found) < len(nodes) else {}
 
+    def vacates(self, record: str) -> bool:
+        """Whether an effect can free the places in this record later. Those of another connection stand in one slot."""
+        return not self.names.is_borrowed(record)
+
     # -- as each of its connections is
 
     @property
