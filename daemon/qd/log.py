@@ -174,18 +174,8 @@ def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, o
     """Fields that are None are left out; `trace` stands under the line, indented."""
     clock, offset = local(int(at))
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
-    line = (
-        " ".join(
-            [
-                f"{clock}.{int(at * 1000) % 1000:03d}{offset}",
-                level.upper().ljust(5),
-                f"{role}[{os.getpid()}]",
-                event,
-                *parts,
-            ]
-        )
-        + "\n"
-    )
+    moment = f"{clock}.{int(at * 1000) % 1000:03d}{offset}"
+    line = " ".join([moment, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
     trace = fields.get("trace")
     return line + (
         "".join(f"    {escaped(row.expandtabs())}\n" for row in str(trace).rstrip().splitlines()) if trace else ""

@@ -15,9 +15,7 @@ from traceback import TracebackException, format_exception_only
 
 QD = str(Path(__file__).parent) + os.sep
 HIDDEN = (QD, importlib.__file__, "<frozen importlib")
-ASYNCIO = (
-    str(Path(importlib.__file__).parents[1] / "asyncio") + os.sep
-)  # between qd, which starts a loop, and an async job
+ASYNCIO = str(Path(importlib.__file__).parents[1] / "asyncio") + os.sep  # between qd and an async job
 
 
 def trimmed(error: BaseException, *, whole: bool = False) -> str | None:

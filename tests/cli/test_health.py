@@ -248,7 +248,7 @@ def test_advice_fits_the_case(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING], state="paused")
     assert said() == " (mail@app-1 (pid 411) is paused); CONT to a paused master resumes it"
     report(redis, workers=[], stuck={"mail": now - 60})
-    assert said() == " (mail@app-1 (pid 411) has no worker that is up); its log tells why, at `worker.`"
+    assert said() == " (mail@app-1 (pid 411) has no worker that is up); see the `worker.` lines of its log"
     assert [kind for kind, _ in reasons(qd)] == ["stuck"]
     report(redis, workers=[WAITING], seen_at=now - 60)
     told = " (mail@app-1 (pid 411), which serves it, has not reported for 1m); start `qd work mail`"

@@ -107,7 +107,7 @@ def test_a_rolling_restart_says_what_was_replaced(qd: Run, redis: Client, server
 def test_wait_names_the_master_whose_new_code_does_not_serve(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--rolling", "--wait", "0.2")
-    why = "pid 411; its log tells why, at `master.reload_refused`"
+    why = "pid 411; see `master.reload_refused` in its log"
     assert (result.exit_code, result.stdout) == (1, f"mail@app-1: not replaced within 0.2s, {why}\n")
 
 

@@ -188,7 +188,7 @@ class Signature:
         return fields
 
     def takes(self, name: str, value: bytes) -> bool:
-        """Whether the JSON text `value` converts to the type of the parameter; True where there is no such parameter."""
+        """Whether the JSON text `value` converts to the type of the parameter; True if there is no such parameter."""
         if not self._settled:
             self._settle_late()
         if name not in self._slots and self.rest is None:

@@ -211,7 +211,7 @@ class Batch(Handle[None]):
         return [Handle(parcel.id, self._send, parcel.plan) for parcel in parcels]
 
     def retry_failed(self) -> int:
-        """Send what has failed of it again. A cancelled batch goes on. Returns how many jobs were sent; those whose records
+        """Send its failed jobs again. A cancelled batch goes on. Returns how many jobs were sent; those whose records
         are not kept any more are logged (logger `qd.batches`) and counted by `dropped`."""
         from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
 

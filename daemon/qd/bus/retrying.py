@@ -1,5 +1,5 @@
-"""Batch.retry_failed(): what has failed of a batch is taken out of the failed store and sent again. Batch.dropped: how much
-of it is not there any more."""
+"""Batch.retry_failed() takes the failed jobs of a batch out of the failed store and sends them again. Batch.dropped counts
+those whose record is gone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dropped(id: str, queue: Connector, settings: Settings, connection: str) -> i
 
 
 def lost(id: str, batches: Batches, kept: FailedStore) -> int:
-    """The same; `qd failed retry` asks here."""
+    """As `dropped`, for `qd failed retry`, which has the store already."""
     with shield:
         by_queue = failures(id, batches)
         return sum(len(kept.gone(name, jobs) if name else jobs) for name, jobs in by_queue.items())

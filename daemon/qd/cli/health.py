@@ -26,7 +26,7 @@ AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that na
 @click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
 @click.option("--max-age", type=common.Span(), metavar="TIME", help="Not well when a ready job waits longer than this.")
 @click.option("--expect", type=click.IntRange(1), metavar="N", help="Not well when fewer masters than this run.")
-@click.option("--allow-none", is_flag=True, help="Well without any master, too.")
+@click.option("--allow-none", is_flag=True, help="Well even if no master runs.")
 @click.option(
     "--live", is_flag=True, help="Ask only whether the masters of this host or container live, and no server."
 )
@@ -43,14 +43,14 @@ def command(
 ) -> int:
     """Say whether masters and queues are well: exit 0, or 1 with each reason in a line.
 
-    Not well without a master, unless --allow-none. With names, of the queues only these are checked; else all that have keys
-    on the server, that masters work on, or that the configuration names.
+    Not well without a master, unless --allow-none. With names, only these queues are checked. Without: all that have keys on
+    the server, that masters work on, or that the configuration names.
     """
     if live:
         from qd.cli import alive
 
         if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):
-            raise click.UsageError("--live asks no server: no queues and no other option but --pool beside it")
+            raise click.UsageError("--live asks no server: it takes no queues and no other option but --pool")
         return alive.run(pool)
     if pool is not None:
         raise click.UsageError("--pool goes with --live; without it name queues")

@@ -103,9 +103,8 @@ def too_few(state: State, limits: Limits) -> Iterator[Reason]:
         said = f"{count(there, 'master')} of the {limits.expect} expected"
         yield Reason("masters", f"{said}; start `qd work` where it is missing (`qd status` names those that run)")
     elif not state.masters and not limits.allow_none:
-        yield Reason(
-            "no-master", "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
-        )
+        said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+        yield Reason("no-master", said)
 
 
 def named(master: Master) -> str:
@@ -214,7 +213,7 @@ def untaken(line: Line, state: State) -> Untaken:
         return unserved(line, state)
     if not any(master.workers for master in serving):
         kind = "stuck" if stuck_for > STUCK else ""
-        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "its log tells why, at `worker.`")
+        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "see the `worker.` lines of its log")
     if stuck_for > STUCK:
         return Untaken("stuck", *stuck(serving, stuck_for))
     if not any(works(master) for master in serving):

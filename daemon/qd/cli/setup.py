@@ -78,7 +78,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
 
 
 def _origin(found: Settings, name: str) -> str:
-    """Which queues the jobs declare is known to who imports the app."""
+    """The queues that the jobs declare are not listed: only an import of the app shows them."""
     more = ", and every queue that the app declares" if name == "worker.queues" and found.work.in_turn else ""
     return found.origins[name] + more
 

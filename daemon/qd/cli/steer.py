@@ -112,7 +112,7 @@ def say_answers(answers: list[Answer], seconds: float, rolling: bool) -> None:
         if back is not None:
             output.say(f"{name_of(was)}: {replaced(was, back, output.duration(after))}")
         elif rolling:
-            why = "its log tells why, at `master.reload_refused`"
+            why = "see `master.reload_refused` in its log"
             output.say(f"{name_of(was)}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
         else:
             output.say(f"{name_of(was)}: not back within {output.duration(seconds)}, pid was {was.pid}")

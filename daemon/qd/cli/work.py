@@ -23,7 +23,7 @@ EXITS = (
 @work_flags
 @common.options
 def command(flags: Mapping[str, object]) -> int:
-    """Work on the jobs of QUEUE..., the first before the second; without a name on every queue that the app declares, in
+    """Work on the jobs of QUEUE..., the first before the second. Without names: on every queue that the app declares, in
     turn."""
     return run(flags)
 

@@ -31,8 +31,8 @@ NONE: Limits = MappingProxyType({})
 
 
 STAYS = 8
-"""Where queues take turns and a look at one more queue is one more call: jobs that a worker takes from one queue before it
-goes on to the next. A connector says so as `stays`, 1 if it does not."""
+"""Jobs that a worker takes in a row from one queue before it goes on to the next, if queues take turns and each further
+queue costs a call. The attribute `stays` of a connector; without it 1."""
 
 
 class Reserved(NamedTuple):

@@ -45,7 +45,7 @@ class Aged:
         self._report(name, found.dropped, at, leaving)
 
     def _report(self, name: str, dropped: int, at: float, leaving: bool) -> None:
-        """What a keeper finds at its first look, the keeper before it has reported."""
+        """Log what was dropped since the last report. What is there at the first look, the previous keeper has reported."""
         before, reported_at = self._reported.setdefault(name, (dropped, at - EVERY))
         if dropped < before:  # the counter started again
             before = 0

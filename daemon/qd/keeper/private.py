@@ -1,7 +1,7 @@
 """The server of `url = "embedded:"`: if it was killed, the keeper starts it again. Its append-only file has kept the jobs.
 
-One that `qd embedded stop` has ended stays down. Two keepers, or a keeper and a command, never start two: the folder has a
-lock.
+A server that `qd embedded stop` has stopped stays down. Two keepers, or a keeper and a command, never start two servers: the
+folder has a lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Private:
         self._rest, self._not_before = 0.0, 0.0
 
     def look(self, away: bool) -> None:
-        """away: it was found to be, just now."""
+        """away: the last call of the server failed."""
         if self.root is None:
             return
         if not away:
@@ -50,7 +50,7 @@ class Private:
             return
         if pid is not None:
             self._next()
-            self.log.warning("embedded.started", pid=pid, reason="it was gone, and nobody had stopped it")
+            self.log.warning("embedded.started", pid=pid, reason="it was killed")
 
     def _next(self) -> None:
         self._rest = min(REST[1], max(REST[0], self._rest * 2))

@@ -20,9 +20,8 @@ class Restarts:
         self._import = 0  # which import that was, as the board tells it
         self._told: Restart | None = None
         self._laravel_asks = False
-        self._matched: Restart | None = (
-            None  # the stamp of a former release that a change of Laravel's key was put down to
-        )
+        # The stamp of a former release that one change of Laravel's key was attributed to.
+        self._matched: Restart | None = None
 
     def look(self) -> None:
         """Check Laravel's key. Before the stamp is read: `qd restart` leaves the stamp first, so a value that it wrote never

@@ -16,9 +16,7 @@ from qd.connectors.keyspace import keys
 from qd.store.base import Store
 
 ROLLING = " rolling"
-LARAVEL = (
-    "_"  # between a restart's moment and the value of Laravel's key; a release that does not know it reads one number
-)
+LARAVEL = "_"  # before the value of Laravel's key; a former release reads both as one number, since float() allows "_"
 
 
 @dataclass(frozen=True, slots=True)

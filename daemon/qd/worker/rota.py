@@ -1,10 +1,10 @@
-"""In which order a turn looks at the queues.
+"""The order in which a turn looks at the queues.
 
     queues named      always the same, the first one first
-    none named        in turn: after a job of one queue the next look begins with the queue behind it
+    none named        in turn: after a job of one queue, the next turn begins with the queue behind it
 
-Looking at another queue costs some connections a call of its own. There a worker takes several jobs of one queue before it
-goes on to the next (`stays` of the connection).
+On some connections each further queue costs a call. There a worker takes several jobs of one queue before it goes on to the
+next (`stays` of the connection).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rota:
             self.order = self._orders[queues[begin % count]]
 
     def took(self, queue: str) -> None:
-        """A turn in this order has given a job of `queue`."""
+        """Called after a turn in this order returned a job of `queue`."""
         if not self._stays:
             return
         self._count = self._count + 1 if queue == self._at else 1

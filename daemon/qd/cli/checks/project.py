@@ -110,7 +110,7 @@ def check_limits(app: Qd) -> Iterator[Finding]:
     from qd.worker.served import without_limit
 
     for name, why in without_limit(app):
-        way = "declare the limit, or mend its name: a `qd work` that serves the job's queue exits 3"
+        way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
         yield fail(f"job {name}", f"can never run: {why}", way)
 
 

@@ -48,7 +48,7 @@ class Tally:
     refused: list[dict[str, str]] = field(default_factory=list)  # the first TOLD of them
     refusals: int = 0
     unknown: list[str] = field(default_factory=list)
-    batches: set[str] = field(default_factory=set)  # those that the jobs belong to that were done
+    batches: set[str] = field(default_factory=set)  # of the jobs that were done
 
     def count(self, record: Record, why: str | None) -> None:
         if why is None:
@@ -100,7 +100,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 
 def tell_batches(at: Place, ids: Sequence[str]) -> None:
-    """Which of them cannot succeed, whatever is retried; of more than TOLD the first ones."""
+    """Print which of these batches can never succeed, whatever is retried. Checks the first TOLD of them."""
     from qd.bus.retrying import lost, told
     from qd.connectors.keyspace.batches import KeptBatches
 

@@ -9,8 +9,8 @@
 | queues:NAME:owners      | hash   | `<master token>/<slot>` -> the reserved payload; at most one field a worker         |
 | queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
 | queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
-| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes`, `dropped`, `dropped_at`:   |
-|                         |        | counters, see failed.lua; kept for [failed] keep after the last drop                |
+| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes`, `dropped`, `dropped_at`   |
+|                         |        | are counters (failed.lua), the last two until [failed] keep after the last drop     |
 | queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
 | queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
 | queues:NAME:qd-taken    | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |
@@ -33,7 +33,7 @@
 | qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
 |                         |        | with failed jobs                                                                    |
 | qd:batch:ID:pending     | set    | uuids of its jobs that have not ended; TTL 30 days                                  |
-| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record, or that it was    |
+| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record, or that it was   |
 |                         |        | sent again; TTL as its batch                                                        |
 | qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
 | qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |

@@ -101,9 +101,9 @@ local function note_retried(failed, job, place)
   if redis.call('HGET', failed, job) == place then redis.call('HSET', failed, job, RETRIED) end
 end
 
--- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; or that a failed one was
--- 'retried'. place: queue and id of its record. A batch that is gone counts nothing, a job that was counted before changes
--- nothing.
+-- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; or that a failed
+-- one was 'retried'. place: queue and id of its record. A batch that is gone counts nothing, a job that was counted before
+-- changes nothing.
 local function count(batch, pending, failed, job, how, place, prefix)
   if redis.call('EXISTS', batch) == 0 then return end
   if how == 'retried' then return note_retried(failed, job, place) end

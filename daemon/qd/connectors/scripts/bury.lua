@@ -1,7 +1,7 @@
 -- Move a reserved job into the failed store, in one step, and keep the store within its bounds.
 -- KEYS reserved, owners, failed, failed_at, those of effects
--- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, most records ('' for any number), seconds to keep
---      them, bytes of them at most, effects
+-- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, most records ('' for any number), seconds
+--      to keep them, bytes of them at most, effects
 -- Returns 1, or 0 when the lease was lost: then nothing is added.
 redis.call('HDEL', KEYS[2], '') -- the first write takes something away: see turn.lua
 local mine = redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2]

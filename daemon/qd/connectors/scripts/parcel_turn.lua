@@ -1,9 +1,9 @@
 -- One turn of a worker whose jobs another server keeps: ack the job before, lease the parcel that it was given there.
 -- KEYS  thirteen a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
 --       failed_at, elsewhere, resent, sending
--- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most, '' for any number   4 seconds it keeps them
---       5 bytes of them at most   6 bytes of a payload at most, 0: any   7 what the names of locks begin with
---       8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
+-- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most, '' for any number
+--       4 seconds it keeps them   5 bytes of them at most   6 bytes of a payload at most, 0: any
+--       7 what the names of locks begin with   8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
 --       11 the id of its parcel when that is deleted over there by now, else ''
 --       12 index of the queue of the parcel, 0 for none   13 its id   14 its handle   15 its payload
 --       16 a digest of that payload   17... index of a queue and an id: parcels that are deleted over there, and need not be known any more
