@@ -46,11 +46,20 @@ def test_readme_has_at_most_200_lines() -> None:
     assert len(README.splitlines()) <= 200
 
 
-def test_links_lead_to_pages_that_exist() -> None:
-    for page in (ROOT / "README.md", ROOT / "docs" / "README.md"):
-        linked = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-        assert linked
-        assert [name for name in linked if not (page.parent / name).exists()] == []
+def headings(page: Path) -> set[str]:
+    """The names that GitHub gives the headings of a page, for links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+def test_links_lead_to_pages_and_headings_that_exist() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for name, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            target = page.parent / name if name else page
+            assert target.exists(), (page.name, name)
+            assert not heading or heading in headings(target), (page.name, name, heading)
 
 
 def test_the_index_of_the_documentation_names_each_page() -> None:
