@@ -108,6 +108,9 @@ def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
 def test_failed_jobs_are_no_reason_and_are_counted(qd: Run, redis: Client) -> None:
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
+    push(redis, "default", age=3)
+    said = done(qd("health", "--allow-none"))
+    assert re.fullmatch(r"ok: no master reports, 1 job ready, the oldest for [\d.]+s, 2 failed and kept\n", said)
     assert [queue["failed"] for queue in document(qd("health", "--json", "--allow-none"))["queues"]] == [2]
 
 

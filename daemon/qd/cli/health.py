@@ -103,12 +103,12 @@ def well(state: State) -> str:
     count = output.count
     said = [f"{count(len(alive), 'master')} with {count(workers, 'worker')}" if alive else "no master reports"]
     said.append(f"{count(ready, 'job')} ready")
+    if ages:
+        said.append(f"the oldest for {output.duration(max(ages))}")
     if failed := sum(line.sizes.failed for line in state.queues):
         said.append(f"{failed} failed and kept")
     if dropped := sum(line.failed.dropped for line in state.queues):
         said.append(f"{dropped} failed and dropped")
-    if ages:
-        said.append(f"the oldest for {output.duration(max(ages))}")
     if state.down:
         said.append("maintenance mode" + (f" but for {' '.join(state.down.allow)}" if state.down.allow else ""))
     if any(master.laravel_down for master in alive):
