@@ -228,7 +228,7 @@ def unserved(line: Line, state: State) -> Untaken:
     silent = [m for m in state.masters if stale(m, state.now) and serves(m, line) and not replaced(m, state)]
     start = f"start `qd work {line.name}`"
     if blind(state):
-        return Untaken("", "no master can report", "mend the server that refuses writes")
+        return Untaken("", "no master can report", "fix the server that refuses writes")
     if silent:
         seconds = duration(state.now - silent[0].seen_at)
         return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
