@@ -57,3 +57,12 @@ def test_tables_of_another_qd(configured: Callable[[str], None], qd: Run) -> Non
         db.commit()
     assert found(qd)["db.tables"][0] == "fail"
     assert "update qd here" in found(qd)["db.tables"][1]
+
+
+def test_an_error_of_postgresql_does_not_show_the_statement(
+    postgres_url: str, configured: Callable[[str], None], qd: Run
+) -> None:
+    at(configured, postgres_url)
+    result = qd("status")
+    assert result.exit_code == 69
+    assert result.stderr.endswith('run `qd migrate`: relation "qd_names" does not exist\n'), result.stderr

@@ -34,12 +34,13 @@ class Option(NamedTuple):  # not a dataclass: making one costs a millisecond of 
         if self.choices and found not in self.choices:
             near = units.did_you_mean(str(found), self.choices)
             raise ValueError(f"{found!r} is not one of {', '.join(self.choices)}{near}")
-        self._check_size(found)
+        self._check_size(found, value)
         return found
 
-    def _check_size(self, found: Any) -> None:
+    def _check_size(self, found: Any, value: object) -> None:
         if self.kind == "size" and 0 < found < 1 << 20:  # Laravel's --memory=128 means megabytes
-            raise ValueError(f"{found} is {found} bytes, less than a megabyte (megabytes are written '{found}M')")
+            hint = f" (megabytes are written '{value}M')" if str(value).isdigit() else ""
+            raise ValueError(f"{value} is {found} bytes, less than a megabyte{hint}")
         if self.kind in ("count", "span") and found < self.at_least:
             raise ValueError(f"{found:g} is too small (at least {self.at_least:g})")
 

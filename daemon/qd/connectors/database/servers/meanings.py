@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sqlalchemy.exc import OperationalError
@@ -52,10 +53,11 @@ SAID: dict[type[QdError], str] = {
     ServerRefused: "the database at {place} refuses: {said}",
     ConnectionLost: "the connection to the database at {place} broke: {said}",
 }
+SHOWN = re.compile(r"\nLINE \d+: .*\n *\^")  # PostgreSQL shows a part of qd's own statement and where in it
 BUSY = "the database at {place} cannot serve now: {said}"
 
 
 def told(kind: type[QdError] | None, place: str, error: object) -> QdError:
     """The driver's error as ours, in one line. kind: what it means (Server.meaning)."""
-    said, kind = masked(" ".join(str(error).split()))[:300], kind or ServerRefused
+    said, kind = masked(" ".join(SHOWN.sub("", str(error)).split()))[:300], kind or ServerRefused
     return kind(SAID.get(kind, BUSY).format(place=place, said=said))
