@@ -401,3 +401,11 @@ def test_a_class_job_has_models_as_fields(app: FakeQd):
     job: Callable[..., Job[None]] = app.job("orders.ship")(Ship)
     job(order=ORDER, pet=Dog(), folders=[Path("a")]).run()
     assert seen == [ORDER, Dog(), [Path("a")]]
+
+
+def test_a_moment_without_a_zone_is_named_by_its_place() -> None:
+    orders = {"a": [ORDER, Order(id=8, at=datetime(2031, 1, 1))]}
+    with pytest.raises(ArgumentError, match=r"a datetime without a time zone .* \(at \['a'\]\[1\]\.at\)$"):
+        typed(dict[str, list[Order]]).encode({"value": orders})
+    with pytest.raises(ArgumentError, match=r"nan is no JSON number \(at \[1\]\)$"):
+        typed(list[float]).encode({"value": [1.0, float("nan")]})

@@ -6,7 +6,6 @@ What would arrive as something else than it was sent is refused: NaN and infinit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -79,31 +78,48 @@ def unknown(value: object) -> object:
 encode = msgspec.json.Encoder(enc_hook=unknown).encode
 
 
+class Unfit(ValueError):
+    """A part of a value would change its meaning on the way. place: where in the value it is, such as ".lines[0].at"."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(f"{what} (at {place})" if place else what)
+        self.what, self.place = what, place
+
+    def inside(self, step: str) -> Unfit:
+        return Unfit(self.what, step + self.place)
+
+
 def look(value: Any) -> None:
-    """Raise ValueError when a part of `value` would change its meaning on the way."""
+    """Raise Unfit when a part of `value` would change its meaning on the way."""
     if type(value) in _SAFE:
         return
     if isinstance(value, float | Decimal):
         if not (value.is_finite() if isinstance(value, Decimal) else isfinite(value)):
-            raise ValueError(f"{value} is no JSON number")
+            raise Unfit(f"{value} is no JSON number")
     elif isinstance(value, datetime):
         if value.utcoffset() is None:
-            raise ValueError("a datetime without a time zone (give it one: tzinfo=UTC)")
+            raise Unfit("a datetime without a time zone (give it one: tzinfo=UTC)")
     elif isinstance(value, dict):
         for key, part in value.items():
             look(key)
-            look(part)
+            if type(part) not in _SAFE:
+                _look_into(part, "[%.40r]", key)
     elif isinstance(value, Enum):
         look(value.value)
+    elif isinstance(value, _SERIES):
+        for i, part in enumerate(value):
+            if type(part) not in _SAFE:
+                _look_into(part, "[%s]", i)
     else:
-        for part in value if isinstance(value, _SERIES) else _fields(value):
-            look(part)
+        for name in field_names(type(value)) or ():
+            _look_into(getattr(value, name, None), ".%s", name)
 
 
-def _fields(value: object) -> Iterable[object]:
-    """The values of its fields, for an object that has any."""
-    kind: Any = type(value)
-    return [getattr(value, name, None) for name in field_names(kind) or ()]
+def _look_into(part: object, step: str, name: object) -> None:
+    try:
+        look(part)
+    except Unfit as error:
+        raise error.inside(step % (name,)) from None
 
 
 def why(error: Exception) -> str:
