@@ -440,7 +440,7 @@ def test_a_server_that_refuses_writes_is_named_and_no_keeper_is_blamed(
         assert word in found.stdout
         assert f"warn: {found.stdout}" in shop.quick("status").stdout
         over = shop.quick("health", "--max-age", "5s").stdout.splitlines()[1]
-        assert over.endswith("(no master can report); mend the server that refuses writes")
+        assert over.endswith("(no master can report); fix the server that refuses writes")
         looked = shop.qd("doctor")
         failed = [line for line in looked.stdout.splitlines() if line.startswith("fail") and word in line]
         assert (looked.returncode, "has not reported" in looked.stdout) == (1 if word == "READONLY" else 69, False)

@@ -144,9 +144,8 @@ def test_a_revived_server_has_the_socket_and_the_data_of_the_killed_one(root):
     asked(url, "SET", "kept", 1)
     assert embedded.revive(root) is None, "it runs"
     os.kill(pid := pid_of(root), signal.SIGKILL)
-    eventually(lambda: gone(pid))
-    found = embedded.revive(root)
-    assert found not in (None, pid)
+    found = eventually(lambda: embedded.revive(root))  # a thread of the killed server may hold the lock a little longer
+    assert found != pid
     assert embedded.revive(root) is None
     eventually(lambda: servers_of(root) == [found])
     assert embedded.resolve("embedded:", root) == url
