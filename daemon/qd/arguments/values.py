@@ -99,27 +99,27 @@ def look(value: Any) -> None:
     elif isinstance(value, datetime):
         if value.utcoffset() is None:
             raise Unfit("a datetime without a time zone (give it one: tzinfo=UTC)")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            look(key)
-            if type(part) not in _SAFE:
-                _look_into(part, "[%.40r]", key)
     elif isinstance(value, Enum):
         look(value.value)
-    elif isinstance(value, _SERIES):
-        for i, part in enumerate(value):
-            if type(part) not in _SAFE:
-                _look_into(part, "[%s]", i)
     else:
-        for name in field_names(type(value)) or ():
-            _look_into(getattr(value, name, None), ".%s", name)
-
-
-def _look_into(part: object, step: str, name: object) -> None:
-    try:
-        look(part)
-    except Unfit as error:
-        raise error.inside(step % (name,)) from None
+        step: object = None
+        try:  # here and not in a function of its own: max_depth (512) levels must fit into Python's recursion limit
+            if isinstance(value, dict):
+                for step, part in value.items():
+                    look(step)
+                    if type(part) not in _SAFE:
+                        look(part)
+            elif isinstance(value, _SERIES):
+                for part in value:
+                    if type(part) not in _SAFE:
+                        look(part)
+            else:
+                for step in field_names(type(value)) or ():
+                    look(getattr(value, step, None))
+        except Unfit as error:
+            if isinstance(value, _SERIES):
+                step = next(i for i, each in enumerate(value) if each is part)
+            raise error.inside(f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES)) else f".{step}") from None
 
 
 def why(error: Exception) -> str:
