@@ -146,7 +146,7 @@ def test_a_framework_s_command_hands_over_without_stdout() -> None:
 DELETED = "qd: the current folder has been deleted; cd into one that exists\n"
 
 
-@pytest.mark.parametrize("words", ["status", "work", "config show", "doctor", "init"])
+@pytest.mark.parametrize("words", ["status", "work", "config show", "doctor", "init", "dispatch mail.welcome"])
 def test_a_deleted_current_folder_is_one_line_and_78(words: str, project: Projects, tmp_path: Path) -> None:
     shop, folder = project(), tmp_path / "release-7"
     folder.mkdir()

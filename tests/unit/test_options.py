@@ -73,6 +73,7 @@ def test_a_value_is_read_as_its_option_holds_it(name, written, value):
         ("queues", "a,,b", "is not a name"),
         ("queues", "a\x00b", "is not a text"),
         ("queues", [1], "is not a name"),
+        ("queues", [], "an empty list of queues"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name, written, says):

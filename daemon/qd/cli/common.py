@@ -44,6 +44,15 @@ class Given:
     patience: float = 5.0  # seconds a server may take to be reached, and for each answer
 
 
+def folder_is_gone() -> bool:
+    """Whether the current folder has been deleted: no relative path leads anywhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def given() -> Given:
     """What the shared options of the running command said."""
     return click.get_current_context().find_root().ensure_object(Given)

@@ -7,7 +7,6 @@ A command returns None or its exit code.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -94,20 +93,11 @@ class Family(click.Group):
             note(f"qd: {error}")
             sys.exit(next(code for kind, code in CODES if isinstance(error, kind)))
         except OSError:
-            if not folder_is_gone():
+            if not common.folder_is_gone():
                 raise
             note("qd: the current folder has been deleted; cd into one that exists")
             sys.exit(Exit.CONFIG)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def folder_is_gone() -> bool:
-    """Whether the current folder has been deleted: no relative path leads anywhere."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def usage(error: click.ClickException) -> int:

@@ -234,7 +234,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
 
 def failed_here(error: Exception) -> int:
     """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
-    if isinstance(error, QdError):
+    if isinstance(error, QdError) or (isinstance(error, OSError) and common.folder_is_gone()):
         raise error
     print(trimmed(error) or trimmed(error, whole=True), end="", file=sys.stderr)
     return 1

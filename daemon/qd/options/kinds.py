@@ -105,7 +105,10 @@ def queue_name(value: object) -> str:
 
 def _queues(value: object) -> tuple[str, ...]:
     """In order, each once: a queue asked for twice is asked first where it stood first."""
-    return tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
+    found = tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
+    if not found:
+        raise ValueError("an empty list of queues (name one, or leave the line out)")
+    return found
 
 
 def _several(value: object) -> list[object]:
