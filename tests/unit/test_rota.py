@@ -9,14 +9,14 @@ from qd.worker.rota import Rota
 QUEUES = ("a", "b", "c", "d")
 
 
-def served(rota: Rota, jobs: dict[str, int], turns: int) -> str:
-    """The queues whose jobs so many turns give, in their order."""
+def served(rota: Rota, jobs: dict[str, int], turns: int, *, each: float = 0.0) -> str:
+    """The queues whose jobs so many turns give, in their order. each: seconds that a job lasts."""
     left, found = Counter(jobs), ""
-    for _ in range(turns):
+    for turn in range(turns):
         queue = next((queue for queue in rota.order if left[queue]), None)
         if queue is not None:
             left[queue] -= 1
-            rota.took(queue)
+            rota.took(queue, turn * each)
             found += queue
     return found
 
@@ -38,16 +38,22 @@ def test_a_worker_stays_for_some_jobs_where_a_look_elsewhere_costs_a_call() -> N
     assert served(Rota(QUEUES, stays=3), {"a": 9, "c": 9}, 14) == "aaacccaaacccaa"
 
 
+def test_a_worker_does_not_stay_for_long_jobs() -> None:
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 10, each=60.0) == "aaccaaccaa"
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 12, each=0.4) == "aaaaccccaaaa"
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 16, each=0.1) == "aaaaaaaacccccccc"
+
+
 def test_a_queue_that_is_alone_with_its_jobs_is_looked_at_first_but_once_in_so_many_turns() -> None:
     rota, first = Rota(QUEUES, stays=4), ""
     for _ in range(12):
         first += rota.order[0]
-        rota.took("c")
+        rota.took("c", 0.0)
     assert first == "acccdcccdccc"
 
 
 def test_the_order_has_every_queue_once_whatever_it_begins_with() -> None:
     rota = Rota(QUEUES, stays=2)
     for queue in "abcdddcba":
-        rota.took(queue)
+        rota.took(queue, 0.0)
         assert sorted(rota.order) == [*QUEUES]

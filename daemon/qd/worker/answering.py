@@ -49,7 +49,7 @@ class Answering:
         """Ack `done` and take the next job in one call, from a queue that is not shut. Not before `ask` where `unsure`."""
         turn = self.queue.turn(self.done, self.rota.order, shut)
         if turn.reserved is not None:
-            self.rota.took(turn.reserved.queue)
+            self.rota.took(turn.reserved.queue, time.monotonic())
         self.done, self._away_since = None, 0.0
         return turn
 
