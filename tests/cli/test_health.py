@@ -130,6 +130,10 @@ def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
     (queue,) = document(qd("status", "--json"))["queues"]
     assert (queue["failed_bytes"], queue["dropped"], queue["dropped_at"]) == (5, 2000, pytest.approx(at - 90, abs=0.01))
 
+    redis.call("ZADD", "queues:default:failed_at", -at + 86_401, "dropped_at")
+    (well,) = done(qd("health", "--allow-none")).splitlines()
+    assert well.endswith("2000 failed and dropped"), "a drop of the day before is no warning any more"
+
 
 @pytest.mark.parametrize(
     ("limits", "used"),

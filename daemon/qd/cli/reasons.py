@@ -19,6 +19,7 @@ CRASHES, WITHIN = 5, 30.0  # so many workers of one master in so many seconds
 REPLACED, APART = 5, 60.0  # keepers of one master, and the seconds between them on the average
 UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
 FULL = 0.8  # part of the failed store's bounds that is used; beyond it there is a warning
+RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
 GRACE = 10.0  # seconds after `qd restart`, or for a job that came just now, in which masters may be on their way
 
 
@@ -244,11 +245,10 @@ def names_of(masters: list[Master]) -> str:
 def of_failed(line: Line, now: float) -> Iterator[tuple[str, str]]:
     """What to know about the failed store of a queue, and what to do. It is a warning only: no job waits because of it."""
     way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
-    if line.failed.dropped:
-        at = line.failed.dropped_at
-        last = f", the last {ago(max(0.0, now - at))}" if at is not None else ""
-        said = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones{last}"
-        yield said, way
+    at = line.failed.dropped_at
+    if at is not None and now - at < RECENT:
+        said = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"
+        yield f"{said}, the last {ago(max(0.0, now - at))}", way
     elif line.full >= FULL:
         used = f"{line.sizes.failed} of them, {line.failed.bytes / (1 << 20):.1f} MB"
         said = f"the failed jobs of queue '{line.name}' use {line.full:.0%} of their limits ({used})"
