@@ -628,6 +628,43 @@ def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
     assert (later.take(store, "another", "mark") > 0) is again
 
 
+READY = ("queues:b", "queues:b:delayed", "queues:b:notify")
+HELD = ("queues:a:reserved", "queues:a:owners")
+FORGED = {
+    "of an unknown kind": ("bogus", ("queues:b",), ()),
+    "without names": ("free", (), ("x",)),
+    "without values": ("free", ("qd:unique:x",), ()),
+    "of places without names": ("vacate", (), ("x",)),
+    "of places without values": ("vacate", ("qd:places:x",), ()),
+    "of a job without a payload": ("push", READY, ()),
+    "of a job that is due at no number": ("push", READY, (b"{}", "later")),
+    "of a job that is nothing": ("push", READY, (None, 0)),
+    "of a list": ("count", ("qd:batch:x", "qd:batch:x:pending", "qd:batch:x:failed"), ("u", "done", "", [1])),
+    "of a queue that cannot be": ("free", ("queues:}x",), ("y",)),
+    "of an empty answer": ("answer", (), ()),
+    "of an answer for a list": ("answer", HELD, ("ack", 1, [1], b"m")),
+    "of an answer with an unknown effect": ("answer", (*HELD, "x"), ("ack", 1, "o", b"m", "bogus", 1)),
+    "of an answer with half an effect": ("answer", (*HELD, "x"), ("ack", 1, "o", b"m", "free")),
+}
+
+
+@pytest.mark.parametrize("part", FORGED.values(), ids=[name.replace(" ", "-") for name in FORGED])
+def test_a_keeper_passes_over_a_note_that_it_cannot_do(
+    connect: Connect, queue: ClusterQueue, three: list[str], part: tuple[Any, ...]
+) -> None:
+    """Anybody may write into that hash. Notes beside it are done."""
+    name, *_ = three
+    call(queue, "SET", "qd:unique:n", "me")
+    true = ends.Note("", "true", (ends.Part("free", ("qd:unique:n",), ("me",)),))
+    forged = ends.Note("", "forged", (ends.Part(*part),))
+    for note in (forged, true):
+        queue.wire.sent(queue.wire.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
+    keeper = connect(9, "K33p3rK33p3r")
+    assert beat(keeper, name).given == ()
+    assert call(queue, "GET", "qd:unique:n") is None
+    assert noted(queue, name) == 1
+
+
 # -- slots that move
 
 

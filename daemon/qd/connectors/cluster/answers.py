@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.base import reserved_of
-from qd.connectors.cluster.ends import Note, Part, finished, new_id, note_of, parted, stays
+from qd.connectors.cluster.ends import Note, Part, are_plain, finished, is_whole, new_id, note_of, parted, stays
 from qd.connectors.cluster.names import ready_name, slot_of, split
 from qd.connectors.keeping import Given
 from qd.connectors.keyspace import keys
@@ -89,15 +89,24 @@ def leave(wire: ClusterWire, mark: str, call: Called, queues: Iterable[str], sur
     return None
 
 
-def is_late(note: Note) -> bool:
+def is_late(wire: ClusterWire, note: Note) -> bool:
     """Whether it is such an answer, and whole: anybody may write into that hash."""
     if len(note.parts) != 1 or note.parts[0].kind != LATE:
         return False
     _, names, args = note.parts[0]
-    k, a = OWN.get(str(args[0]) if args else "", (0, 0))
-    return (
-        bool(args) and str(args[0]) in OWNERS and len(names) >= k and len(args) >= a + 2 and isinstance(args[3], bytes)
-    )
+    name = str(args[0]) if args else ""
+    k, a = OWN.get(name, (0, 0))
+    if name not in OWNERS or len(names) < k or len(args) < a + 2:
+        return False
+    if not are_plain(args) or not isinstance(args[3], bytes):
+        return False
+    try:
+        ready_name(wire.names, names[0])
+        for key in names:
+            wire.names.real(key)
+        return is_whole(wire, note._replace(parts=tuple(parted(names[k:], args[a + 2 :]))))
+    except (ServerRefused, KeyError):
+        return False
 
 
 def found(wire: ClusterWire, mark: str, queues: Iterable[str]) -> Note | None:
@@ -107,7 +116,7 @@ def found(wire: ClusterWire, mark: str, queues: Iterable[str]) -> Note | None:
     for home, reply in zip(homes, replies, strict=True):
         if isinstance(reply, bytes):
             note = note_of(home, id_of(mark), reply.partition(b" ")[2])
-            if note is not None and is_late(note):
+            if note is not None and is_late(wire, note):
                 return note
     return None
 

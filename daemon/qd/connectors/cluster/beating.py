@@ -167,7 +167,7 @@ def left_over(wire: ClusterWire, homes: Sequence[str]) -> None:
             cursors[home], notes = ends.left(wire, home, cursors.get(home, "0"))
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
-        ends.finished(wire, [note for note in notes if not answers.is_late(note)])
-        wire.beating.given += given(wire, [note for note in notes if answers.is_late(note)])
+        ends.finished(wire, [note for note in notes if ends.is_whole(wire, note)])
+        wire.beating.given += given(wire, [note for note in notes if answers.is_late(wire, note)])
         if time.monotonic() > until:
             return

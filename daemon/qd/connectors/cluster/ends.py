@@ -42,6 +42,7 @@ WORDS = {
     "keep": (1, 4),
 }
 """Keys and arguments of each effect, as effects.lua reads them; vacate is none of these, it never stays in the step."""
+SHAPES = WORDS | {"keyed": (1, 4), "single": (2, 4)}  # of every part that a note has
 FIRST = 30_000  # ms that the lock of a job is held before it is known that the job was sent
 LEFT = 2.0  # seconds that a note is left to whoever made it
 log = logging.getLogger("qd.effects")
@@ -82,8 +83,27 @@ def note_of(home: str, id: str, text: bytes) -> Note | None:
     """None: it is none of ours."""
     try:
         return Note(home, id, tuple([Part(*part) for part in _parts.decode(text)]))
-    except (msgspec.MsgspecError, TypeError):
+    except (msgspec.MsgspecError, TypeError, RecursionError):
         return None
+
+
+def are_plain(args: Sequence[Any]) -> bool:
+    return all(isinstance(arg, bytes | str | int | float) for arg in args)
+
+
+def is_whole(wire: ClusterWire, note: Note) -> bool:
+    """Whether it can be done: anybody may write into that hash, and a keeper must not die of it."""
+    try:
+        for part in note.parts:
+            if SHAPES.get(part.kind) != (len(part.names), len(part.args)) or not are_plain(part.args):
+                return False
+            for name in part.names:
+                wire.names.real(name)
+            if part.kind in ("push", "keyed", "single"):
+                errand_of(part, note.id)
+    except (ServerRefused, ValueError):
+        return False
+    return True
 
 
 def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
@@ -245,7 +265,7 @@ def _forgotten(wire: ClusterWire, errands: Sequence[Errand]) -> None:
 def left(wire: ClusterWire, home: str, at: str) -> tuple[str, list[Note]]:
     """Some of what nobody has finished, and where to go on, "0" at the end. Raises as a command."""
     following, *flat = wire.sent(wire.at(script("ends_left"), [home], [LEFT, at]))
-    found = [note_of(home, flat[n].decode(), flat[n + 1]) for n in range(0, len(flat), 2)]
+    found = [note_of(home, flat[n].decode("utf-8", "replace"), flat[n + 1]) for n in range(0, len(flat), 2)]
     return following.decode(), [note for note in found if note is not None]
 
 
