@@ -66,3 +66,11 @@ def test_an_error_of_postgresql_does_not_show_the_statement(
     result = qd("status")
     assert result.exit_code == 69
     assert result.stderr.endswith('run `qd migrate`: relation "qd_names" does not exist\n'), result.stderr
+
+
+def test_a_database_that_is_read_only(postgres_url: str, configured: Callable[[str], None], qd: Run) -> None:
+    at(configured, postgres_url)
+    done(qd("migrate"))
+    at(configured, f"{postgres_url}?options=-c%20default_transaction_read_only%3Don")
+    said = qd("doctor").stdout
+    assert "in a read-only transaction -> it is a replica, or a failover is under way: point the url at" in said, said

@@ -116,7 +116,7 @@ def stopped(name: str, error: QdError) -> Finding:
         return warn(f"{name}.reports", f"this user may not read what stands there: {error}", way)
     if isinstance(error, ConfigError | NeedsMending):
         return fail(f"{name}.refused", error, AT_START, Exit.CONFIG)
-    return fail(f"{name}.lost", error, "see its log, and try again", Exit.UNAVAILABLE)
+    return fail(f"{name}.lost", error, way_out(str(error)), Exit.UNAVAILABLE)
 
 
 def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
