@@ -345,23 +345,6 @@ def test_titles_and_client_names_say_who_does_what(shop: Project, witness: Witne
     work.stop()
 
 
-def test_hup_with_a_controlling_terminal_stops(shop: Project) -> None:
-    import pty
-    import sys
-
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(shop.root)
-        os.execve(sys.executable, [sys.executable, "-m", "qd", "work", "-w", "1"], shop.env())
-    seen = b""
-    while b"master.ready" not in seen:
-        seen += os.read(fd, 4096)
-    os.kill(pid, signal.SIGHUP)
-    _, status = os.waitpid(pid, 0)
-    os.close(fd)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 def test_ten_thousand_mixed_signals_harm_nothing(shop: Project) -> None:
     work = ready(shop, workers=2)
     harmless = (signal.SIGUSR2, signal.SIGCHLD, signal.SIGWINCH, signal.SIGALRM, signal.SIGCONT)
