@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from qd.connectors.database.commands import COMMANDS as KNOWN
@@ -194,6 +194,7 @@ def compared(both: Both, lines: list[Line]) -> None:
 
 
 @FEW
+@example(lines=[("ZADD", "a", "NX", "0", b"x", "1", b"x")])
 @given(lines=st.one_of(ALIKE, ALIKE, MIXED))
 def test_commands_by_chance_are_answered_as_by_redis(both: Both, lines: list[Line]) -> None:
     compared(both, lines)

@@ -95,6 +95,7 @@ def test_maintenance_mode_holds_while_the_control_connection_is_away_also_for_a_
     work = shop.work("mail,open", "-w", "1")
     work.wait_line("master.ready")
     assert shop.quick("down", "--allow", "open").exit_code == 0
+    eventually(lambda: work.child("waiting on open"), 20, what="a worker that knows of maintenance mode")
     send(shop, 1)
     steer.kill()
     work.wait_line("redis.away .*connection=steer", 20)

@@ -20,7 +20,10 @@ from tests.support.project import Project
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
 # The first process of a session takes the terminal of its stdin, as a terminal emulator's child does.
-TAKE = "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+TAKE = (
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # the tests themselves may run under nohup
+)
 NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN); "
 EXEC = "os.execvp(sys.argv[1], sys.argv[1:])"
 

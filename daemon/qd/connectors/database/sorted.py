@@ -31,7 +31,9 @@ def zadd(step: Step, words: Words) -> int:
     """ZADD name [XX | NX] score member ..."""
     name, *rest = words
     only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
-    scores = {member: real(score) for score, member in pairs(rest[1:] if only_old or only_new else rest)}
+    added = pairs(rest[1:] if only_old or only_new else rest)
+    # Of a member that is named twice the last score counts; with NX the first, since the member is no longer new then.
+    scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
     found = step.look(name, ZSET) if only_old else step.change(name, ZSET)
     old = items.some(step, found, scores)
     new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
