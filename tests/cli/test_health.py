@@ -202,6 +202,19 @@ def test_a_queue_that_only_its_keys_name(qd: Run, redis: Client) -> None:
     assert reason(qd)[0] == "unserved"
 
 
+def test_a_lease_that_ended_where_nobody_reclaims_it(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WAITING], queues=["default"])
+    now, payload = server_time(redis), PAYLOAD % ("mail.welcome", 1)
+    redis.call("ZADD", "queues:mail:reserved", now + 60, payload)
+    assert reasons(qd) == []
+    redis.call("ZADD", "queues:mail:reserved", now - 120, payload)
+    kind, text = reason(qd)
+    assert kind == "unserved"
+    assert re.match(r"queue 'mail': 1 reserved, the first lease ended 2m( \ds)? ago, and no worker serves it; ", text)
+    said = r"^warn: no qd worker takes from mail, where the lease of a job ended 2m( \ds)? ago$"
+    assert re.search(said, done(qd("status")), re.M)
+
+
 def test_a_delayed_job_that_is_due_where_nobody_makes_it_ready(
     qd: Run, redis: Client, configured: Callable[[str], None]
 ) -> None:

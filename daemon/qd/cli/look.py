@@ -180,7 +180,8 @@ def warnings(state: State) -> Iterable[str]:
 
 def waiting(line: Line) -> str:
     if not line.sizes.ready:
-        return f"a delayed job was due {output.ago(line.overdue)}"
+        what = "a delayed job was due" if line.sizes.delayed else "the lease of a job ended"
+        return f"{what} {output.ago(line.overdue)}"
     return f"{output.count(line.sizes.ready, 'job')} {'waits' if line.sizes.ready == 1 else 'wait'}"
 
 

@@ -191,6 +191,8 @@ def of_queue(line: Line, state: State) -> Iterator[Reason]:
 def waiting(line: Line) -> str:
     if line.sizes.ready:
         return f"{line.sizes.ready} ready"
+    if not line.sizes.delayed:
+        return f"{line.sizes.reserved} reserved, the first lease ended {ago(line.overdue)},"
     return f"{line.sizes.delayed} delayed, the first due {ago(line.overdue)},"
 
 

@@ -32,7 +32,8 @@ class Line:
     """A queue and what is in it. workers: those that serve it, idle or not. php: whether the next job in line is an object
     job of Laravel and no PHP worker has one in hand. theirs: whether a PHP worker has a job of this queue in hand. failed:
     see store.failed.Fill; full: the part of the failed store's bounds that is used, 1.0: the next failed job drops the
-    oldest. overdue: seconds since the first delayed job was due, 0.0 if none is due or a worker serves the queue."""
+    oldest. overdue: seconds since the first delayed job was due or the first lease ended, 0.0 if neither or a
+    worker serves the queue."""
 
     connection: str
     name: str
@@ -138,7 +139,8 @@ def lines(
     paused = stamps.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
-    overdue = {name: overdue_of(store, name, now) for name in names if sizes[name].delayed and not serve[name]}
+    unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
+    overdue = {name: overdue_of(store, name, now) for name in unserved}
     php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
     fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
     return [
@@ -159,9 +161,11 @@ def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
 
 
 def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
-    """Seconds since the first delayed job was due. Without a worker or keeper of its queue, it does not become ready."""
-    found = store.space.call("ZRANGE", store.prefix + keys.delayed(queue), 0, 0, "WITHSCORES")
-    return max(0.0, now - float(found[1])) if found else 0.0
+    """Seconds since the first delayed job was due, or the first lease ended. Only a keeper of the queue makes them ready."""
+    names = [store.prefix + key(queue) for key in (keys.delayed, keys.reserved)]
+    firsts = store.space.call_many([("ZRANGE", name, 0, 0, "WITHSCORES") for name in names])
+    ended = [now - float(first[1]) for first in firsts if isinstance(first, list) and first]
+    return max([0.0, *ended])
 
 
 def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
