@@ -168,7 +168,7 @@ def announce(
     log: Log, settings: Settings, jobs: int, entries: int, limits: Limits, unserved: Mapping[str, Sequence[str]]
 ) -> None:
     """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each, and
-    the declared queues that nobody serves."""
+    the declared queues without a worker."""
     work, connection = settings.work, settings.connection(settings.work.connection)
     only = work.only_schedule
     log.info(

@@ -2,7 +2,7 @@
 
     attempts 0, and none of the keys beside it that a reserve has written (unit.py); what the job saved stays
     createdAt now, retryUntil so much later as it was after createdAt: the time it was given begins anew
-    failures "COUNT FIRST": how often it has failed for good by now, and when first, in unix seconds
+    failures "COUNT FIRST": how often it has failed permanently by now, and when first, in unix seconds
 
 Spliced, never written anew: no other byte changes, wherever those keys stand. They are looked for on the top level only.
 """

@@ -29,7 +29,9 @@ from qd.errors import ConnectionLost, OtherKind
 from qd.keeper.dead import Dead
 from qd.log import Log
 from qd.payload import read
+from qd.process.hands import Hands
 from qd.process.scoreboard import Scoreboard
+from qd.store.hosts import Master
 from qd.store.keyspace import beside
 from qd.store.locks import Places
 from qd.unit import answered, saving
@@ -539,6 +541,21 @@ def test_a_job_whose_answer_was_left_is_nobodys_to_move_or_to_run(
             found_so = eventually(partial(owned, keeper, a, worker.owner), what="the node")
             assert found_so == [None]
     assert settled_once(queue, a, b)
+
+
+def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
+    connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]]
+) -> None:
+    a, b, c = three
+    keeper: Any = connect(9, "K33p3rK33p3r")
+    voice: Any = None
+    lines = list[object]()
+    log = Log("keeper", write=lines.append)
+    dead = Dead(keeper, (c,), Hands(Scoreboard(), voice, "K33p3rK33p3r", 1, log), log)
+    theirs = Master("Tok3nTok3n", "app-1", 1, 0.0, 0.0, connection="redis", queues=[a, b])
+    assert eventually(lambda: tried(lambda: [dead._give_back_all(theirs, {})]), what="the node") == [True]
+    assert settled_once(queue, a, b)
+    assert not lines
 
 
 def beat_without_notes(keeper: ClusterQueue, *queues: str) -> None:

@@ -80,7 +80,7 @@ def refusals(state: State) -> Iterator[Reason]:
 
 
 def blind(state: State) -> bool:
-    """Whether masters are silent because the server takes no reports: nobody can say how they are."""
+    """Whether masters are silent because the server takes no reports: their state is unknown."""
     return not state.knows_masters or (state.control in state.refused and not living(state))
 
 
@@ -175,7 +175,7 @@ def replaced(gone: Master, state: State) -> bool:
 
 @dataclass(frozen=True)
 class Untaken:
-    """Why nobody takes what is ready. kind: as of a Reason, "" if it is none by itself."""
+    """Why no worker takes the ready jobs. kind: as of a Reason, "" if it is none by itself."""
 
     kind: str
     fact: str

@@ -76,7 +76,7 @@ class Home:
         new.replace(self.folder / "address")
 
     def forget(self) -> None:
-        """The server is to end: nobody starts it again but who uses it anew."""
+        """The server is to end: no keeper starts it again, only its next use does."""
         (self.folder / "address").unlink(missing_ok=True)
 
 

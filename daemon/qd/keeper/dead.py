@@ -208,8 +208,8 @@ class Dead:
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:
-            # All of them first: the answer for a job may be noted beside another queue.
-            self._for_queues({*self.queues, *theirs}, looks)
+            # Read the owners of all queues first: the answer for a job may be noted with another queue of its master.
+            self._for_queues(dict.fromkeys((*self.queues, *theirs)), looks)
         finally:
             self._for_queues(list(owners), gives_back)
         return not unseen

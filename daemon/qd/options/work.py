@@ -73,7 +73,7 @@ class WorkOptions:
         "info", "name", "write log lines of this level and above", choices=("debug", "info", "warning", "error")
     )
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)
-    in_turn: bool = False  # no queue was named: nobody gave them an order, and each turn begins with the next one
+    in_turn: bool = False  # no queue was named, so they have no order: each turn begins with the next one
     pooled: tuple[str, ...] = ()  # queues of the connection that other pools of the file serve
     only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers; nobody else can ask for it
     unroutable_ttl: float = option(600.0, "span", "fail a job that no worker here knows after this long")

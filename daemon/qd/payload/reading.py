@@ -97,8 +97,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def failed_before(self) -> tuple[int, float | None]:
-        """How often it has failed for good and was retried, and when first (unix seconds). (0, None): never, or that is not
-        known."""
+        """How often it has failed permanently and was retried, and when first (unix seconds). (0, None): never, or
+        unknown."""
         match = FAILURES.fullmatch(bytes(self.failures))
         return (int(match[1]), float(match[2])) if match else (0, None)
 

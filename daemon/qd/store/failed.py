@@ -64,7 +64,7 @@ class Record(_Line, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> tuple[int, float]:
-        """How often the job has failed for good, this time included, and when first (unix seconds)."""
+        """How often the job has failed permanently, this time included, and when first (unix seconds)."""
         try:
             count, first = payload.read(self.payload).failed_before
         except Malformed:

@@ -21,7 +21,7 @@ LARAVEL = "_"  # before the value of Laravel's key; a former release reads both 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Whoever runs code loaded before `at` (unix seconds, the store's clock) starts anew; rolling: one by one.
+    """Masters that run code loaded before `at` (unix seconds, the store's clock) restart; rolling: worker by worker.
 
     laravel: what the same command writes to Laravel's restart key, 0: nothing. None: a former release wrote the stamp, which
     does not name the value.

@@ -1,13 +1,14 @@
 """The answer for a job in its own slot: ack, release, bury, drop. What it does in other slots is noted with it: ends.py.
 
-If the node of the job is away, a worker leaves its answer behind and goes on. Any keeper of these queues gives it:
+If the node of the job is away, a worker leaves its answer on another node and takes the next job. Any keeper of these queues
+gives it:
 
     leave    the call as it is (script, keys, arguments) becomes a note in queues:{OTHER}:ends, on a node that answers
     give     by a keeper's beat; or before the job of a dead worker or master would be requeued; or by the worker itself,
              whose next turn on that node finds its own name on the job
 
-While the node is away nobody reclaims there, so the lease needs no renewal. Once it is back, a keeper renews it, since the
-job still has its owner. An answer that is given twice finds its mark gone and does nothing.
+While the node is away no keeper reclaims there, so the lease needs no renewal. Once it is back, a keeper renews it, since
+the job still has its owner. An answer that is given twice finds its mark gone and does nothing.
 """
 
 from __future__ import annotations
