@@ -183,7 +183,7 @@ def announce(
         schedule=(entries or None) if work.runs_schedule else None,
     )
     for what, meaning in limits.items():
-        log.info("connection.cannot", connection=connection.name, what=what, meaning=meaning)
+        log.info("connection.unsupported", connection=connection.name, what=what, meaning=meaning)
     for queue, names in unserved.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)

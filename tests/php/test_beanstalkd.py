@@ -206,7 +206,7 @@ def test_what_php_has_buried_is_told_counted_kicked_and_runs_here(share: Shared)
     eventually(lambda: share.there()["current-jobs-buried"] == 3)
     php.stop()
     work = share.work("-w", "1")
-    told = work.wait_line("connection.odd .*3 jobs that another program has buried.*`(qd failed kick .*)`")
+    told = work.wait_line("connection.warning .*3 jobs that another program has buried.*`(qd failed kick .*)`")
     way = told[1].split()[1:]
     said = share.shop.qd(*way, "--dry-run")
     assert said.stdout.startswith("q: 3 of 3 buried jobs would be kicked, first shared.buried "), said.stderr

@@ -269,8 +269,8 @@ def test_what_is_odd_is_told_at_the_start(project: MakeProject, server: Server, 
             client.put(b"{}")
             client.bury(client.reserve())
         work = shop.project.work_off()
-        assert work.matches("connection.odd .*has no binlog: what waits is lost")
-        assert work.matches("connection.odd .*tube 'default' has a job that another program has buried")
+        assert work.matches("connection.warning .*has no binlog: what waits is lost")
+        assert work.matches("connection.warning .*tube 'default' has a job that another program has buried")
         said = " ".join(shop.project.qd("doctor").stdout.split())
         assert "has no binlog" in said
         assert "has buried" in said

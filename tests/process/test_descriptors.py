@@ -63,7 +63,7 @@ def test_a_job_that_closes_every_descriptor_is_answered_once(project: MakeProjec
         redis.call("DEL", "queues:default:failed", "queues:default:failed_at")
     assert closed.split()[1] not in {line.split()[2] for line in witness.starting("quick")}
     work.stop()
-    assert len(work.matches("worker.unfit")) == 1
+    assert len(work.matches("worker.descriptors_closed")) == 1
     assert not work.matches("worker.died"), "it left by itself"
     assert not work.matches("lease_lost")
 

@@ -113,7 +113,7 @@ def test_a_lie_changes_nothing(shop: Project, witness: Witness, redis: Client, l
     witness.wait("quick")
     work.stop()
     assert not work.matches("Traceback|master.reloading|qd restart|worker.died")
-    assert len(work.matches("master.news_refused")) <= 1
+    assert len(work.matches("master.message_rejected")) <= 1
 
 
 def test_no_lease_is_lost_but_by_the_word_of_the_keeper(shop: Project, witness: Witness, redis: Client) -> None:
@@ -144,7 +144,7 @@ def test_no_import_is_believed_but_of_who_imports(project: MakeProject, redis: C
     work.wait_line("master.reloading")
     forged = {"kind": "imported", "code": 2, "settings": "x", "preload": True, "warnings": [], "jobs": 1}
     push(redis, "lie", {"message": forged})
-    work.wait_line("master.news_refused news=imported")
+    work.wait_line("master.message_rejected news=imported")
     witness.wait("lie")
     (shop.root / "slow").unlink()
     work.wait_line("master.reloaded", 20)
@@ -191,4 +191,4 @@ def test_news_without_end_keep_the_master_from_nothing(shop: Project, witness: W
     witness.wait("quick")
     work.wait_line("job.failed")
     work.stop()
-    assert len(work.matches("master.news_refused")) <= 3
+    assert len(work.matches("master.message_rejected")) <= 3

@@ -70,7 +70,7 @@ def test_a_folder_of_somebody_else_is_refused_once_and_harms_nothing(project: Ma
     (shop.run / "qd").mkdir()
     (shop.run / "qd").chmod(0o777)
     work = shop.work("-w", "1")
-    work.wait_line("live.not_written .*not a folder of this user alone")
+    work.wait_line("liveness.write_failed .*not a folder of this user alone")
     work.wait_line("master.ready")
     keeper = work.child("qd: keeper")
     for count in (1, 2):  # seconds, by the keeper that is missed
@@ -80,7 +80,7 @@ def test_a_folder_of_somebody_else_is_refused_once_and_harms_nothing(project: Ma
             lambda before=keeper.pid: [k for k in work.children("qd: keeper") if k.pid != before],  # type: ignore[misc]
             what="a keeper",
         )[0]
-    assert len(work.matches("live.not_written")) == 1
+    assert len(work.matches("liveness.write_failed")) == 1
     assert signs(shop) == []
     work.stop()
 

@@ -114,7 +114,7 @@ def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_i
     hosts[0].turns(lambda: both_take("2026-11-22"))
     for host in hosts:
         # A reply that comes a second late looks like a clock that was set: then it is said again.
-        assert {line.split()[1] for line in host.said("schedule.ahead")} == {"entry=function", "entry=job"}
+        assert {line.split()[1] for line in host.said("schedule.clock_ahead")} == {"entry=function", "entry=job"}
         host.close()
 
 
@@ -127,7 +127,7 @@ def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: Mo
     host = Host(app, moved)
 
     def begins_anew(name: str) -> bool:
-        return any(f"entry={name} " in line for line in host.said("schedule.ahead"))
+        return any(f"entry={name} " in line for line in host.said("schedule.clock_ahead"))
 
     with moved.client() as redis:
         host.turns(lambda: redis.call("HLEN", "qd:ticks") == 2)

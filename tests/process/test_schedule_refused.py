@@ -95,7 +95,7 @@ def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
 
     host.scheduler._control._ask = looked  # type: ignore[method-assign]
     host.turns(lambda: looks >= 3 and len(waiting(redis)) >= 3)
-    assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.unread")) == [
+    assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.control_unreadable")) == [
         "qd:down",
         "qd:schedule:paused",
     ]

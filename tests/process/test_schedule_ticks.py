@@ -211,7 +211,7 @@ def test_a_clock_ahead_of_ours_does_not_hold_an_entry_for_ever(app: Qd, report: 
     host = open_host()
     host.turns(lambda: host.said("schedule.sent"))
     # A reply that comes a second late looks like a clock that was set: then it is said again.
-    assert {line.split()[1] for line in host.said("schedule.ahead")} == {"entry=report(7)"}
+    assert {line.split()[1] for line in host.said("schedule.clock_ahead")} == {"entry=report(7)"}
 
 
 def test_an_entry_that_was_forgotten_begins_anew(app: Qd, report: Any, redis: Client, open_host: Open) -> None:

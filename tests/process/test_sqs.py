@@ -205,5 +205,5 @@ def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_told(shop: Shop) -> Non
     client.set_queue_attributes(QueueUrl=mail, Attributes={"RedrivePolicy": policy})
     client.close()
     work = shop.project.work_off()
-    assert work.matches(r"connection.odd .*received 2 times \(maxReceiveCount\)")
+    assert work.matches(r"connection.warning .*received 2 times \(maxReceiveCount\)")
     assert "received 2 times" in shop.project.qd("doctor").stdout

@@ -38,7 +38,7 @@ class Aged:
         try:
             found = self.queue.forget_aged(name, self.keep, STEP)
         except ServerRefused as error:
-            self.log.warning("failed.not_forgotten", queue=name, error=str(error))
+            self.log.warning("failed.forget_failed", queue=name, error=str(error))
             return
         if found.aged == STEP:
             self._due = at

@@ -166,7 +166,7 @@ class Keeper:
         at, before = clock(), self._turned_at
         self._turned_at = at
         if self._connected_at and before and at - before > self.lease / 2:
-            self.log.warning("keeper.stood_still", seconds=at - before)
+            self.log.warning("keeper.stalled", seconds=at - before)
             self._connected_at = 0.0
 
     # -- the beat

@@ -31,7 +31,7 @@ class Liveness:
             self._complained = False
         except OSError as error:  # a comfort for health checks: it harms nothing but them
             if not self._complained:
-                self._log.warning("live.not_written", error=str(error), unseen="qd health --live")
+                self._log.warning("liveness.write_failed", error=str(error), unseen="qd health --live")
             self._complained = True
 
     def end(self) -> None:

@@ -62,7 +62,7 @@ class News:
         if time.monotonic() - self._told_at > TOLD:
             kind, count = heard.message["kind"], self._refused
             self.master.log.warning(
-                "master.news_refused", news=kind, error=repr(error), sender=heard.sender, count=count
+                "master.message_rejected", news=kind, error=repr(error), sender=heard.sender, count=count
             )
             self._refused, self._told_at = 0, time.monotonic()
 

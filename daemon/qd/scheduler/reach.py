@@ -116,7 +116,9 @@ class Reach:
             if key not in self._unread:
                 self._unread.add(key)
                 name = self.store.prefix + key
-                self._log.error("schedule.unread", key=name, error=str(reply), way="as if it were not there")
+                self._log.error(
+                    "schedule.control_unreadable", key=name, error=str(reply), way="as if it were not there"
+                )
             return None
         if isinstance(reply, Exception):
             raise reply
@@ -148,7 +150,7 @@ class Reach:
         """The field of the entry is this: plan its next tick."""
         strange = place.saw(raw, self.now, self.late)
         if strange:
-            self._log.warning("schedule.ahead", entry=place.entry.name, reason=strange)
+            self._log.warning("schedule.clock_ahead", entry=place.entry.name, reason=strange)
         self.plan(place)
 
     def plan(self, place: Place) -> None:

@@ -237,7 +237,9 @@ class Worker:
         event loop, clients of the app) cannot be had again in this process."""
         self.unfit = True
         self.queue.close()
-        self.log.warning("worker.unfit", reason="a job has closed descriptors of its worker: another takes its place")
+        self.log.warning(
+            "worker.descriptors_closed", reason="a job has closed descriptors of its worker: another takes its place"
+        )
 
     def _begin(self, payload: Payload, limits: Limits) -> None:
         slot = self.slot

@@ -99,7 +99,7 @@ def may_start(app: Qd, log: Log) -> bool:
     """False: nobody can work on the connection before somebody has mended it; the log says why, and what is odd."""
     try:
         for hint in first.look(app):
-            log.warning("connection.odd", connection=app.settings.work.connection, hint=hint)
+            log.warning("connection.warning", connection=app.settings.work.connection, hint=hint)
     except ConfigError as error:
         log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
         return False
