@@ -1,6 +1,6 @@
 """What a reserve writes into a payload, for connectors whose server runs no script of ours: `reserved_text`.
 
-It is scripts/unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands.
+It is unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands.
 """
 
 from __future__ import annotations

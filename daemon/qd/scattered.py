@@ -1,5 +1,5 @@
 """The unit of a payload (unit.py), wherever it stands, and keys of ours that another program has scattered when it wrote the
-payload again: they are found, taken out, and what they said is kept. For reserving.py, byte for byte as scripts/unit.lua.
+payload again: they are found, taken out, and what they said is kept. For reserving.py, byte for byte as unit.lua.
 
 In JSON the text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is in
 question.

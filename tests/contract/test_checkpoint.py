@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from qd.connectors.base import Released, Reserved
+from qd.connectors.keyspace.base import Script, script
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.scripts import Script, script
 from qd.keeper.dead import Dead
 from qd.log import Log
 from qd.payload import read

@@ -20,8 +20,8 @@ from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
 from qd.connectors.keeping import Asked
+from qd.connectors.keyspace.base import Script
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from qd.process.shield import shield
 from tests.contract.spaces import Stand
@@ -37,7 +37,7 @@ BEGIN = """
 import json, sys
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
-from qd.connectors.scripts import Script, script
+from qd.connectors.keyspace.base import Script, script
 from qd.store.keyspace import KeyspaceStore
 from qd.store.mutex import Mutex
 from qd.store.rates import Rate

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from qd.connectors.database.commands import COMMANDS as KNOWN
-from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.base import Keyspace, script
 from qd.connectors.redis.wire import Wire
-from qd.connectors.scripts import script
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 from tests.contract.spaces import Beside, Stand
@@ -343,7 +342,7 @@ TOGETHER = st.lists(st.one_of(*SEEDS.values(), *[STEPS[name] for name in QUEUE])
 ANY = st.lists(st.one_of(*STEPS.values()), max_size=25)
 
 
-FOLDER = files("qd.connectors.scripts")
+FOLDER = files("qd.connectors.keyspace") / "scripts"
 TEXTS_OF = {each.name.removesuffix(".lua"): each.read_text() for each in FOLDER.iterdir() if each.name.endswith(".lua")}
 
 

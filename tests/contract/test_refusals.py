@@ -10,9 +10,9 @@ import pytest
 
 from qd.config import ConnectionSettings
 from qd.connectors.base import Released, Reserved
+from qd.connectors.keyspace.base import script
 from qd.connectors.redis.queue import RedisQueue
 from qd.connectors.reserver import Reserver
-from qd.connectors.scripts import script
 from qd.errors import ServerBusy, ServerRefused
 from qd.store.keyspace import KeyspaceStore
 from qd.store.locks import Places

@@ -21,7 +21,14 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
 HOME = str(Path(qd.__file__).parent) + os.sep
-ROOMS = ("locks/", "store/mutex", "store/keyspace", "connectors/redis/wire", "connectors/scripts", "process/shield")
+ROOMS = (
+    "locks/",
+    "store/mutex",
+    "store/keyspace",
+    "connectors/redis/wire",
+    "connectors/keyspace/base",
+    "process/shield",
+)
 PLACES = tuple(HOME + room for room in ROOMS)
 # Before its first line is done nothing can be guarded: there the ttl is what frees the lock.
 BARE = ("__exit__", "surely")

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.scripts import script
 
 
 class Beat(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 import qd
 
 HOME = str(Path(qd.__file__).parent) + os.sep
-OF_RETRY = "cli/failed/ store/failed.py retried.py connectors/scripts/__init__.py"
+OF_RETRY = "cli/failed/ store/failed.py retried.py connectors/keyspace/base.py"
 
 
 class Killer:

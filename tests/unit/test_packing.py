@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from qd.config import ConnectionSettings
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, Script
 from qd.connectors.keyspace.queue import KeyspaceQueue
 from qd.connectors.redis import speech
-from qd.connectors.scripts import Script
 
 SENT: dict[str, tuple[Callable[[KeyspaceQueue], None], list[Arg]]] = {
     "push": (lambda queue: queue.push("packing", b"{}"), [b"{}"]),

@@ -3,7 +3,7 @@
     BatchCall    not sent yet          dispatch -> connection.batches -> Batch
     Batch        one that was sent     its state, cancelling it, adding to it, retrying what has failed
 
-The counting is done by the server, in the step that answers each job (connectors/scripts/batch.lua).
+The counting is done by the server, in the step that answers each job (connectors/keyspace/scripts/batch.lua).
 """
 
 from __future__ import annotations

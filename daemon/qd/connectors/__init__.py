@@ -7,7 +7,7 @@ drivers, manager      a row each driver, loaded when it is used; a name -> its q
 connections           the same for an app that sends: one a thread and process
 reserver, patience    who opens a connection; how long it waits
 
-keyspace, scripts     what every driver that can be worked on stands on: names of keys, and steps on them in Lua
+keyspace              what every driver with workers is built on: names of keys, and scripts in Lua that work on them
 redis, cluster        such a keyspace by itself: one server, or many
 database              another one, in tables; its ready jobs are rows of Laravel's table jobs
 borrowed              that of another connection, for servers that keep jobs and nothing else:

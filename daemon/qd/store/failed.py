@@ -17,8 +17,7 @@ import msgspec
 
 from qd import payload
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Arg, script
 from qd.errors import Malformed
 from qd.retried import sent_again
 from qd.store import hosts

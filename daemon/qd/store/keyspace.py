@@ -7,7 +7,7 @@ from typing import Any
 
 from qd.connectors.base import Connector
 from qd.connectors.keyspace.base import Arg, Keyspace
-from qd.connectors.scripts import script as text_of
+from qd.connectors.keyspace.base import script as text_of
 
 STEP = 1000  # names the server looks at in one call
 

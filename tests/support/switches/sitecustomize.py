@@ -118,7 +118,7 @@ def spending(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: real(*args, **kwargs | {"spends": True})
 
 
-SCRIPTS = "qd.connectors.scripts"
+SCRIPTS = "qd.connectors.keyspace.base"
 FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
 
 # Mechanism -> what is done to which module.

@@ -21,8 +21,8 @@ from qd.connectors.borrowed.queue import Borrowed
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import script
 from qd.connectors.keyspace.beat import beat
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, QdError, ServerRefused
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies
-from qd.connectors.scripts import Script
+from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies, Script
 from qd.errors import QdError
 
 

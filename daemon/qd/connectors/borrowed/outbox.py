@@ -26,9 +26,8 @@ from qd.connectors.borrowed.senders import is_dead, own_name
 from qd.connectors.effects import Effect, Push
 from qd.connectors.ends import ends
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.base import Arg, Keyspace, script
 from qd.connectors.keyspace.effects import spoken
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused
 from qd.payload import read
 

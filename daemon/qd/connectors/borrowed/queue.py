@@ -29,9 +29,8 @@ from qd.connectors.borrowed.outbox import digest
 from qd.connectors.borrowed.sending import BorrowedSending
 from qd.connectors.effects import Count, Effect, Push
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.keyspace.effects import spoken
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, ServerRefused
 
 TURNED = (

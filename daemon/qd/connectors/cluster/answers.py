@@ -22,8 +22,7 @@ from qd.connectors.cluster.ends import Note, Part, are_plain, finished, is_whole
 from qd.connectors.cluster.names import ready_name, slot_of, split
 from qd.connectors.keeping import Given
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import Script, script
+from qd.connectors.keyspace.base import Arg, Script, script
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:

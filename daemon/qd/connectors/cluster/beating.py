@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.connectors.cluster import answers, ends
 from qd.connectors.cluster.names import ready_name, slot_of
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import Script, script
+from qd.connectors.keyspace.base import Arg, Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ import msgspec
 
 from qd.connectors.cluster.sending import Errand, send_once
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.keyspace.effects import leaves
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:

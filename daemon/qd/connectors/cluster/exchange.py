@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.connectors.cluster.nodes import Node, Nodes
+from qd.connectors.keyspace.base import Script
 from qd.connectors.redis.speech import is_unknown, packed, with_refusals, with_text
-from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 ROUNDS = 16  # redirections that one call follows

@@ -20,12 +20,11 @@ from qd.connectors.cluster.waiting import Ears
 from qd.connectors.cluster.wire import ClusterWire
 from qd.connectors.keeping import Answer, Asked, Given
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.queue import TURNED, turn_head, turn_of, turn_tail
 from qd.connectors.reserver import PRODUCER, Reserver
-from qd.connectors.scripts import script
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload import read
 from qd.ties import HOLD

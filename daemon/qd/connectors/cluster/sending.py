@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Arg, script
 
 if TYPE_CHECKING:
     from qd.connectors.cluster.wire import ClusterWire

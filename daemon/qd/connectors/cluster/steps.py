@@ -1,4 +1,4 @@
-"""Steps (connectors/scripts) whose keys stand in several slots of a cluster: which calls they are there, and in which order.
+"""Steps (keyspace/scripts) whose keys stand in several slots of a cluster: which calls they are there, and in which order.
 
     ack release bury drop    the job's own slot, where the effects for others are noted; then these (answers.py)
     unique                   the lock for a moment; the job, and a note that prolongs the lock; then that
@@ -24,8 +24,7 @@ from qd.connectors.cluster.answers import raw_of
 from qd.connectors.cluster.ends import FIRST, Note, Part, finished, new_id, sent_aside, text_of
 from qd.connectors.cluster.names import ready_name
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call
-from qd.connectors.scripts import Script, script
+from qd.connectors.keyspace.base import Arg, Call, Script, script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from qd.connectors.cluster.ends import Note, Part, finished, new_id
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import Script, script
+from qd.connectors.keyspace.base import Arg, Script, script
 from qd.errors import ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@
     TRYAGAIN                           again for a while: a slot is on its way from one server to another
     a server away                      ConnectionLost for what stands there, and for nothing else
 
-A step (connectors/scripts) whose keys stand in several slots is no single step here: steps.py has its parts. What has no
+A step (keyspace/scripts) whose keys stand in several slots is no single step here: steps.py has its parts. What has no
 key is asked of the server that has the ticks: its clock is the one that all hosts share.
 """
 
@@ -20,11 +20,10 @@ from qd.connectors.cluster.exchange import ROUNDS, Exchange, Item, is_redirectio
 from qd.connectors.cluster.names import Names, slot_of
 from qd.connectors.cluster.nodes import Node, Nodes
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call, Replies
+from qd.connectors.keyspace.base import Arg, Call, Replies, Script
 from qd.connectors.patience import Patience
 from qd.connectors.redis.speech import evalsha, is_unknown, packed
 from qd.connectors.redis.wire import Wire
-from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "SCRIPT", "CLUSTER", "EVAL")

@@ -26,8 +26,7 @@ from qd.connectors.database.servers import Again
 from qd.connectors.database.step import Step
 from qd.connectors.database.tokens import popped
 from qd.connectors.database.words import word
-from qd.connectors.keyspace.base import Arg, Call, Replies
-from qd.connectors.scripts import Script
+from qd.connectors.keyspace.base import Arg, Call, Replies, Script
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
 

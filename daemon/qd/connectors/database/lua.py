@@ -1,4 +1,4 @@
-"""Steps (connectors/scripts) run beside the database, by the same Lua 5.1 that a Redis server has, over one transaction.
+"""Steps (keyspace/scripts) run beside the database, by the same Lua 5.1 that a Redis server has, over one transaction.
 
 What a script may do and what becomes of its values are Redis's: nil is false, a number in a reply is cut to an integer, a
 table is a list up to its first hole, {ok=} a status, {err=} an error. One runtime a thread; each script is compiled once.
@@ -15,8 +15,7 @@ from lupa import lua51
 from qd.connectors.database import commands
 from qd.connectors.database.step import Step
 from qd.connectors.database.words import Status, word
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import Script
+from qd.connectors.keyspace.base import Arg, Script
 from qd.errors import ServerRefused
 
 # `answer` gives a reply, or nil and the words of a refusal. What has ended the whole step is raised again by every later

@@ -38,10 +38,10 @@ from qd.connectors.database.turnsql import TurnSql
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import script
 from qd.connectors.keyspace.effects import spoken
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.reserver import PRODUCER, Reserver
-from qd.connectors.scripts import script
 from qd.process.shield import shield
 
 if TYPE_CHECKING:

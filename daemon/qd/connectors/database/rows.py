@@ -1,7 +1,7 @@
 """What stands between the keyspace of a database and its table of jobs: names of queues are no names of its own.
 
 `queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the jobs table. A command on such a
-name, from a step (connectors/scripts) or alone, becomes calls of a Rows inside the transaction that runs (queued.py), so
+name, from a step (keyspace/scripts) or alone, becomes calls of a Rows inside the transaction that runs (queued.py), so
 that a step and the change of a row happen both or not at all.
 """
 

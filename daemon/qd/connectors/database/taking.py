@@ -19,7 +19,7 @@ from qd.connectors.database.jobsql import HIGHEST
 from qd.connectors.database.tables import SECOND, key_of
 from qd.connectors.database.together import Statement
 from qd.connectors.keyspace import keys
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import script
 from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:

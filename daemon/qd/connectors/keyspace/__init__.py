@@ -1,6 +1,6 @@
 """What a connection keeps beside its ready jobs, on any keyspace.
 
-base, keys            the contract: names, and steps on them; every name that qd writes
+base, keys            the contract, and the Lua scripts (scripts/*.lua); every key that qd writes
 queue                 a queue, but for the turn of a worker and its wait
 sending, keyed        many jobs at once; those that wait under a name
 effects, batches      what goes with an answer; jobs that are counted together

@@ -1,21 +1,64 @@
-"""Names to strings, hashes, lists, sets and sorted sets, with an expiry each, and steps (connectors/scripts) that read and
-change several of them as one: all or nothing, seen by nobody half-way.
+"""A keyspace: names of strings, hashes, lists, sets and sorted sets, each with an expiry, and the scripts that run on them.
 
-A Redis or Valkey server is one (redis/wire.py), the tables of a database are another (database/keyspace.py). Commands and
-replies are those of Redis, whatever stands behind. What qd keeps beside the queues stands here: records of failed jobs,
-locks, batches, stamps, reports.
+    Keyspace   the contract. A Redis or Valkey server is a keyspace (redis/wire.py); so are the tables of a database
+               (database/keyspace.py). Commands and replies are those of Redis, whatever is behind the contract.
+    Script     one atomic step on several names, from the .lua files in scripts/. A Redis server runs a script itself, for a
+               database qd runs it beside the connection (database/lua.py).
+
+What qd stores beside the queues is in a keyspace: records of failed jobs, locks, batches, stamps, reports.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-from qd.connectors.scripts import Script
 
 Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
+FOLDER = Path(__file__).parent / "scripts"
+EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
+PARTS = {  # the files of a script, joined in this order; a script that is not listed is one file
+    "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
+    "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
+    **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
+    "later": ("due.lua", "later.lua"),
+    "unique": ("due.lua", "single.lua", "unique.lua"),
+    "tick": ("due.lua", "keyed.lua", "single.lua", "tick.lua"),
+    "once": ("due.lua", "keyed.lua", "batch.lua", "once.lua"),
+    **{each: ("due.lua", f"{each}.lua") for each in ("once_over", "ends_left", "report", "tick_apart")},
+    **{each: ("due.lua", "batch.lua", f"{each}.lua") for each in ("counted", "batch_aside", "send_apart")},
+    "retry_apart": ("due.lua", "failed.lua", "retry_apart.lua"),
+    "apart": (*EFFECTS, "apart.lua"),
+    "ack": (*EFFECTS, "ack.lua"),
+    "release": (*EFFECTS, "release.lua"),
+    "drop": (*EFFECTS, "drop.lua"),
+    "ended": (*EFFECTS, "ended.lua"),
+    "buried": (*EFFECTS, "failed.lua", "buried.lua"),
+    "taken": ("tied.lua", "taken.lua"),
+    "bury": (*EFFECTS, "failed.lua", "bury.lua"),
+    "retry": ("due.lua", "batch.lua", "failed.lua", "retry.lua"),
+    "aged": ("failed.lua", "aged.lua"),
+    "forget": ("failed.lua", "forget.lua"),
+    "adopt": ("failed.lua", "adopt.lua"),
+    "lock_take": ("line.lua", "lock_take.lua"),
+    "lock_give": ("line.lua", "lock_give.lua"),
+    # For servers that keep nothing but jobs: the same answers, and what becomes of the parcel that the job came in.
+    "parcel_turn": ("unit.lua", "failed.lua", "tied.lua", "parcel.lua", "parcel_turn.lua"),
+    "parcel_ack": ("parcel.lua", *EFFECTS, "parcel_open.lua", "ack.lua", "parcel_close.lua"),
+    "parcel_release": ("parcel.lua", *EFFECTS, "parcel_open.lua", "release.lua", "parcel_close.lua"),
+    "parcel_bury": ("parcel.lua", *EFFECTS, "failed.lua", "parcel_open.lua", "bury.lua", "parcel_close.lua"),
+    "parcel_keep": (*EFFECTS, "parcel_keep.lua"),
+    "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
+    "outbox": ("tied.lua", "came_through.lua", "outbox.lua"),
+    "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
+    **{each: ("places.lua", f"{each}.lua") for each in ("hold", "hold_note", "unhold")},
+    "admit": ("window.lua", "admit.lua"),
+    "admit_left": ("window.lua", "admit_left.lua"),
+}
 
 
 class Call(NamedTuple):
@@ -71,3 +114,20 @@ class Keyspace(Protocol):
 
     def close(self) -> None:
         """The next call connects anew."""
+
+
+class Script:
+    """The text of a Lua script, and the hash by which a server knows it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
+        return space.run(self, keys, args)
+
+
+@cache
+def script(name: str) -> Script:
+    """Each script is read and hashed once a process."""
+    return Script(name, "\n".join([(FOLDER / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from qd.connectors.batches import BatchState, Entry, NewBatch
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Keyspace
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Arg, Keyspace, script
 from qd.errors import BatchFinished, ConnectionLost, UnknownBatch
 
 CHUNK, MUCH = 1000, 16 << 20  # jobs a call carries at most, and bytes, as far as one job is not larger

@@ -7,8 +7,7 @@ from typing import Any
 
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Keyspace
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Arg, Keyspace, script
 
 KINDS = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
 GLOBAL = (keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL)

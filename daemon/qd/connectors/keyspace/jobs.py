@@ -14,9 +14,8 @@ from typing import Any
 from qd.connectors.base import Found, Kept, Spot
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Keyspace
+from qd.connectors.keyspace.base import Keyspace, script
 from qd.connectors.keyspace.effects import left_by, spoken
-from qd.connectors.scripts import script
 from qd.errors import Malformed
 from qd.payload import Payload, read
 from qd.process.shield import shield

@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Keyspace
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Keyspace, script
 
 Keys = Callable[..., list[str]]
 

@@ -20,7 +20,7 @@ from qd.connectors.base import NONE, Jobs, Limits, Outgoing, Released, Reserved,
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked, Forgotten
 from qd.connectors.keyspace import keyed, keys
-from qd.connectors.keyspace.base import Arg, Keyspace
+from qd.connectors.keyspace.base import Arg, Keyspace, script
 from qd.connectors.keyspace.batches import KeptBatches
 from qd.connectors.keyspace.beat import beat
 from qd.connectors.keyspace.effects import spoken
@@ -28,7 +28,6 @@ from qd.connectors.keyspace.jobs import KeptJobs
 from qd.connectors.keyspace.sending import sent
 from qd.connectors.keyspace.ticks import KeptTicks
 from qd.connectors.reserver import PRODUCER, Reserver
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:

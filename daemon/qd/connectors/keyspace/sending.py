@@ -15,8 +15,7 @@ from typing import Any
 
 from qd.connectors.base import Outgoing
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call, Keyspace
-from qd.connectors.scripts import script
+from qd.connectors.keyspace.base import Arg, Call, Keyspace, script
 from qd.errors import ConnectionLost
 
 CHUNK = 1000  # payloads a script call carries at most

@@ -11,9 +11,8 @@ from typing import Any
 
 from qd.connectors.base import Answers, Claim, Claimed, Outgoing
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies
+from qd.connectors.keyspace.base import Arg, Call, Keyspace, Replies, script
 from qd.connectors.keyspace.sending import keyed_words, single_words
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 
 CHUNK = 500  # ticks a script call takes at most

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from qd.connectors.base import Reserved, Turn
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg
+from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.redis import rights
 from qd.connectors.redis.speech import packed, packed_items
 from qd.connectors.redis.wire import Wire
 from qd.connectors.reserver import PRODUCER, Reserver
-from qd.connectors.scripts import script
 from qd.errors import ConnectionLost
 from qd.process.descriptors import ready_of
 

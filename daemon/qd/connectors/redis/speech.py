@@ -8,8 +8,7 @@ from typing import Any
 
 import hiredis
 
-from qd.connectors.keyspace.base import Arg
-from qd.connectors.scripts import Script
+from qd.connectors.keyspace.base import Arg, Script
 from qd.errors import OtherKind, ServerBusy, ServerRefused, WrongPassword
 
 BUSY = (

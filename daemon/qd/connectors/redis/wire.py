@@ -16,7 +16,7 @@ from typing import Any
 
 import hiredis
 
-from qd.connectors.keyspace.base import Arg, Call, Replies
+from qd.connectors.keyspace.base import Arg, Call, Replies, Script
 from qd.connectors.patience import Patience
 from qd.connectors.redis.greeting import check_welcome, greeting, stranger
 from qd.connectors.redis.owed import Owed
@@ -31,7 +31,6 @@ from qd.connectors.redis.speech import (
     with_text,
 )
 from qd.connectors.redis.target import reason, unreached
-from qd.connectors.scripts import Script
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield

@@ -17,8 +17,8 @@ from qd.connectors.borrowed.keeping import BorrowedKeeping, Refused
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import script
 from qd.connectors.keyspace.effects import spoken
-from qd.connectors.scripts import script
 from qd.connectors.sqs.address import is_fifo
 from qd.connectors.sqs.backend import SqsBackend
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
