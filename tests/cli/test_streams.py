@@ -40,7 +40,6 @@ WORDS = {
     "failed retry": "--all --dry-run",
     "failed forget": "--all --dry-run",
     "failed show": "nowhere",
-    "failed kick": "-q mail",
     "schedule work": "--pool nowhere",
     "schedule test": "daily",
 }

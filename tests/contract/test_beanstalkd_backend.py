@@ -7,9 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qd.config import ConnectionSettings
 from qd.connectors.beanstalkd.backend import MANY, MUCH, Beanstalkd
-from qd.connectors.beanstalkd.buried import Buried
 from qd.errors import ServerBusy, TooLarge
 from tests.support.clock import eventually
 from tests.support.servers.beanstalkd import Beanstalkd as Server
@@ -59,23 +57,3 @@ def test_a_server_that_drains_takes_none_and_says_so() -> None:
         assert parcel.body == b"before"
         backend.drop("q", parcel.id, parcel.handle)
         assert backend.gone(wait=True) == [("q", parcel.id)]
-
-
-def test_buried_jobs_are_kicked_the_first_ones_first_and_nothing_else_is(beanstalkd: Server) -> None:
-    """What is delayed stays so, however many are asked for; and a burial is neither an attempt nor a crash."""
-    with beanstalkd.client() as client, talking(beanstalkd) as backend:
-        for body in (b"1", b"2", b"3"):
-            client.put(body)
-            client.bury(client.reserve())
-        client.put(b"later", delay=600)
-        buried = Buried(ConnectionSettings("tubes", "beanstalkd", beanstalkd.url), 5.0)
-        assert (buried.count("default"), buried.first("default")) == (3, b"1")
-        assert buried.kick("default", 1) == 1
-        assert (buried.count("default"), buried.first("default")) == (2, b"2")
-        assert buried.kick("default", 5) == 2
-        assert (buried.count("default"), buried.first("default"), buried.kick("default", 5)) == (0, None, 0)
-        assert (buried.count("nobody's"), buried.count("nosuch")) == (0, 0)
-        buried.close()
-        taken = [backend.take(["default"], 0.0) for _ in range(4)]
-        assert [each and each.body for each in taken] == [b"1", b"2", b"3", None]
-        assert {(each.attempts, each.crashes) for each in taken if each} == {(0, 0)}

@@ -197,26 +197,18 @@ def test_an_object_job_is_put_back_for_php_and_costs_it_no_attempt(share: Shared
     eventually(share.empty)
 
 
-def test_what_php_has_buried_is_told_counted_kicked_and_runs_here(share: Shared) -> None:
-    """With no attempt and no crash on its account; what is delayed in the same tube stays so."""
+def test_jobs_that_php_buried_are_reported_and_run_here_after_a_kick(share: Shared) -> None:
+    """A burial and a kick count neither as an attempt nor as a crash."""
     share.php.push({"name": "shared.buried", "queue": "q", "count": 3, "number": "n"})
-    share.php.push({"name": "shared.note", "data": {}, "queue": "q", "delay": 600})
     php = share.php.worker("q")
     share.php.wait_ran(3)
     eventually(lambda: share.there()["current-jobs-buried"] == 3)
     php.stop()
     work = share.work("-w", "1")
-    told = work.wait_line("connection.warning .*3 jobs that another program has buried.*`(qd failed kick .*)`")
-    way = told[1].split()[1:]
-    said = share.shop.qd(*way, "--dry-run")
-    assert said.stdout.startswith("q: 3 of 3 buried jobs would be kicked, first shared.buried "), said.stderr
-    assert share.there()["current-jobs-buried"] == 3
-    said = share.shop.qd(*way, "--count", "1", "--json")
-    assert json.loads(said.stdout)["q"].items() >= {"buried": 3, "kicked": 1}.items()
-    share.php.wait_ran(4)
-    assert share.shop.qd(*way).stdout.startswith("q: 2 of 2 buried jobs kicked")
+    work.wait_line("connection.warning .*3 jobs that another program has buried.*`kick 3`")
+    with share.beanstalkd.client() as client:
+        client.use("q")
+        assert client.kick(3) == 3
     here = share.php.wait_ran(6)[3:]
     assert [(each.data["n"], each.attempt) for each in here] == [(0, 1), (1, 1), (2, 1)]
-    assert share.shop.qd(*way).stderr == "nothing is buried in q\n"
-    assert share.there()["current-jobs-delayed"] == 1
     work.stop()

@@ -13,13 +13,12 @@ from qd.errors import ConfigError
 class Driver(NamedTuple):
     """Each is "module:function". open: a Factory (reserver.py). memory: opens the keyspace of its own, "" where it has none.
     url: reads a url, and raises ConfigError for a wrong one; no library is needed for that. look: what it knows of its
-    queues before any work, see manager.what_is_odd. buried: what `qd failed kick` does, "" where nothing is buried."""
+    queues before any work, see manager.what_is_odd."""
 
     open: str
     memory: str = ""
     url: str = ""
     look: str = ""
-    buried: str = ""
 
 
 DRIVERS: Mapping[str, Driver] = {
@@ -32,7 +31,6 @@ DRIVERS: Mapping[str, Driver] = {
         open="qd.connectors.beanstalkd.opening:open_queue",
         url="qd.connectors.beanstalkd.target:Target",
         look="qd.connectors.beanstalkd.start:look",
-        buried="qd.connectors.beanstalkd.buried:Buried",
     ),
     "sqs": Driver(
         open="qd.connectors.sqs.opening:open_queue",

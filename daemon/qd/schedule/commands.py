@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from qd.units import did_you_mean
 
 GROUPS = {
-    "failed": ("forget", "kick", "list", "retry", "show"),
+    "failed": ("forget", "list", "retry", "show"),
     "schedule": ("clear-locks", "list", "pause", "resume", "run", "test", "work"),
     "config": ("check", "show"),
     "embedded": ("status", "stop"),

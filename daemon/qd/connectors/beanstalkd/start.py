@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import greenstalk
 
-from qd.connectors.beanstalkd.target import refused_name
+from qd.connectors.beanstalkd.target import Target, refused_name
 from qd.connectors.beanstalkd.wire import Client, Wire
 from qd.errors import ConnectionLost, ServerRefused
 
@@ -25,7 +25,9 @@ def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]
     try:
         with wire.said() as client:
             buried = [
-                hint for queue in queues if not refused_name(queue) and (hint := left_buried(client, at.name, queue))
+                hint
+                for queue in queues
+                if not refused_name(queue) and (hint := left_buried(client, wire.target, queue))
             ]
             return [*forgets(client, wire.place), *buried]
     except (ConnectionLost, ServerRefused):
@@ -40,12 +42,11 @@ def forgets(client: Client, place: str) -> list[str]:
     return [f"beanstalkd at {place} has no binlog: what waits is lost when it ends; start it with -b and a folder"]
 
 
-def left_buried(client: Client, name: str, queue: str) -> str:
-    """That nobody runs what somebody has buried. name: of the connection. "" where there is none."""
+def left_buried(client: Client, server: Target, queue: str) -> str:
+    """The warning about jobs that another program has buried in this tube, "" if there are none."""
     with suppress(greenstalk.NotFoundError):
-        count = client.stats_tube(queue)["current-jobs-buried"]
-        if count:
+        if count := client.stats_tube(queue)["current-jobs-buried"]:
             what = "a job" if count == 1 else f"{count} jobs"
-            way = f"`qd failed kick -c {name} -q {queue}`"
-            return f"tube '{queue}' has {what} that another program has buried: none runs before it is kicked ({way})"
+            way = f"type `use {queue}` and `kick {count}` into `nc -C {server.host} {server.port}`"
+            return f"tube '{queue}' has {what} that another program has buried: no worker runs it before a kick ({way})"
     return ""
