@@ -57,6 +57,11 @@ class Worker:
     def has_job(self) -> bool:
         return self.role is Role.WORKER and self.busy
 
+    @property
+    def is_starting(self) -> bool:
+        """It has not booted, and cannot have a job."""
+        return self.slot[W.STATE] == State.STARTING and not self.ready
+
     def event(self, what: str) -> str:
         """What is told of it in the log: `worker.died`."""
         return f"{self.role.word}.{what}"

@@ -6,31 +6,20 @@ import os
 import signal
 from collections.abc import Callable
 
-from qd.log import Log, to_stderr
-from qd.master.code import Code, Codes
-from qd.master.keeping import Keeping
+from qd.log import to_stderr
+from qd.master.code import Code
 from qd.master.plan import Plan
+from qd.master.state import State
 from qd.process import child, signals, systemd
 from qd.process.hands import Hands, Seat
-from qd.process.scoreboard import Scoreboard
-from qd.process.talk import Ear, Orders
+from qd.process.talk import Orders
 
 
-class Forking:
+class Forker:
     """What a child is given, and what it must forget of its master."""
 
-    def __init__(
-        self,
-        token: str,
-        board: Scoreboard,
-        ear: Ear,
-        mailbox: signals.Mailbox,
-        codes: Codes,
-        keeping: Keeping,
-        log: Log,
-    ) -> None:
-        self._token, self._board, self._ear, self._mailbox = token, board, ear, mailbox
-        self._codes, self._keeping, self._log = codes, keeping, log
+    def __init__(self, state: State, token: str) -> None:
+        self.state, self._token = state, token
 
     def template(self, code: Code) -> None:
         """Fork the process that imports the app as `code`. Raises OSError."""
@@ -60,19 +49,21 @@ class Forking:
         return child.fork(self._forgetting(body))
 
     def _hands(self, role: str, code: int = 0) -> Hands:
-        return Hands(self._board, self._ear.voice, self._token, os.getppid(), self._log.of(role, to_stderr), code)
+        state = self.state
+        return Hands(state.board, state.ear.voice, self._token, os.getppid(), state.log.of(role, to_stderr), code)
 
     def _forgetting(self, body: Callable[[], int]) -> Callable[[], int]:
         """First close the master's ends of every line and drop systemd's variables."""
 
         def run() -> int:
+            state = self.state
             systemd.strip(os.environ)
-            self._ear.sock.close()
-            codes = (self._codes.serving, self._codes.coming)
-            for orders in (self._keeping.orders, *(code.orders for code in codes if code is not None)):
+            state.ear.sock.close()
+            codes = (state.codes.serving, state.codes.coming)
+            for orders in (state.keeper.orders, *(code.orders for code in codes if code is not None)):
                 if orders is not None:
                     orders.close()
-            self._mailbox.forget()
+            state.mailbox.forget()
             return body()
 
         return run

@@ -11,52 +11,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from qd.log import Log
+from qd.errors import ConfigError
 from qd.master.boots import NO_PROCESS, Steps
-from qd.master.children import Children
-from qd.master.code import PATIENCE, Code, Codes, by_name, enter
-from qd.master.forking import Forking
+from qd.master.code import PATIENCE, Code, by_name, enter
 from qd.master.keeping import place_of
 from qd.master.plan import Plan
-from qd.process import systemd
-from qd.process.scoreboard import H, Role, Scoreboard
+from qd.master.spawning import Spawner
+from qd.master.state import State
+from qd.process.scoreboard import H, Role
 
-Spawn = Callable[[Code, Role], None]
+REVIVE = (1.0, 60.0)  # seconds between two tries to replace a template that died, while the code is bad
 
 
-class Rolling:
-    def __init__(
-        self,
-        codes: Codes,
-        children: Children,
-        board: Scoreboard,
-        forking: Forking,
-        notifier: systemd.Notifier,
-        log: Log,
-        environ: Mapping[str, str],
-    ) -> None:
-        self.codes, self.children, self.board, self.forking = codes, children, board, forking
-        self.notifier, self.log = notifier, log
+class Reload:
+    def __init__(self, state: State, spawner: Spawner, replan: Callable[[], Plan], environ: Mapping[str, str]) -> None:
+        """replan: reads the configuration again, may raise ConfigError."""
+        self.state, self.spawner, self._replan = state, spawner, replan
+        self.codes, self.children, self.log = state.codes, state.children, state.log
         self._folder = by_name(environ)
         self._first: Plan | None = None  # what is to be imported first, while there is no process for it
         self._no_process = Steps(NO_PROCESS)
+        self._revive_at, self._revive_in = 0.0, REVIVE[0]
 
-    def enter(self) -> None:
-        """Where `current` points now: before the configuration is read again."""
-        enter(self._folder)
+    def request(self, why: str) -> None:
+        """New code, new workers before old. The configuration is read again; a bad one changes nothing."""
+        if self.state.stopping is not None:
+            return
+        enter(self._folder)  # where `current` points now, before the configuration is read
+        try:
+            plan = self._replan()
+        except (ConfigError, OSError) as error:  # OSError: the folder it was started in is gone
+            self.log.error("master.reload_refused", reason=str(error))
+            return
+        self.log.info("master.reloading", why=why)
+        self.state.notifier.reloading()
+        self.begin(plan)
 
-    def begin(self, plan: Plan, spawn: Spawn) -> None:
+    def begin(self, plan: Plan) -> None:
         """Import the code that stands in the start folder now. The first time it is the one to serve."""
         if self.codes.coming is not None:
             self._undo()
         first, self._first = self.codes.serving is None, None
         code = self.codes.make(plan)
         if first:
-            self.board.set_header(H.FORKED_AT, code.forked_ns)
+            self.state.board.set_header(H.FORKED_AT, code.forked_ns)
         if first and not plan.preload:
-            return spawn(code, plan.leads)
+            return self.spawner.spawn(code, plan.leads)
         try:
-            self.forking.template(code)
+            self.spawner.forker.template(code)
         except OSError as error:
             if not first:
                 return self.refuse(f"no process for its import: {error}")
@@ -89,27 +91,44 @@ class Rolling:
             return False
         return any(w.code != coming.number for w in self.children.workers.values()) or self.children.unsettled()
 
-    def look_after(self, spawn: Spawn) -> bool:
-        """One step of the change. True: it is complete."""
+    def go_on(self) -> None:
+        """One step of the change, if one is under way; a template that died is replaced."""
         if self._first is not None and self.codes.coming is None and not self._no_process.waits:
-            self.begin(self._first, spawn)
+            self.begin(self._first)
         if self.codes.hangs():
             self.refuse(f"its import takes longer than {self.codes.patience:.0f} s")
+        self._replace_workers()
+        self._revive_template()
+
+    def _replace_workers(self) -> None:
         coming, serving = self.codes.coming, self.codes.serving
         if coming is None or serving is None or not coming.imported:
-            return False
+            return
         if self._waits(coming):
-            self._drain(serving)
-            return False
+            return self._drain(serving)
         wants = {Role.WORKER: coming.plan.workers, Role.SCHEDULER: coming.plan.schedulers(coming.entries)}
-        if not all(self._step(coming, serving, role, wanted, spawn) for role, wanted in wants.items()):
-            return False
+        if not all(self._step(coming, serving, role, wanted) for role, wanted in wants.items()):
+            return
         self._promote()
         self.log.info("master.reloaded", workers=len(self.children.serving()))
-        self.notifier.ready("")
-        return True
+        self.state.notifier.ready("")
+        self._take_over(coming.plan)
 
-    def _step(self, coming: Code, serving: Code, role: Role, wanted: int, spawn: Spawn) -> bool:
+    def _take_over(self, plan: Plan) -> None:
+        """The new code serves: from now on its configuration counts."""
+        self.state.plan, self.state.wanted = plan, plan.workers
+        self._revive_in = REVIVE[0]
+        self.log.tune(plan.log_format, plan.log_level)
+
+    def _revive_template(self) -> None:
+        """A template that died is replaced, with new workers: theirs is gone. While the code is bad: ever more slowly."""
+        code, at = self.codes.serving, time.monotonic()
+        if code is None or not code.preload or code.pid or self.codes.coming is not None or at < self._revive_at:
+            return
+        self._revive_at, self._revive_in = at + self._revive_in, min(REVIVE[1], self._revive_in * 2)
+        self.request("the template died")
+
+    def _step(self, coming: Code, serving: Code, role: Role, wanted: int) -> bool:
         """One step of the change of this kind of children. True: it is complete, and the next kind may follow."""
         new, old = self.children.serving(coming.number, role), self.children.serving(serving.number, role)
         if any(not worker.ready and time.monotonic() - worker.asked_at > self.codes.patience for worker in new):
@@ -117,7 +136,7 @@ class Rolling:
         elif not all(worker.ready for worker in new):
             return False
         elif len(new) < wanted and len(new) + len(old) <= wanted:
-            spawn(coming, role)
+            self.spawner.spawn(coming, role)
         elif old:
             for worker in old if len(new) >= wanted else old[:1]:
                 worker.drain()
@@ -129,7 +148,7 @@ class Rolling:
         """The coming code does not serve; the old one goes on as if nothing had been."""
         self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code goes on")
         self._undo()
-        self.notifier.ready("")
+        self.state.notifier.ready("")
 
     def _undo(self) -> None:
         if self.codes.coming is not None:
@@ -144,4 +163,4 @@ class Rolling:
     def _promote(self) -> None:
         self.codes.promote()
         assert self.codes.serving is not None
-        self.board.set_header(H.FORKED_AT, self.codes.serving.forked_ns)
+        self.state.board.set_header(H.FORKED_AT, self.codes.serving.forked_ns)
