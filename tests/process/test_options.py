@@ -151,6 +151,30 @@ def test_rest_lies_between_two_jobs(shop: Project, witness: Witness, redis: Clie
     work.stop(seconds=20)
 
 
+def test_a_signal_that_does_not_stop_the_worker_does_not_end_its_rest(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    shop.jobs(
+        JOBS
+        + '\nimport signal\n\n@app.job("when")\ndef when() -> None:\n    note("when", time.monotonic())\n'
+        + "    signal.raise_signal(signal.SIGCONT)  # its worker reads it during the rest\n"
+    )
+    work = shop.work("-w", "1", "--rest", "1")
+    push_laravel(redis, "when")
+    push_laravel(redis, "when")
+    first, second = (float(line.split()[1]) for line in witness.wait("when", 2))
+    assert second - first >= 1
+    work.stop()
+
+
+def test_a_worker_that_has_to_stop_does_not_rest_first(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "1", "--rest", "600")
+    push_laravel(redis, "quick")
+    witness.wait("quick")
+    work.wait_line("job.done")
+    work.stop()
+
+
 def test_a_delayed_job_starts_on_time(shop: Project, witness: Witness, redis: Client) -> None:
     shop.jobs(JOBS + '\n@app.job("when")\ndef when(n: int) -> None:\n    note("when", n, time.time())\n')
     work = shop.work("-w", "1", "--sleep", "60")

@@ -228,8 +228,14 @@ class Worker:
         self.slot[W.JOBS] = self.jobs
         self.ending.settle(held, outcome, (now() - self._began) / 1e9)
         if self.work.rest:
-            self.ending.flush()
-            self.mailbox.peek(self.work.rest)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Sleep for --rest seconds. Signals are heard meanwhile; only one that stops the worker ends the sleep early."""
+        self.ending.flush()
+        until = time.monotonic() + self.work.rest
+        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+            self.mailbox.peek(left)
             self._after_wait()
 
     def _descriptors_gone(self) -> None:
