@@ -57,3 +57,13 @@ def test_a_server_that_drains_takes_none_and_says_so() -> None:
         assert parcel.body == b"before"
         backend.drop("q", parcel.id, parcel.handle)
         assert backend.gone(wait=True) == [("q", parcel.id)]
+
+
+def test_a_wait_may_last_longer_than_an_answer(beanstalkd: Server) -> None:
+    """The time for the answer begins when the server's wait is over, also where no descriptor can end the wait."""
+    with talking(beanstalkd) as backend:
+        backend.patience(5.0, 2.5)
+        assert backend.take(["q"], 3.0) is None
+        assert backend.wire.life == 1, "the connection was given up"
+        assert backend.send("q", [(b"1", 0.0)]) == [None]
+        assert backend.wire.life == 1, "the connection was given up"

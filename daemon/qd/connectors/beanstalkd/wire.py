@@ -38,12 +38,14 @@ class Woken(Exception):
 
 
 class Patient(socket.socket):
-    """seconds: that the next bytes are waited for; wake: a descriptor that ends this, -1: none."""
+    """seconds: how long a read waits for bytes, None: the timeout of the socket. wake: a descriptor that ends the wait of
+    `seconds` when it is readable, -1: none."""
 
-    seconds, wake = 5.0, -1
+    seconds: float | None = None
+    wake = -1
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        if self.wake < 0:
+        if self.seconds is None:
             return super().recv_into(buffer, nbytes, flags)
         until = time.monotonic() + self.seconds
         while True:
@@ -242,6 +244,7 @@ class Wire(Patience):
         assert self._sock is not None
         sock = self._sock
         whole = math.ceil(seconds)
+        # A wait of whole seconds is ended by the server, whose answer may take `timeout` on top; any other is ended here.
         sock.seconds, sock.wake = (self.timeout if whole == seconds else 0.0) + seconds, wake
         try:
             job = client.reserve(timeout=whole)
@@ -257,7 +260,7 @@ class Wire(Patience):
             self.close()
             return None
         finally:
-            sock.seconds, sock.wake = self.timeout, -1
+            sock.seconds, sock.wake = None, -1
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
