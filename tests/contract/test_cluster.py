@@ -17,7 +17,7 @@ import pytest
 from qd.config import ConnectionSettings
 from qd.connectors.base import Claim, Outgoing, Released, Reserved
 from qd.connectors.batches import Callback, Entry, NewBatch
-from qd.connectors.cluster import ends, steps, ticking
+from qd.connectors.cluster import ends, keyspace
 from qd.connectors.cluster.names import slot_of
 from qd.connectors.cluster.queue import ClusterQueue
 from qd.connectors.effects import Count, Effect, Free, Keep, Push, Vacate
@@ -234,9 +234,9 @@ def unique(queue: str, n: int) -> Outgoing:
 def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
     queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "finished", killed)
-    real = steps.first_locks
-    monkeypatch.setattr(steps, "first_locks", lambda *words: real(*words) and killed())
+    monkeypatch.setattr(keyspace, "finished", killed)
+    real = keyspace.first_locks
+    monkeypatch.setattr(keyspace, "first_locks", lambda *words: real(*words) and killed())
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
     assert 0 < call(queue, "PTTL", "qd:unique:shop:7") <= ends.FIRST
@@ -246,7 +246,7 @@ def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
 def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
     connect: Connect, queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "finished", killed)
+    monkeypatch.setattr(keyspace, "finished", killed)
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
     revive(monkeypatch)
@@ -798,4 +798,4 @@ def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> Non
     queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
     assert queues_found(beside(queue)) == sorted([*three, "{shop}:mail"])
     assert isinstance(queue.wire.nodes.primaries()[0].wire, Wire)
-    assert ticking.WORDS
+    assert keyspace.TICKED

@@ -1,11 +1,9 @@
 """Redis Cluster: a keyspace whose names are spread over many servers, and the queue on it.
 
 names, nodes          what a key is called there, and its slot; which server has a slot
-wire, scanning        the keyspace: one connection to each server; SCAN over all of them
-exchange              commands to many servers at once, followed where a slot has gone
-steps                 a step whose keys stand in several slots: which calls it is there
+client, exchange      one connection to each server; commands to many servers at once, redirections followed
+ends, sending         effects on other slots are noted and done afterwards; jobs that are sent once
 answers               the answer for a job; left on another node while its own is away
-ends, sending         what stands in other slots is noted and done after; jobs that are sent once
+keyspace              a script whose keys are in several slots, as the calls it becomes; the keeper's beat
 queue, waiting        turn and wait over several slots
-beating, ticking      the keeper's beat; ticks of the schedule
 """

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.connectors.base import reserved_of
+from qd.connectors.cluster.client import Called, ClusterClient
 from qd.connectors.cluster.ends import Note, Part, are_plain, finished, is_whole, new_id, note_of, parted, stays
 from qd.connectors.cluster.names import ready_name, slot_of, split
 from qd.connectors.keeping import Given
@@ -25,39 +26,33 @@ from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, Script, script
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 
-if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire
-
-Called = tuple[str, tuple[str, ...], tuple[Arg, ...]]
-"""A step that was to be called: its script, keys and arguments."""
-
 OWN = {"ack": (2, 2), "release": (6, 5), "bury": (4, 8), "drop": (3, 5)}
 """Keys and arguments of each, before their effects. The first two arguments are the owner and the payload, but of drop."""
 OWNERS = {"ack": 1, "release": 4, "bury": 1}  # which of the keys says who holds the job
 LATE = "answer"  # the kind of a part. args: name of the script, 1 if it was certainly not sent before, its arguments
 
 
-def answered(wire: ClusterWire, its: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-    if wire.left is not None:
-        wire.left.append((its.name, tuple(names), tuple(args)))
+def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
+    if client.left is not None:
+        client.left.append((its.name, tuple(names), tuple(args)))
         return 1
     k, a = OWN[its.name]
-    real, ready = [wire.names.real(name) for name in names[:k]], ready_name(wire.names, names[0])
+    real, ready = [client.names.real(name) for name in names[:k]], ready_name(client.names, names[0])
     if its.name == "release":
         real[5] = ready + ":cancel"
     parts, slot = parted(names[k:], args[a:]), slot_of(ready)
     words = list[Arg](args[:a])
-    for part in (part for part in parts if stays(wire, part, slot)):
-        real += [wire.names.real(name) for name in part.names]
+    for part in (part for part in parts if stays(client, part, slot)):
+        real += [client.names.real(name) for name in part.names]
         words += [part.kind, *part.args]
-    apart = tuple([part for part in parts if not stays(wire, part, slot)])
+    apart = tuple([part for part in parts if not stays(client, part, slot)])
     note = Note(ready + ":ends", new_id(), apart)
     if apart:
         real.append(note.home)
         words += ["ends", note.id, note.text]
-    reply = wire.sent(wire.at(its, real, words))
+    reply = client.sent(client.at(its, real, words))
     if apart and reply == 1:
-        finished(wire, [note])
+        finished(client, [note])
     return reply
 
 
@@ -69,27 +64,27 @@ def id_of(mark: str) -> str:
     return f"answer.{mark}"
 
 
-def home_of(wire: ClusterWire, queue: str) -> str:
-    return wire.names.real(wire.names.prefix + keys.ready(queue)) + ":ends"
+def home_of(client: ClusterClient, queue: str) -> str:
+    return client.names.real(client.names.prefix + keys.ready(queue)) + ":ends"
 
 
-def leave(wire: ClusterWire, mark: str, call: Called, queues: Iterable[str], sure: bool) -> Note | None:
+def leave(client: ClusterClient, mark: str, call: Called, queues: Iterable[str], sure: bool) -> Note | None:
     """Note it beside the first of `queues` whose node answers. sure: it was certainly not sent before. None: none does."""
     name, names, args = call
-    its_slot = slot_of(ready_name(wire.names, names[0]))
-    for home in dict.fromkeys([home_of(wire, queue) for queue in queues]):
+    its_slot = slot_of(ready_name(client.names, names[0]))
+    for home in dict.fromkeys([home_of(client, queue) for queue in queues]):
         if slot_of(home) == its_slot:
             continue
         note = Note(home, id_of(mark), (Part(LATE, names, (name, int(sure), *args)),))
         try:
-            wire.sent(wire.at(script("apart"), [home], ["ends", note.id, note.text]))
+            client.sent(client.at(script("apart"), [home], ["ends", note.id, note.text]))
             return note
         except (ConnectionLost, ServerRefused) as error:
             sure = sure and isinstance(error, NOTHING_DONE)  # it may be noted there all the same, and be given twice
     return None
 
 
-def is_late(wire: ClusterWire, note: Note) -> bool:
+def is_late(client: ClusterClient, note: Note) -> bool:
     """Whether it is such an answer, and whole: anybody may write into that hash."""
     if len(note.parts) != 1 or note.parts[0].kind != LATE:
         return False
@@ -101,42 +96,42 @@ def is_late(wire: ClusterWire, note: Note) -> bool:
     if not are_plain(args) or not isinstance(args[3], bytes):
         return False
     try:
-        ready_name(wire.names, names[0])
+        ready_name(client.names, names[0])
         for key in names:
-            wire.names.real(key)
-        return is_whole(wire, note._replace(parts=tuple(parted(names[k:], args[a + 2 :]))))
+            client.names.real(key)
+        return is_whole(client, note._replace(parts=tuple(parted(names[k:], args[a + 2 :]))))
     except (ServerRefused, KeyError):
         return False
 
 
-def found(wire: ClusterWire, mark: str, queues: Iterable[str]) -> Note | None:
+def found(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note | None:
     """The answer that was left for this reservation, beside any of `queues`. What a node that is away has is not found."""
-    homes = list(dict.fromkeys([home_of(wire, queue) for queue in queues]))
-    replies = wire.exchange([wire.plain("HGET", home, id_of(mark)) for home in homes])
+    homes = list(dict.fromkeys([home_of(client, queue) for queue in queues]))
+    replies = client.exchange([client.plain("HGET", home, id_of(mark)) for home in homes])
     for home, reply in zip(homes, replies, strict=True):
         if isinstance(reply, bytes):
             note = note_of(home, id_of(mark), reply.partition(b" ")[2])
-            if note is not None and is_late(wire, note):
+            if note is not None and is_late(client, note):
                 return note
     return None
 
 
-def give(wire: ClusterWire, note: Note) -> Given:
+def give(client: ClusterClient, note: Note) -> Given:
     """Give it, and take the note away. Raises ConnectionLost, ServerRefused: its node is still away."""
     ((_, names, (name, sure, *args)),) = note.parts
     its, owner, member = script(str(name)), str(args[0]), raw_of(args[1])
     base = owner.replace("/", ".") + "."
-    queue, _ = split(names[0].removeprefix(wire.names.prefix))
-    there = answered(wire, its, names, args) == 1
+    queue, _ = split(names[0].removeprefix(client.names.prefix))
+    there = answered(client, its, names, args) == 1
     if not there:  # a checkpoint whose reply was lost may have changed its text: the same reservation
-        stands = wire.call("HGET", names[OWNERS[its.name]], owner)
+        stands = client.call("HGET", names[OWNERS[its.name]], owner)
         if (
             stands is not None
             and stands != member
             and reserved_of("", stands, base).mark == note.id.removeprefix(id_of(""))
         ):
             args[1] = stands
-            there = answered(wire, its, names, args) == 1
+            there = answered(client, its, names, args) == 1
     with suppress(ConnectionLost, ServerRefused):  # given again later, it finds nothing
-        wire.sent(wire.plain("HDEL", note.home, note.id))
+        client.sent(client.plain("HDEL", note.home, note.id))
     return Given(queue, member, there or not sure)

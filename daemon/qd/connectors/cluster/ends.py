@@ -17,19 +17,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from qd.connectors.cluster.client import ClusterClient
+from qd.connectors.cluster.exchange import Item
 from qd.connectors.cluster.sending import Errand, send_once
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, script
 from qd.connectors.keyspace.effects import leaves
 from qd.errors import ConnectionLost, ServerRefused
-
-if TYPE_CHECKING:
-    from qd.connectors.cluster.exchange import Item
-    from qd.connectors.cluster.wire import ClusterWire
 
 WORDS = {
     "push": (3, 2),
@@ -90,14 +88,14 @@ def are_plain(args: Sequence[Any]) -> bool:
     return all(isinstance(arg, bytes | str | int | float) for arg in args)
 
 
-def is_whole(wire: ClusterWire, note: Note) -> bool:
+def is_whole(client: ClusterClient, note: Note) -> bool:
     """Whether it can be done: anybody may write into that hash, and a keeper must not die of it."""
     try:
         for part in note.parts:
             if SHAPES.get(part.kind) != (len(part.names), len(part.args)) or not are_plain(part.args):
                 return False
             for name in part.names:
-                wire.names.real(name)
+                client.names.real(name)
             if part.kind in ("push", "keyed", "single"):
                 errand_of(part, note.id)
     except (ServerRefused, ValueError):
@@ -116,29 +114,29 @@ def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
     return parts
 
 
-def stays(wire: ClusterWire, part: Part, slot: int) -> bool:
+def stays(client: ClusterClient, part: Part, slot: int) -> bool:
     """Whether it can be done in the step itself. A batch calls back to any queue, and places are in any slot."""
-    return part.kind not in ("count", "vacate") and all(wire.names.slot(name) == slot for name in part.names)
+    return part.kind not in ("count", "vacate") and all(client.names.slot(name) == slot for name in part.names)
 
 
-def finished(wire: ClusterWire, notes: Sequence[Note]) -> dict[str, str]:
+def finished(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
     """Do what they say, all of it in a few round trips. What cannot be done now stays noted, for a keeper. Returns, by note,
     who holds the lock of a job that was not sent for that."""
     ways = [Way(note, part, f"{note.id}.{number}") for note in notes for number, part in enumerate(note.parts)]
     first = [way for way in ways if way.part.kind not in ("push", "keyed")]
-    for way, reply in zip(first, wire.exchange([item_of(wire, way.part) for way in first]), strict=True):
+    for way, reply in zip(first, client.exchange([item_of(client, way.part) for way in first]), strict=True):
         way.reply = reply
     for way in first:
         if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
-            way.reply = sent_aside(wire, way.part.names[0], str(way.part.args[3]), way.reply)
+            way.reply = sent_aside(client, way.part.names[0], str(way.part.args[3]), way.reply)
         elif way.part.kind == "vacate":
-            way.reply = vacated(wire, way.part, way.reply)
+            way.reply = vacated(client, way.part, way.reply)
     pushed = [way for way in ways if way.is_sent]
-    for way, reply in zip(pushed, send_once(wire, [way.errand for way in pushed]), strict=True):
+    for way, reply in zip(pushed, send_once(client, [way.errand for way in pushed]), strict=True):
         way.locked, way.reply = way.reply, reply
-    _held(wire, [way for way in pushed if way.part.kind == "single" and isinstance(way.reply, int)])
+    _held(client, [way for way in pushed if way.part.kind == "single" and isinstance(way.reply, int)])
     undone = {way.note.id for way in ways if is_undone(way)}
-    _taken_away(wire, [way for way in ways if way.note.id not in undone])
+    _taken_away(client, [way for way in ways if way.note.id not in undone])
     return {way.note.id: way.holder for way in first if way.holder}
 
 
@@ -170,54 +168,54 @@ class Way:
         return errand_of(self.part, self.id)
 
 
-def _held(wire: ClusterWire, ways: Sequence[Way]) -> None:
+def _held(client: ClusterClient, ways: Sequence[Way]) -> None:
     """The lock of a job that was sent now is prolonged; one that was sent before may be over: a lock that was free is freed
     again."""
     items = []
     for way in ways:
         owner, seconds, *_ = way.part.args
-        real = wire.names.real(way.part.names[1])
+        real = client.names.real(way.part.names[1])
         over = way.reply == 0 and way.locked[1] == 1
-        items.append(wire.at(script("apart"), [real], ["free", owner] if over else ["hold", owner, seconds]))
-    for way, reply in zip(ways, wire.exchange(items), strict=True):
+        items.append(client.at(script("apart"), [real], ["free", owner] if over else ["hold", owner, seconds]))
+    for way, reply in zip(ways, client.exchange(items), strict=True):
         way.reply = reply if isinstance(reply, Exception) else way.reply
 
 
-def _taken_away(wire: ClusterWire, done: Sequence[Way]) -> None:
+def _taken_away(client: ClusterClient, done: Sequence[Way]) -> None:
     """Their notes; then the jobs that were sent for them need not be remembered for long."""
     homes: dict[str, dict[str, None]] = {}
     for way in done:
         homes.setdefault(way.note.home, {})[way.note.id] = None
-    gone = wire.exchange([wire.plain("HDEL", home, *ids) for home, ids in homes.items()])
+    gone = client.exchange([client.plain("HDEL", home, *ids) for home, ids in homes.items()])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(wire, [way.errand for way in done if way.is_sent or way.locked is not None])
+        _forgotten(client, [way.errand for way in done if way.is_sent or way.locked is not None])
 
 
-def item_of(wire: ClusterWire, part: Part) -> Item:
+def item_of(client: ClusterClient, part: Part) -> Item:
     """The first call for it, but for jobs: see send_once."""
-    real = [wire.names.real(name) for name in part.names]
+    real = [client.names.real(name) for name in part.names]
     if part.kind == "count":
-        return wire.at(script("counted"), real, part.args[:3])
+        return client.at(script("counted"), real, part.args[:3])
     if part.kind == "single":
-        return wire.at(script("lock_first"), real[1:], [part.args[0], FIRST])
+        return client.at(script("lock_first"), real[1:], [part.args[0], FIRST])
     if part.kind == "vacate":
-        return wire.plain("HGETALL", *real)
-    return wire.at(script("apart"), real, [part.kind, *part.args])
+        return client.plain("HGETALL", *real)
+    return client.at(script("apart"), real, [part.kind, *part.args])
 
 
-def vacated(wire: ClusterWire, part: Part, flat: Any) -> Any:
+def vacated(client: ClusterClient, part: Part, flat: Any) -> Any:
     """Free the places in the record. flat: the record, or why it was not read. Returns the error of a node that is away.
     A key of another program is left alone."""
     if not isinstance(flat, list):
         return flat if isinstance(flat, ConnectionLost) else 0
-    prefix = wire.names.prefix
+    prefix = client.names.prefix
     record = part.names[0].removeprefix(prefix)
     owner = record.removeprefix(keys.places_of(""))
     items = [
-        wire.at(script("apart"), [wire.names.real(prefix + leave.key)], ["leave", leave.field, leave.holder])
+        client.at(script("apart"), [client.names.real(prefix + leave.key)], ["leave", leave.field, leave.holder])
         for leave in leaves(record, owner, flat, text_of(part.args[0]))
     ]
-    return next((reply for reply in wire.exchange(items) if isinstance(reply, ConnectionLost)), 0)
+    return next((reply for reply in client.exchange(items) if isinstance(reply, ConnectionLost)), 0)
 
 
 def is_undone(way: Way) -> bool:
@@ -235,7 +233,7 @@ def errand_of(part: Part, id: str) -> Errand:
     return Errand(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
 
 
-def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]) -> Exception | None:
+def sent_aside(client: ClusterClient, batch: str, prefix: str, told: Sequence[bytes]) -> Exception | None:
     """Send what a batch has put aside. told: name, delay, queue and payload of each, as batch.lua tells them. Returns why
     one of them could not be sent."""
     errands, names = list[Errand](), list[bytes]()
@@ -244,26 +242,26 @@ def sent_aside(wire: ClusterWire, batch: str, prefix: str, told: Sequence[bytes]
         id = f"{batch}.{name.decode('utf-8', 'replace')}"
         errands.append(Errand(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
         names.append(name)
-    replies = send_once(wire, errands)
+    replies = send_once(client, errands)
     done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
-    home = wire.names.real(f"{batch}:ends")
+    home = client.names.real(f"{batch}:ends")
     chunks = [done[at : at + 1000] for at in range(0, len(done), 1000)]
-    gone = wire.exchange([wire.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
+    gone = client.exchange([client.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(wire, [errands[place] for place in done])
+        _forgotten(client, [errands[place] for place in done])
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
 
-def _forgotten(wire: ClusterWire, errands: Sequence[Errand]) -> None:
+def _forgotten(client: ClusterClient, errands: Sequence[Errand]) -> None:
     seen: dict[str, list[str]] = {}
     for errand in errands:
-        seen.setdefault(errand.seen(wire), []).append(errand.id)
-    wire.exchange([wire.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
+        seen.setdefault(errand.seen(client), []).append(errand.id)
+    client.exchange([client.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
 
 
-def left(wire: ClusterWire, home: str, at: str) -> tuple[str, list[Note]]:
+def left(client: ClusterClient, home: str, at: str) -> tuple[str, list[Note]]:
     """Some of what nobody has finished, and where to go on, "0" at the end. Raises as a command."""
-    following, *flat = wire.sent(wire.at(script("ends_left"), [home], [LEFT, at]))
+    following, *flat = client.sent(client.at(script("ends_left"), [home], [LEFT, at]))
     found = [note_of(home, flat[n].decode("utf-8", "replace"), flat[n + 1]) for n in range(0, len(flat), 2)]
     return following.decode(), [note for note in found if note is not None]
 

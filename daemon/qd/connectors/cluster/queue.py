@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qd.connectors.base import STAYS, Limits, Released, Reserved, Turn, reserved_of
 from qd.connectors.cluster import answers
+from qd.connectors.cluster.client import Called
+from qd.connectors.cluster.ends import Note
+from qd.connectors.cluster.keyspace import ClusterKeyspace
 from qd.connectors.cluster.waiting import Ears
-from qd.connectors.cluster.wire import ClusterWire
 from qd.connectors.keeping import Answer, Asked, Given
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, script
@@ -32,7 +34,6 @@ from qd.unit import answered
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
-    from qd.connectors.cluster.ends import Note
 
 MOST_LEFT = 64  # queues for which a worker has left an answer; it waits with one more
 AGAIN = 1.0  # seconds until a server that is away is looked at again
@@ -62,7 +63,7 @@ class ClusterQueue(KeyspaceQueue):
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.wire = ClusterWire(settings.url or "", settings.prefix, name=who.title)
+        self.wire = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
         super().__init__(settings, self.wire, who, keep=keep, max_payload=max_payload)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
         self._ears = Ears(self.wire)
@@ -176,7 +177,7 @@ class ClusterQueue(KeyspaceQueue):
         was certainly not done before. False: that cannot be, answer again."""
         if held.queue not in self._left and len(self._left) >= MOST_LEFT:
             return False
-        self.wire.left = calls = list[answers.Called]()
+        self.wire.left = calls = list[Called]()
         try:
             answer(held)
         finally:

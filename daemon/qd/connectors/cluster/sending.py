@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from qd.connectors.cluster.client import ClusterClient
 from qd.connectors.keyspace.base import Arg, script
-
-if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire
 
 REMEMBERED = 86400  # seconds that the id of a job is kept, as long as its note may still be there
 CHUNK = 500  # jobs a call carries
@@ -30,11 +28,11 @@ class Errand(NamedTuple):
             return self.id, "keyed", name, issue, self.delay, self.payload
         return self.id, "push", self.delay, self.payload
 
-    def seen(self, wire: ClusterWire) -> str:
-        return wire.names.real(self.ready) + ":seen"
+    def seen(self, client: ClusterClient) -> str:
+        return client.names.real(self.ready) + ":seen"
 
 
-def send_once(wire: ClusterWire, errands: Sequence[Errand]) -> list[Any]:
+def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     """For each 1, 0 where it was sent before, or why it was not: one call for each queue."""
     replies: list[Any] = [None] * len(errands)
     groups: dict[str, list[int]] = {}
@@ -45,11 +43,11 @@ def send_once(wire: ClusterWire, errands: Sequence[Errand]) -> list[Any]:
     ]
     items = []
     for ready, places in chunks:
-        real = wire.names.real(ready)
+        real = client.names.real(ready)
         names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed", ":seen")]]
         words = [word for place in places for word in errands[place].words]
-        items.append(wire.at(script("once"), names, [REMEMBERED, *words]))
-    for (_, places), reply in zip(chunks, wire.exchange(items), strict=True):
+        items.append(client.at(script("once"), names, [REMEMBERED, *words]))
+    for (_, places), reply in zip(chunks, client.exchange(items), strict=True):
         for number, place in enumerate(places):
             replies[place] = reply[number] if isinstance(reply, list) else reply
     return replies

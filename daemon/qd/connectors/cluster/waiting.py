@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qd.connectors.cluster.client import ClusterClient
 from qd.connectors.cluster.nodes import Node
 from qd.connectors.redis.speech import packed
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.descriptors import ready_of
-
-if TYPE_CHECKING:
-    from qd.connectors.cluster.wire import ClusterWire
 
 AWAY = 1.0  # seconds that the wait lasts at most while a server is away
 
@@ -52,7 +50,7 @@ class Ear:
 
 
 class Ears:
-    def __init__(self, space: ClusterWire) -> None:
+    def __init__(self, space: ClusterClient) -> None:
         self.space = space
         self._by_slot: dict[int, Ear] = {}
 

@@ -11,8 +11,8 @@ from qd.connectors.redis.wire import Wire
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings, Settings
+    from qd.connectors.cluster.keyspace import ClusterKeyspace
     from qd.connectors.cluster.queue import ClusterQueue
-    from qd.connectors.cluster.wire import ClusterWire
     from qd.connectors.reserver import Reserver
 
 
@@ -30,17 +30,17 @@ def kind_of(url: str | None) -> type[RedisQueue] | type[ClusterQueue]:
     return ClusterQueue
 
 
-def open_space(at: ConnectionSettings, title: str, patience: float) -> Wire | ClusterWire:
+def open_space(at: ConnectionSettings, title: str, patience: float) -> Wire | ClusterKeyspace:
     return opened(at.url or "", at.prefix, name=title, patience=patience)
 
 
-def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0) -> Wire | ClusterWire:
+def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0) -> Wire | ClusterKeyspace:
     """A keyspace on the Redis at `url`, whatever kind it is. prefix: what all names begin with. patience: seconds to
     connect, and for each reply."""
     if is_cluster(url):
-        from qd.connectors.cluster.wire import ClusterWire
+        from qd.connectors.cluster.keyspace import ClusterKeyspace
 
-        return ClusterWire(url, prefix, name=name, connect_timeout=patience, timeout=patience)
+        return ClusterKeyspace(url, prefix, name=name, connect_timeout=patience, timeout=patience)
     return Wire(url, name=name, connect_timeout=patience, timeout=patience)
 
 

@@ -1,6 +1,6 @@
 -- Delete what waits in a queue, never what runs: a step of it.
 -- KEYS ready, delayed, notify, keyed   ARGV payloads to delete of each at most, what the names of locks begin with; '': the
---      locks stand elsewhere (cluster/steps.py)
+--      locks stand elsewhere (cluster/keyspace.py)
 -- Returns how many payloads went from ready, and how many from delayed; then name and owner of each lock that is to be freed.
 -- A job that goes frees its lock and its key. Those are named in its payload, so they are no KEYS.
 local most, apart = tonumber(ARGV[1]), {}

@@ -1,4 +1,4 @@
--- Send a job, and note what is to be done in another slot for it. In front: due, batch. See cluster/steps.py, unique.
+-- Send a job, and note what is to be done in another slot for it. In front: due, batch. See cluster/keyspace.py, unique.
 -- KEYS ready, delayed, notify, ends   ARGV payload, delay in seconds, id of the note, what is noted
 -- The first write adds: a server at its maxmemory refuses all of it.
 redis.call('LLEN', KEYS[1]) -- a foreign key in the way, or no right to it: refused before anything is added

@@ -1,37 +1,72 @@
-"""A cluster as one keyspace: a connection to each server, and every command sent to the one that has its key.
+"""A client of a cluster: one connection to each server, and each command sent to the server that has its key.
 
-    call, call_many, run, run_many     grouped by server, written to all of them before any reply is read
-    MOVED, ASK                         followed: a server that redirects has run nothing, so nothing is repeated
-    TRYAGAIN                           again for a while: a slot is on its way from one server to another
-    a server away                      ConnectionLost for what stands there, and for nothing else
+    call, call_many, exchange    grouped by server and written to all of them before any reply is read
+    SCAN                         over all servers, one after the other
+    MOVED, ASK                   followed: a server that redirects has run nothing, so nothing runs twice
+    TRYAGAIN                     retried for a while: a slot is moving from one server to another
+    a server that is away        ConnectionLost for the keys it has, and for no others
 
-A step (keyspace/scripts) whose keys stand in several slots is no single step here: steps.py has its parts. What has no
-key is asked of the server that has the ticks: its clock is the one that all hosts share.
+A command without a key goes to the server that has the ticks of the schedule: its clock is the one that all hosts share.
+Which calls a script needs here is the task of keyspace.py.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qd.connectors.cluster import answers, scanning, steps
-from qd.connectors.cluster.beating import Beating
 from qd.connectors.cluster.exchange import ROUNDS, Exchange, Item, is_redirection
 from qd.connectors.cluster.names import Names, slot_of
 from qd.connectors.cluster.nodes import Node, Nodes
+from qd.connectors.keeping import Given
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, Call, Replies, Script
+from qd.connectors.keyspace.base import Arg, Script
 from qd.connectors.patience import Patience
 from qd.connectors.redis.speech import evalsha, is_unknown, packed
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
+Called = tuple[str, tuple[str, ...], tuple[Arg, ...]]
+"""A script that was about to be called: its name, keys and arguments."""
+
 KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "SCRIPT", "CLUSTER", "EVAL")
 SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
 
 
-class ClusterWire(Patience):
-    """prefix: what all names begin with. Belongs to one thread of one process."""
+class Beating:
+    """What a keeper knows of each server, by its place: since when it answers without a break (monotonic), and its clock at
+    the last beat."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        self.stamps: dict[str, float] = {}
+        self.now = 0.0
+        self.said: tuple[Any, Any] = (b"", b"")  # restart and down, as they were read last
+        self.cursors: dict[str, str] = {}
+        self.given: list[Given] = []  # answers that workers had left, and that were given since the last beat
+        self.away: dict[str, str] = {}  # those that did not answer the last beat, with what is wrong
+
+    def until(self, place: str, until: float, lease: float) -> float:
+        """The last moment of that server's clock at which leases may be reclaimed there, 0: not at all."""
+        since = self.since.get(place)
+        if not until or since is None or time.monotonic() - since < lease / 3 + 2:
+            return 0.0
+        return self.stamps[place] + until - self.now
+
+    def heard(self, place: str, stamp: float | None, gap: float) -> None:
+        """stamp: None when it did not answer. gap: more between two is no delay any more, 0: that is not known."""
+        if stamp is None:
+            self.since.pop(place, None)
+            return
+        if gap and stamp - self.stamps.get(place, stamp) > gap:
+            self.since.pop(place, None)
+        self.since.setdefault(place, time.monotonic())
+        self.stamps[place] = stamp
+
+
+class ClusterClient(Patience):
+    """Belongs to one thread of one process. prefix: what all names begin with."""
 
     def __init__(
         self, url: str, prefix: str = "", *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0
@@ -44,8 +79,8 @@ class ClusterWire(Patience):
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
         self.beating = Beating()
-        self.skips = False  # SCAN passes over nodes that are away: for those who only look
-        self.left: list[answers.Called] | None = None  # answers collected, not sent
+        self.skips = False  # whether SCAN passes over servers that are away: for callers that only read
+        self.left: list[Called] | None = None  # answers are collected here instead of being sent
 
     def _wire(self, url: str) -> Wire:
         made = Wire(url, name=self._name, connect_timeout=self._connect_timeout, timeout=self._timeout)
@@ -119,7 +154,7 @@ class ClusterWire(Patience):
     def call(self, *args: Arg) -> Any:
         command = str(args[0]).upper()
         if command == "SCAN":
-            return scanning.scanned(self, args)
+            return self._scanned(args)
         if command in SEVERAL and len(args) > 2:
             return self._of_several(command, args[1:])
         return self.sent(self._item(args))
@@ -147,6 +182,28 @@ class ClusterWire(Patience):
             items.append(item)
         return whole(self.exchange(items))
 
+    def _scanned(self, args: Sequence[Arg]) -> list[Any]:
+        """SCAN over all servers, one after the other: the next cursor, b"0" at the end, and names as callers know them. The
+        cursor includes the number of the server: `2:1234`."""
+        number, _, cursor = _text(args[1]).rpartition(":")
+        place = int(number or 0)
+        nodes = sorted(self.nodes.primaries(), key=lambda node: node.place)
+        if place >= len(nodes):
+            return [b"0", []]
+        try:
+            following, names = nodes[place].ready().call(args[0], cursor, *args[2:])
+        except ConnectionLost as error:
+            nodes[place].broke(error)
+            if not self.skips:
+                raise
+            following, names = b"0", []
+        said = [self.names.said(name.decode("utf-8", "surrogateescape")) for name in names]
+        if following == b"0":
+            place, following = place + 1, b"0"
+        end = place >= len(nodes)
+        found = [name.encode("utf-8", "surrogateescape") for name in said if name is not None]
+        return [b"0" if end else b"%d:%b" % (place, following), found]
+
     def _as_one(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """MULTI ... EXEC on keys of one slot: one after the other, on one connection."""
         slot = next(self.names.slot(str(command[1])) for command in commands if str(command[0]) not in KEYLESS)
@@ -167,34 +224,24 @@ class ClusterWire(Patience):
         return False
 
     def _item(self, args: Sequence[Arg]) -> Item:
-        """args: with names as everybody says them. Of several keys (BLPOP) the first one tells the slot."""
+        """args: with names as callers know them. If there are several keys (BLPOP), the first one decides the slot."""
         command = str(args[0]).upper()
         if command in KEYLESS:
             return Item(self.clock, packed(args))
         real, slot = self.names.placed(args[1].decode() if isinstance(args[1], bytes) else str(args[1]))
         return Item(slot, packed((args[0], real, *args[2:])))
 
-    # -- steps
-
-    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        return steps.run(self, script, names, args)
-
-    def run_many(self, calls: Sequence[Call]) -> list[Any]:
-        return whole(steps.run_many(self, calls)) if calls else []
-
-    def begin_many(self, calls: Sequence[Call]) -> Replies:
-        replies = self.run_many(calls)
-        return lambda: replies
+    # -- packed commands, with keys as they are called on the servers
 
     def at(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
-        """A step whose keys stand in one slot. names: as they are called there."""
+        """A script whose keys are all in one slot."""
         return self.packed(slot_of(names[0]), script, names, args)
 
     def packed(self, slot: int, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
         return Item(slot, evalsha(script, names, args), script)
 
     def plain(self, command: str, name: str, *args: Arg) -> Item:
-        """A command on a key, as it is called there."""
+        """A command on one key."""
         return Item(slot_of(name), packed((command, name, *args)))
 
     def clock_item(self) -> Item:
@@ -247,8 +294,12 @@ class ClusterWire(Patience):
         return self._exchange.run(items, self._timeout)
 
 
+def _text(value: Arg) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def whole(replies: list[Any]) -> list[Any]:
-    """Raises ConnectionLost where a server was away: of the rest nobody may think that it is all."""
+    """Raises ConnectionLost if a server was away: a caller must not take the other replies for all of them."""
     for reply in replies:
         if isinstance(reply, ConnectionLost) and not isinstance(reply, ServerBusy):
             raise reply
