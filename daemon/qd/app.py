@@ -252,7 +252,7 @@ class Qd:
         """Call the listeners of an event of the app's own, here and now, and send it to its queued ones, in one round trip.
         What a listener raises is logged and stops nothing; what sending raises comes out."""
         if not isinstance(event, Event):
-            raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.Event")
+            raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.events.Event")
         heard = self._handlers.heard(event)
         self.listeners.emit(event)
         if heard:

@@ -64,7 +64,7 @@ def check_event(event: object) -> None:
     """Raises DeclarationError."""
     if not (isinstance(event, type) and issubclass(event, Event)):
         raise DeclarationError(
-            f"{event!r} is not an event (one of those in qd.events, or a class derived from qd.Event)"
+            f"{event!r} is not an event (one of those in qd.events, or a class derived from qd.events.Event)"
         )
 
 

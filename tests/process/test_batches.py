@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:bat
 SHOP = (
     JOBS
     + """
-from qd import JobRetryRequested
+from qd.events import JobRetryRequested
 from qd.middleware import SkipIfBatchCancelled
 
 @app.job("part")

@@ -92,7 +92,7 @@ def test_restart_rolling_runs_the_new_code_in_the_same_master(shop: Project, wit
 
 
 COUNTED = """
-from qd import WorkerStarting, WorkerStopping
+from qd.events import WorkerStarting, WorkerStopping
 
 @app.on(WorkerStarting)
 def come(event: WorkerStarting) -> None:

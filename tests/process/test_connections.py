@@ -31,7 +31,7 @@ import logging
 from jobs import app, quick
 import qd
 logging.basicConfig(format="%(message)s")
-app.on(qd.QueueFailedOver)(lambda event: print("over", event.connection))
+app.on(qd.events.QueueFailedOver)(lambda event: print("over", event.connection))
 for n in range(3):
     quick.dispatch(n)
 """

@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
 EVENTS = (
     JOBS
     + """
-from qd import Event, Job, JobAttempted, JobPopped, WorkerStopping
+from qd import Job
+from qd.events import Event, JobAttempted, JobPopped, WorkerStopping
 
 @app.on(Event)
 def tell(event: Event) -> None:
@@ -136,7 +137,7 @@ def test_a_worker_tells_its_own_life(shop: Project, witness: Witness, redis: Cli
 RAISING = (
     JOBS
     + """
-from qd import Event
+from qd.events import Event
 
 @app.on(Event)
 def broken(event: Event) -> None:
@@ -164,7 +165,8 @@ LEAVING = (
     JOBS
     + """
 import asyncio
-from qd import Event, Job, JobProcessing
+from qd import Job
+from qd.events import Event, JobProcessing
 
 @app.on(Event)
 def broken(event: Event) -> None:
@@ -226,7 +228,7 @@ QUEUED = (
     JOBS
     + """
 from dataclasses import dataclass
-from qd import Event
+from qd.events import Event
 
 class OrderPaid(Event):
     order_id: int

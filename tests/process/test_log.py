@@ -156,7 +156,7 @@ def test_log_level_leaves_out_what_is_below(shop: Project, witness: Witness, red
 GATED = (
     JOBS
     + """
-from qd import Looping
+from qd.events import Looping
 
 @app.on(Looping)
 def gate(event: Looping) -> bool:

@@ -94,7 +94,7 @@ def test_a_rolling_restart_keeps_the_master_and_moves_its_boot_time(
 
 def test_a_rolling_restart_with_another_configuration_is_one_restart(shop: Project, witness: Witness) -> None:
     """A new keeper reads the same stamp again, while the new workers boot."""
-    shop.jobs(JOBS + "\nfrom qd import WorkerStarting\napp.on(WorkerStarting)(lambda event: time.sleep(0.5))\n")
+    shop.jobs(JOBS + "\nfrom qd.events import WorkerStarting\napp.on(WorkerStarting)(lambda event: time.sleep(0.5))\n")
     work = idle(shop)
     shop.config('[worker]\nqueues = ["other", "default"]')
     shop.qd("restart", "--rolling")

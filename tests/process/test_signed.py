@@ -23,7 +23,8 @@ CONFIG = '\n[signing]\nkeys = ["{}"]\n'
 SHOP = (
     JOBS
     + """
-from qd import Job, JobFailed
+from qd import Job
+from qd.events import JobFailed
 
 @app.on(JobFailed)
 def told(event: JobFailed) -> None:

@@ -17,7 +17,7 @@ KEYED = (
     + """
 from dataclasses import dataclass
 from datetime import datetime
-from qd import JobFailed, JobProcessing
+from qd.events import JobFailed, JobProcessing
 from qd.middleware import WithoutOverlapping
 
 @app.job("tagged", unique="{tags}")

@@ -19,28 +19,23 @@ from qd import (
     BatchState,
     Call,
     Carrier,
-    Event,
     Given,
     Handle,
     Job,
-    JobExceptionOccurred,
-    JobFailed,
     JobFunction,
-    JobProcessing,
     Limiter,
     Lock,
-    Looping,
-    Owner,
     Qd,
     Queue,
     RunningJob,
     Scheduled,
     Span,
-    WorkerStopping,
     current_job,
     provided,
 )
+from qd.events import Event, JobExceptionOccurred, JobFailed, JobProcessing, Looping, WorkerStopping
 from qd.jobs import Status
+from qd.locks import Owner
 from qd.middleware import (
     ConcurrencyLimit,
     FailOnException,

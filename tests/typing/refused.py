@@ -10,7 +10,8 @@ from pathlib import Path
 import attrs
 from pydantic import BaseModel
 
-from qd import Event, Handle, Job, JobFailed, JobProcessing, Looping, Qd, RunningJob, current_job, provided
+from qd import Handle, Job, Qd, RunningJob, current_job, provided
+from qd.events import Event, JobFailed, JobProcessing, Looping
 from qd.middleware import FailOnException, RateLimited, SkipIf
 
 app = Qd()

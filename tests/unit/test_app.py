@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import qd
-from qd import Call, DeclarationError, Event, JobFailed, JobProcessing, Looping, Qd, WorkerStopping
+from qd import Call, DeclarationError, Qd
 from qd.config import ConnectionSettings
 from qd.connectors.connections import Connections
 from qd.connectors.manager import open_queue
 from qd.errors import ConfigError, UnknownJob, UnknownParameters, WrongType
+from qd.events import Event, JobFailed, JobProcessing, Looping, WorkerStopping
 from qd.listeners import Listeners
 from tests.support.fakes import FakeQd, FakeQueue, settings
 

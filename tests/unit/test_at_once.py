@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from qd import (
+from qd import Qd, config, current_job
+from qd.errors import AttemptsExceeded, ConfigError, JobFailure, NoResult, UnknownBatch, UnknownJob, WrongType
+from qd.events import (
     JobAttempted,
     JobExceptionOccurred,
     JobFailed,
@@ -19,12 +21,8 @@ from qd import (
     JobProcessing,
     JobReleased,
     JobReleasedAfterException,
-    Qd,
     UniqueJobSkipped,
-    config,
-    current_job,
 )
-from qd.errors import AttemptsExceeded, ConfigError, JobFailure, NoResult, UnknownBatch, UnknownJob, WrongType
 from qd.middleware import WithoutOverlapping
 from qd.options.kinds import BARE
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, JobFailed, RunningJob
+from qd import ArgumentError, DeclarationError, Job, RunningJob
 from qd.errors import ConfigError, QdError
+from qd.events import JobFailed
 from tests.support.fakes import FakeQd
 
 NAIVE = datetime(2031, 1, 1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from qd import DeclarationError, JobFailed, Looping
+from qd import DeclarationError
+from qd.events import JobFailed, Looping
 from qd.options import WorkOptions
 from qd.worker.telling import SECONDS, Telling
 from tests.support.fakes import FakeQd

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from qd import Qd, QueueFailedOver, config
+from qd import Qd, config
 from qd.connectors import failover
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.failover import FailoverQueue
 from qd.connectors.sending_only import SendingOnly
 from qd.errors import ConfigError, ConnectionLost, DeclarationError, ServerBusy, ServerRefused
+from qd.events import QueueFailedOver
 
 
 class Made(SendingOnly):

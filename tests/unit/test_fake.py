@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd, Queue
+from qd import ArgumentError, DeclarationError, Job, Qd, Queue
 from qd.errors import ConfigError, JobError, QdError
+from qd.events import JobQueued
 from qd.testing import Dispatched, Fake, Pushed
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from qd import ArgumentError, Call, DeclarationError, Event, JobFailed, current_job, provided
+from qd import ArgumentError, Call, DeclarationError, current_job, provided
 from qd.errors import UnknownParameters
+from qd.events import Event, JobFailed
 from tests.support.fakes import FakeQd
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from qd import Job, JobFailed, JobProcessed, JobProcessing, JobReleased, NotInJob, Qd, RunningJob, current_job
+from qd import Job, NotInJob, Qd, RunningJob, current_job
 from qd.errors import AttemptsExceeded, ConfigError, JobFailure
+from qd.events import JobFailed, JobProcessed, JobProcessing, JobReleased
 from qd.jobs.plan import Middleware
 from qd.middleware import ConcurrencyLimit, RateLimited, SkipIfBatchCancelled, ThrottlesExceptions, WithoutOverlapping
 

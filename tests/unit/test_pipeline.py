@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from qd import DeclarationError, Job, JobReleased, RunningJob, current_job
+from qd import DeclarationError, Job, RunningJob, current_job
 from qd.errors import JobFailure
+from qd.events import JobReleased
 from tests.support.fakes import FakeQd
 
 Next = Callable[[], object]

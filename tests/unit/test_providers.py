@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from qd import ArgumentError, Carried, DeclarationError, Given, Job, ModelGone, provided
+from qd import ArgumentError, Carried, DeclarationError, Given, Job, provided
 from qd.arguments import signature
 from qd.arguments.parameters import type_of
-from qd.errors import NoProvider, Settled, UnknownParameters, WrongType
+from qd.errors import ModelGone, NoProvider, Settled, UnknownParameters, WrongType
 from tests.support.fakes import FakeQd
 
 

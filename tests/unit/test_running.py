@@ -11,22 +11,18 @@ from typing import Any
 
 import pytest
 
-from qd import (
-    ArgumentError,
+from qd import ArgumentError, Job, NotInJob, RunningJob, current_job
+from qd.bus import running
+from qd.errors import JobFailure, Settled
+from qd.events import (
     Event,
-    Job,
     JobAttempted,
     JobExceptionOccurred,
     JobFailed,
     JobProcessed,
     JobProcessing,
     JobReleased,
-    NotInJob,
-    RunningJob,
-    current_job,
 )
-from qd.bus import running
-from qd.errors import JobFailure, Settled
 from qd.limits import Fail, Release
 from tests.support.fakes import FakeQd
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from qd import Job, JobProcessed, RunningJob
+from qd import Job, RunningJob
+from qd.events import JobProcessed
 from tests.support.fakes import FakeQd
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

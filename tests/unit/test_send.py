@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, JobQueued, Qd
+from qd import ArgumentError, DeclarationError, Job, Qd
 from qd.bus.skeleton import Skeleton
 from qd.config import ConnectionSettings
 from qd.errors import ConfigError, ConnectionLost
+from qd.events import JobQueued
 from qd.payload import make
 from tests.support.fakes import FakeQd, settings
 

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from qd import DeclarationError, JobFailed, JobTimeout, Qd, RunningJob
+from qd import DeclarationError, JobTimeout, Qd, RunningJob
 from qd.bus import concurrency
+from qd.events import JobFailed
 from qd.jobs.plan import Middleware
 from qd.middleware import (
     ConcurrencyLimit,
