@@ -8,7 +8,7 @@ import click
 import pytest
 
 from qd import Qd
-from qd.cli import common
+from qd.cli import context
 from qd.cli.checks import fleet, scheduled
 from qd.cli.checks.finding import Finding
 from qd.cli.main import command
@@ -32,7 +32,7 @@ def look(configured: object) -> Iterator[Look]:
     """What the check finds of an app with two entries, and one for another environment."""
     with click.Context(command):
         app = Qd()
-        app.settings = settings = common.settings()
+        app.settings = settings = context.settings()
         job = app.job("mail.report", queue="reports")(tidy)
         app.schedule(job.bind()).every_minute().name("report")
         app.schedule(tidy).hourly().name("tidy")
@@ -83,7 +83,7 @@ def test_overdue_and_nobody_there(look: Look, redis: Client) -> None:
 
 def test_paused_entries(look: Look, redis: Client) -> None:
     ticked(redis, report=1, tidy=1)
-    store = common.store(common.settings(), "redis")
+    store = context.store(context.settings(), "redis")
     schedule.pause(store, ["tidy"], by="ana@app-1", reason="disk full")
     schedule.pause(store, [schedule.ALL], by="ana@app-1")
     found = {line.fix: line.value for line in look()}
@@ -113,7 +113,7 @@ def test_a_declaration_that_is_refused(project: MakeProject) -> None:
 def test_a_command_that_is_not_there(configured: object) -> None:
     with click.Context(command):
         app = Qd()
-        app.settings = settings = common.settings()
+        app.settings = settings = context.settings()
         app.schedule.shell("pg_dmup shop").daily().name("backup")
         app.schedule.qd("failed list --nosuch").daily()
         app.schedule.shell("pg_dmup elsewhere").daily().environments("moon")
@@ -129,7 +129,7 @@ def test_a_command_that_is_not_there(configured: object) -> None:
 def test_hours_that_no_tick_meets(configured: object) -> None:
     with click.Context(command):
         app = Qd()
-        app.settings = settings = common.settings()
+        app.settings = settings = context.settings()
         app.schedule(tidy).daily().between("23:00", "23:30").name("tidy")
         app.schedule(tidy).hourly().between("23:00", "23:30").name("well")
         app.schedule(tidy).daily().when(False).name("switched off")

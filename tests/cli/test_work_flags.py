@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from qd import config
-from qd.cli import common
+from qd.cli import context
 from qd.cli.flags import work_flags
 from qd.options import WORK
 
@@ -22,7 +22,7 @@ def work(tmp_path, monkeypatch):
 
     @click.command("work")
     @work_flags
-    @common.options
+    @context.options
     def command(flags):
         given.append(flags)
 

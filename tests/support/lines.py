@@ -80,7 +80,13 @@ def in_forks(file: Path) -> int:
     from qd.cli import main
     from qd.cli.failed import again
 
-    for name in ("qd.cli.apps", "qd.connectors.redis.wire", "qd.store.failed_both", "qd.worker.template", "sqlalchemy"):
+    for name in (
+        "qd.cli.context",
+        "qd.connectors.redis.wire",
+        "qd.store.failed_both",
+        "qd.worker.template",
+        "sqlalchemy",
+    ):
         import_module(name)  # once, and not in each fork
 
     again.CHUNK = 10  # so that many steps are left when it is killed

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.output import duration
 from qd.process import live
 from qd.process.live import Live
@@ -19,7 +19,7 @@ def run(pool: str | None) -> int:
     """0: every master here, or every one of `pool`, has just given a sign. 1: with the reasons."""
     masters = [each for each in live.read_all(os.environ) if pool in (None, each.pool or "default")]
     why = list(reasons(masters, pool))
-    if common.given().json:
+    if context.given().json:
         output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
     else:
         for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:

@@ -13,7 +13,7 @@ import click
 
 from qd import __version__
 from qd import config as configuration
-from qd.cli import common, containers, output, shipped
+from qd.cli import containers, context, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
 from qd.options.kinds import EXTRAS, scheme_of
@@ -65,7 +65,7 @@ wrote qd.toml and jobs.py. Next:
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
-@common.options
+@context.options
 def init(target: str | None) -> None:
     """Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under
     supervisord, systemd, Docker or Kubernetes."""
@@ -91,9 +91,9 @@ def _write(files: Mapping[str, str]) -> None:
     """All of them or none."""
     for name in files:
         if os.path.lexists(name):
-            raise common.Refused(f"{name} is there already, nothing was written; start in an empty folder")
+            raise context.Refused(f"{name} is there already, nothing was written; start in an empty folder")
     if (found := find(None, {})) is not None:  # [tool.qd]
-        raise common.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
+        raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
     for name, text in files.items():  # "x": what came between is not overwritten either
         with open(name, "x", encoding="utf-8") as file:
             file.write(text)
@@ -105,14 +105,14 @@ def _write(files: Mapping[str, str]) -> None:
 def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
     """The configuration as the shared options ask for it, for one pool."""
     VARIABLES.begin()
-    asked = common.given()
+    asked = context.given()
     flags = {"app": asked.app, "connection": asked.connection}
     return configuration.load(Path(asked.config) if asked.config else None, flags=flags, pool=pool or None, code=code)
 
 
 def pools() -> list[str]:
     """The pools of the file."""
-    asked = common.given().config
+    asked = context.given().config
     file = find(Path(asked) if asked else None, os.environ)
     return list(file.section("pools")) if file else []
 

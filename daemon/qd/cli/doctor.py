@@ -12,7 +12,7 @@ import click
 
 from qd import embedded
 from qd.bus.send import signing_of
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.checks import (
     access,
     database,
@@ -57,16 +57,16 @@ FILE = click.Path(path_type=Path)
     "--supervisord", "program", type=FILE, metavar="PATH", help="Look at this file of supervisord.  [the usual places]"
 )
 @click.option("--unit", type=FILE, metavar="PATH", help="Look at this unit file of systemd.")
-@common.options
+@context.options
 def command(strict: bool, program: Path | None, unit: Path | None) -> int:
     """Look at the whole set-up, and say what is not right and how to mend it; nothing is changed.
 
     Exit 0: all is well, or there are warnings only. Else 78 (configuration, app), 69 (a server is away), or 1.
     """
-    common.given().patience, common.given().only_looks = PATIENCE, True
+    context.given().patience, context.given().only_looks = PATIENCE, True
     findings = told_as_found(looked(project.Project(), program, unit))
     code = code_of(findings, strict=strict)
-    if common.given().json:
+    if context.given().json:
         output.document({"ok": code == 0, "exit": code, "checks": [told(finding) for finding in findings]})
     else:
         output.say(summary(findings))
@@ -75,7 +75,7 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
 
 def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
     """All of them. People read what is well at once, and last what is not: it must not drown."""
-    findings, quiet = list[Finding](), common.given().json
+    findings, quiet = list[Finding](), context.given().json
     try:
         for finding in looking:
             if finding.topic and any(each.topic == finding.topic for each in findings):
@@ -126,7 +126,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     yield from limits_of(name, settings, found)
     if settings.connections[name].driver in BARE:
         return  # it has no server of its own
-    store = common.store(settings, name)
+    store = context.store(settings, name)
     begins = list(begin_of(name, settings, store))
     yield from begins
     if any(finding.sign == "fail" for finding in begins):
@@ -161,7 +161,7 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
     looked at itself: what it borrows is told as that connection's."""
     at, space = settings.connections[name], cast("DatabaseSpace", store.space)
     if borrows(name, settings):
-        yield server.takes(common.queue(settings, name), at)
+        yield server.takes(context.queue(settings, name), at)
         return
     lacks = list(database.tables(space, at)) if at.driver == "database" else []
     if any(finding.sign == "fail" for finding in lacks):
@@ -229,7 +229,7 @@ def of_laravel(settings: Settings) -> Finding:
     """Its cache, where its restart and pause keys are."""
     assert settings.laravel is not None
     try:
-        store = common.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
+        store = context.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
         return server.answers(store.space, "laravel.cache")
     except QdError as error:
         return fail("laravel.cache_url", error, "mend cache_url below [laravel]", Exit.CONFIG)

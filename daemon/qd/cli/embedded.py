@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qd import embedded
-from qd.cli import common, output
+from qd.cli import context, output
 
 
 @click.group(name="embedded")
@@ -14,17 +14,17 @@ def command() -> None:
 
 
 @command.command()
-@common.options
+@context.options
 def status() -> int:
     """Say whether this project's server runs, and where: exit 0, or 1 when it does not."""
-    settings = common.settings()
+    settings = context.settings()
     root = settings.root
     found = embedded.status(root)
-    if common.given().json:
+    if context.given().json:
         output.document(described(found))
     elif found is None:
         named = any((each.url or "").startswith("embedded:") for each in settings.connections.values())
-        output.say(common.not_running(root) if named else 'no connection here has `url = "embedded:"`, nothing runs')
+        output.say(context.not_running(root) if named else 'no connection here has `url = "embedded:"`, nothing runs')
     else:
         up, memory = output.duration(found.uptime), f"{found.memory / 1_048_576:.1f}M"
         output.say(f"{found.server}  pid {found.pid}  up {up}  memory {memory}  {found.url}  data in {found.folder}")
@@ -32,10 +32,10 @@ def status() -> int:
 
 
 @command.command()
-@common.options
+@context.options
 def stop() -> int:
     """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 when none was running."""
-    root = common.settings().root
+    root = context.settings().root
     if embedded.stop(root):
         output.say(f"stopped; the queues are kept in {root / '.qd' / 'embedded'}")
         return 0

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from qd.cli import common
+from qd.cli import context
 from qd.options import WORK, Option
 
 METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME"}
@@ -43,11 +43,11 @@ def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_flags(*, words: Words, queue: tuple[str, ...] | None, delay: Any, daemon: bool, **held: Any) -> Any:
-        context = click.get_current_context()
-        given = {name: value for name, value in held.items() if _typed(context, name)}
+        ctx = click.get_current_context()
+        given = {name: value for name, value in held.items() if _typed(ctx, name)}
         if delay is not None:
             given.setdefault("backoff", delay)
-        if common.given().json:  # as in Laravel
+        if context.given().json:  # as in Laravel
             given.setdefault("log_format", "json")
         given.update(_laravel(words, queue) if queue else _queues(words))
         return function(flags=given)
@@ -78,9 +78,9 @@ def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def with_flags(**held: Any) -> Any:
-            context = click.get_current_context()
-            given = {name: value for name, value in held.items() if _typed(context, name)}
-            if common.given().json:
+            ctx = click.get_current_context()
+            given = {name: value for name, value in held.items() if _typed(ctx, name)}
+            if context.given().json:
                 given.setdefault("log_format", "json")
             return function(flags=given)
 
@@ -111,8 +111,8 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+def _typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
         raise click.UsageError(
             f"with --queue there is one word, the connection, not '{told}': qd work {connection} {line}"
         )
-    if common.given().connection not in (None, connection):
+    if context.given().connection not in (None, connection):
         raise click.UsageError(
-            f"two connections, '{connection}' and '{common.given().connection}': qd work {line} -c {connection}"
+            f"two connections, '{connection}' and '{context.given().connection}': qd work {line} -c {connection}"
         )
     return {"queues": queues, "connection": connection}
 
@@ -140,7 +140,7 @@ def _queues(words: Words) -> dict[str, object]:
     queues = tuple(dict.fromkeys(queue for word in words for queue in word))
     if not queues:
         return {}
-    known = common.loaded().connections
+    known = context.loaded().connections
     for queue in queues:
         if queue in known:
             raise click.UsageError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that na
 @click.command("health")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
-@click.option("--max-age", type=common.Span(), metavar="TIME", help="Not well when a ready job waits longer than this.")
+@click.option(
+    "--max-age", type=context.Span(), metavar="TIME", help="Not well when a ready job waits longer than this."
+)
 @click.option("--expect", type=click.IntRange(1), metavar="N", help="Not well when fewer masters than this run.")
 @click.option("--allow-none", is_flag=True, help="Well even if no master runs.")
 @click.option(
     "--live", is_flag=True, help="Ask only whether the masters of this host or container live, and no server."
 )
 @click.option("--pool", metavar="NAME", help="With --live: ask for the masters of this pool only.")
-@common.options
+@context.options
 def command(
     queues: tuple[str, ...],
     max_ready: int | None,
@@ -58,7 +60,9 @@ def command(
         raise click.UsageError("--expect asks for masters, --allow-none for none: give one of them")
     from qd.cli.reasons import Limits
 
-    with common.ended_within(AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"):
+    with context.ended_within(
+        AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
+    ):
         return of_fleet(queues, Limits(max_ready, max_age, expect, allow_none))
 
 
@@ -69,13 +73,13 @@ def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
     from qd.cli.reasons import reasons
     from qd.cli.state import looked
 
-    common.given().patience, common.given().only_looks = PATIENCE, True
-    found = common.settings()
+    context.given().patience, context.given().only_looks = PATIENCE, True
+    found = context.settings()
     state = narrowed(looked(found, search=not queues, also=queues), queues)
     if state.away:  # nobody can say whether what stands there is well
         raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))
-    if common.given().json:
+    if context.given().json:
         output.document(document(state, why))
     else:
         for reason in why:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd.bus.results import dropped
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.reasons import named
 from qd.errors import ConnectionLost
 from qd.store import hosts
@@ -45,18 +45,18 @@ class Seen:
 
 @click.command()
 @click.argument("id", metavar="ID")
-@common.options
+@context.options
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
 
     It is looked for on every connection that is configured (-c: on that one), in every queue that is configured, worked on
     or has jobs: the longer they are, the longer it takes.
     """
-    found = common.settings()
+    found = context.settings()
     masters = masters_of(found)
     seen = looked_for(found, lambda name: met(found, name, id, masters))
-    seen = seen or Seen(id, common.connection_name(found), None, None, None, None, 0.0)
-    if common.given().json:
+    seen = seen or Seen(id, context.connection_name(found), None, None, None, None, 0.0)
+    if context.given().json:
         output.document(described(seen))
     elif seen.status == "unknown":
         output.note(f"nobody knows a job '{id}' (any more): one that has ended well is kept where it has a result_ttl")
@@ -73,7 +73,7 @@ def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
     names, away = places(found), dict[str, ConnectionLost]()
     for name in names:
         # An embedded server is not started just to be looked at, unless it is the one that is meant.
-        common.given().only_looks = name != names[0]
+        context.given().only_looks = name != names[0]
         try:
             said = look(name)
         except ConnectionLost as error:
@@ -88,22 +88,22 @@ def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
     if away:
         raise ConnectionLost("; ".join(f"not looked for on connection {name}: {lost}" for name, lost in away.items()))
     for name in names:
-        if why := common.queue(found, name).limits.get("find"):
+        if why := context.queue(found, name).limits.get("find"):
             output.note(output.clean(f"qd: connection {name}: {why}"))
     return None
 
 
 def places(found: Settings) -> list[str]:
-    others = () if common.given().connection else found.connections
+    others = () if context.given().connection else found.connections
     return list(
-        dict.fromkeys([*common.places(found), *(name for name in others if found.connections[name].url is not None)])
+        dict.fromkeys([*context.places(found), *(name for name in others if found.connections[name].url is not None)])
     )
 
 
 def masters_of(found: Settings) -> list[hosts.Master]:
     """Those that report; none where that cannot be read: jobs are found without."""
     try:
-        return hosts.masters(common.store(found, found.control))
+        return hosts.masters(context.store(found, found.control))
     except ConnectionLost as error:
         if found.control not in places(found):  # else it is said there
             output.note(output.clean(f"qd: who works is not known, connection {found.control} is away: {error}"))
@@ -112,7 +112,7 @@ def masters_of(found: Settings) -> list[hosts.Master]:
 
 def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) -> Seen | None:
     """The job as it is met on this connection; None: it is not known there."""
-    store, queue = common.store(found, connection), common.queue(found, connection)
+    store, queue = context.store(found, connection), context.queue(found, connection)
     spot = next(
         (spot for name in names(found, connection, store, masters) if (spot := queue.jobs.find(name, id))), None
     )
@@ -127,7 +127,7 @@ def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) 
 def names(found: Settings, connection: str, store: KeyspaceStore, masters: list[hosts.Master]) -> list[str]:
     """Every queue that somebody names, works on, or has sent jobs to."""
     worked = hosts.queues_of(masters).get(connection, [])
-    own = [found.connection(connection).queue, *common.queues_named(found, connection)]
+    own = [found.connection(connection).queue, *context.queues_named(found, connection)]
     return list(dict.fromkeys([*own, *worked, *hosts.queues_found(store)]))
 
 

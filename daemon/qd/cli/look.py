@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.notes import by_whom
 from qd.cli.reasons import hung, named, nodes_away, of_failed, refusals
 from qd.cli.state import Line, State, looked
@@ -19,7 +19,7 @@ CRASHES_TOLD = 8  # so many a report tells at most
 
 
 @click.command()
-@common.options
+@context.options
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
 
@@ -27,9 +27,9 @@ def status() -> int:
     If a connection is away that is not the control connection, its queues are missing: exit 69. If a node of a cluster is
     away, a warning names it and what is missing: exit 0.
     """
-    common.given().only_looks = True
-    state = looked(common.settings())
-    if common.given().json:
+    context.given().only_looks = True
+    state = looked(context.settings())
+    if context.given().json:
         output.document(document(state))
     else:
         say(state)

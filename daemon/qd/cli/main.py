@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from qd import errors
-from qd.cli import common, streams
+from qd.cli import context, streams
 from qd.cli.output import note
 from qd.process.exits import Exit
 from qd.units import did_you_mean
@@ -93,7 +93,7 @@ class Family(click.Group):
             note(f"qd: {error}")
             sys.exit(next(code for kind, code in CODES if isinstance(error, kind)))
         except OSError:
-            if not common.folder_is_gone():
+            if not context.folder_is_gone():
                 raise
             note("qd: the current folder has been deleted; cd into one that exists")
             sys.exit(Exit.CONFIG)
@@ -105,8 +105,8 @@ def usage(error: click.ClickException) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return Exit.USAGE
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "qd"
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx else "qd"
     words = " ".join(error.format_message().split())
     words = words[:1].lower() + words[1:].rstrip(".")
     note(f"{path}: {words}; `{path} --help` tells more" if isinstance(error, click.UsageError) else f"{path}: {words}")
@@ -115,7 +115,7 @@ def usage(error: click.ClickException) -> int:
 
 def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"qd {common.version()}")
+        click.echo(f"qd {context.version()}")
         ctx.exit()
 
 
@@ -132,7 +132,7 @@ def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> N
     callback=show_version,
     help="Say the version and leave.",
 )
-@common.options
+@context.options
 def command() -> None:
     """Work on background jobs that wait in Redis, a database, beanstalkd or SQS, and steer those who do."""
 

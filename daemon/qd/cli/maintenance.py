@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from qd import units
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.notes import LONGEST, but, by_whom, shown
 from qd.errors import ConnectionLost, ServerRefused
 from qd.options.kinds import queue_name
@@ -75,7 +75,7 @@ def of_day(text: str, now: float) -> float:
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
 @click.option("--until", "end", type=Moment(), metavar="WHEN", help="End by itself: 30m, 18:30 or an ISO time.")
 @click.option("--allow", multiple=True, metavar="QUEUE", help="Work on this queue meanwhile; several: a,b or again.")
-@common.options
+@context.options
 def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     """Begin maintenance mode, until `qd up`.
 
@@ -84,13 +84,13 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     """
     if len(reason) > LONGEST:
         raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read the rest")
-    found = common.settings()
-    store = common.store(found, found.control)
+    found = context.settings()
+    store = context.store(found, found.control)
     open_ones = named(found, allow)
     was = stamps.is_down(store)
     seconds = None if end is None else end.seconds
-    note = stamps.down(store, by=common.who(), reason=reason, seconds=seconds, allow=open_ones)
-    if common.given().json:
+    note = stamps.down(store, by=context.who(), reason=reason, seconds=seconds, allow=open_ones)
+    if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
         output.say(output.clean(f"it was on already{by_whom(was, store.now())}; this takes its place"))
@@ -99,13 +99,13 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
 
 
 @click.command()
-@common.options
+@context.options
 def up() -> None:
     """End maintenance mode."""
-    found = common.settings()
-    store = common.store(found, found.control)
+    found = context.settings()
+    store = context.store(found, found.control)
     was = stamps.up(store)
-    if common.given().json:
+    if context.given().json:
         return output.document({"was_down": None if was is None else asdict(was)})
     output.say("maintenance mode is off" if was else "maintenance mode was not on")
     held = {
@@ -123,7 +123,7 @@ def laravels(found: Settings) -> str:
     if held is None or not held.down:
         return ""
     try:
-        return laravel.DOWN if laravel.down(common.store_at(held.cache_url, held.cache_prefix)) else ""
+        return laravel.DOWN if laravel.down(context.store_at(held.cache_url, held.cache_prefix)) else ""
     except (ConnectionLost, ServerRefused) as error:
         output.note(f"Laravel's cache is away, and nobody knows whether it is down: {error}")
         return ""
@@ -147,9 +147,9 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
             raise click.UsageError(f"--allow: {error}") from None
     if len(names) > MOST:
         raise click.UsageError(f"--allow names {len(names)} queues, at most {MOST}: `qd pause` the others instead")
-    known = {queue for place in found.connections for queue in common.queues_named(found, place)} if names else set()
+    known = {queue for place in found.connections for queue in context.queues_named(found, place)} if names else set()
     if names:
-        reported = hosts.queues_of(hosts.masters(common.store(found, found.control)))
+        reported = hosts.queues_of(hosts.masters(context.store(found, found.control)))
         known |= {queue for queues in reported.values() for queue in queues}
     for name in names:
         if known and name not in known:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.connectors.drivers import loaded
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ MIGRATED = "qd.connectors.database.migrate:migrated"  # loaded where there is a 
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
-@common.options
+@context.options
 def migrate(dry_run: bool) -> int:
     """Make the tables in each database that is configured, or in that of -c.
 
     Those of qd, and Laravel's jobs, failed_jobs and job_batches where they are not there.
     """
-    found = {each.name: done(each, dry=dry_run) for each in databases(common.settings())}
-    if common.given().json:
+    found = {each.name: done(each, dry=dry_run) for each in databases(context.settings())}
+    if context.given().json:
         output.document({"dry_run": dry_run, "connections": found})
         return 0
     for name, lines in found.items():
@@ -39,14 +39,14 @@ def migrate(dry_run: bool) -> int:
 
 def databases(settings: Settings) -> list[ConnectionSettings]:
     """Raises ConfigError when the one that is asked for is none."""
-    asked = common.given().connection
-    names = [common.connection_name(settings)] if asked else list(settings.connections)
+    asked = context.given().connection
+    names = [context.connection_name(settings)] if asked else list(settings.connections)
     found = [settings.connection(name) for name in names if settings.connections[name].url is not None]
     if asked and found and found[0].driver != "database":
-        raise common.Refused(f"connection '{asked}' is no database ({found[0].driver}): it needs no tables")
+        raise context.Refused(f"connection '{asked}' is no database ({found[0].driver}): it needs no tables")
     return [each for each in found if each.driver == "database"]
 
 
 def done(at: ConnectionSettings, *, dry: bool) -> list[str]:
-    lines: list[str] = loaded(MIGRATED)(at, common.given().patience, dry=dry)
+    lines: list[str] = loaded(MIGRATED)(at, context.given().patience, dry=dry)
     return lines

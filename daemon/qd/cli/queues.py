@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.cli import common, output
-from qd.cli.apps import app, app_if_named
+from qd.cli import context, output
+from qd.cli.context import app, app_if_named
 from qd.errors import QdError, UnknownParameters
 from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.stages import title_of
@@ -98,9 +98,9 @@ def for_php(name: str) -> bool:
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
 @click.option("--data", metavar="JSON", help="Send this as the job's data, in place of KEY=VALUE.")
 @click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
-@click.option("--delay", type=common.Span(), metavar="TIME", help="Let it be due after this long.")
+@click.option("--delay", type=context.Span(), metavar="TIME", help="Let it be due after this long.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send it so often.")
-@common.options
+@context.options
 def dispatch(
     name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
 ) -> int:
@@ -113,7 +113,7 @@ def dispatch(
     Exit 1: nothing was sent, for a unique job like it waits or runs already.
     """
     said = given_data(words, data)
-    asked = {"queue": queue, "delay": delay, "connection": common.given().connection}
+    asked = {"queue": queue, "delay": delay, "connection": context.given().connection}
     sending = {key: value for key, value in asked.items() if value is not None}
     try:
         if for_php(name):
@@ -122,7 +122,7 @@ def dispatch(
             became = by_app(name, said, words, sending, count)
     except Exception as error:  # of a job that runs where it is dispatched
         return failed_here(error)
-    if common.given().json:
+    if context.given().json:
         output.document({"name": name, **asdict(became)})
     else:
         later = f", due in {output.duration(delay)}" if delay else ""
@@ -154,7 +154,7 @@ def told(name: str, became: Became, later: str) -> list[str]:
 
 def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Became:
     """Through the declaration, which checks it. Without an app as `by_name`."""
-    found = app_if_named(common.loaded())
+    found = app_if_named(context.loaded())
     if found is None:
         return by_name(name, data, sending, count)
     call = called(found, name, data, words)
@@ -200,8 +200,8 @@ def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Bec
     from qd.app import Qd
 
     found = Qd()
-    found.settings = common.settings()
-    connection = common.connection_name(found.settings)
+    found.settings = context.settings()
+    connection = context.connection_name(found.settings)
     place = found.queue(sending.get("queue") or found.settings.connection(connection).queue, connection)
     return Became(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
 
@@ -213,7 +213,7 @@ def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Bec
 @click.argument("name", metavar="NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
 @click.option("--data", metavar="JSON", help="Take this as the job's data, in place of KEY=VALUE.")
-@common.options
+@context.options
 def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     """Run a job here and now, and print what it returns.
 
@@ -225,7 +225,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
         result = call.run()
     except Exception as error:
         return failed_here(error)
-    if common.given().json:
+    if context.given().json:
         output.document({"name": name, "result": plain(result)})
     elif result is not None:
         output.say(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
@@ -234,7 +234,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
 
 def failed_here(error: Exception) -> int:
     """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
-    if isinstance(error, QdError) or (isinstance(error, OSError) and common.folder_is_gone()):
+    if isinstance(error, QdError) or (isinstance(error, OSError) and context.folder_is_gone()):
         raise error
     print(trimmed(error) or trimmed(error, whole=True), end="", file=sys.stderr)
     return 1
@@ -256,12 +256,12 @@ def plain(result: object) -> Any:
 
 
 @click.command()
-@common.options
+@context.options
 def jobs() -> None:
     """List the jobs that the app declares."""
     registry = app().registry
     declared = [found for name in registry.names() if (found := registry.get(name))]
-    if common.given().json:
+    if context.given().json:
         return output.document({"jobs": [described(job) for job in declared]})
     if not declared:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
@@ -297,15 +297,15 @@ def described(job: Declared) -> dict[str, Any]:
 
 @click.command()
 @click.argument("queue", metavar="QUEUE")
-@common.options
+@context.options
 def clear(queue: str) -> None:
     """Delete the ready and delayed jobs of a queue.
 
     What is running goes on, and what has failed stays.
     """
-    found = common.settings()
-    place = common.place(found)
-    count = common.queue(found, place).clear(queue)
-    if common.given().json:
+    found = context.settings()
+    place = context.place(found)
+    count = context.queue(found, place).clear(queue)
+    if context.given().json:
         return output.document({"queue": queue, "connection": place, "deleted": count})
     output.say(output.clean(f"{queue}: {count} deleted"))

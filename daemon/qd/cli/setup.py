@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from qd import config as configuration
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.begin import init, loaded, pools
 from qd.config import Settings, table
 from qd.connectors.manager import check_url
@@ -31,11 +31,11 @@ def config() -> None:
 
 @config.command("show")
 @click.option("--pool", metavar="NAME", help="Show what counts in [pools.NAME].")
-@common.options
+@context.options
 def show(pool: str | None) -> None:
     """Print each value with its origin, passwords masked."""
     found = _with_code(pool)
-    if common.given().json:
+    if context.given().json:
         values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in _values(found)}
         output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
         return
@@ -51,10 +51,8 @@ def _with_code(pool: str | None) -> Settings:
     found = loaded(pool)
     if not found.app:
         return found
-    from qd.cli.apps import app_of
-
     try:
-        return loaded(pool, app_of(found).said)
+        return loaded(pool, context.app_of(found).said)
     except ConfigError as error:
         output.note(f"qd config show: {error}; what Qd(...) says is missing here")
         return found
@@ -94,14 +92,14 @@ def _shown(option: Option, value: Any) -> Any:
 
 
 @config.command("check")
-@common.options
+@context.options
 def check() -> None:
     """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
 
     The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it. So entries of the
     schedule that the code declares are looked at then only; those of the file always.
     """
-    found = common.settings()
+    found = context.settings()
     for pool in ["", *pools()]:
         each = loaded(pool, _said(found))
         for name in (*each.parts(each.default), each.control, each.work.connection):
@@ -110,7 +108,7 @@ def check() -> None:
     notes = [*configuration.strangers(found, os.environ), *configuration.strange_drivers(found)]
     for line in notes:
         output.note(f"qd config check: {line}")
-    if common.given().json:
+    if context.given().json:
         app = {"app": found.app or None, "app_imported": bool(_said(found))}
         output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
     else:
@@ -136,11 +134,10 @@ def _check_schedule(found: Settings) -> None:
 def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
     """Where each entry of an app that was imported is declared, and why it cannot run, "" where it can. Raises
     DeclarationError."""
-    from qd.cli.apps import app
     from qd.cli.commands_of import fault
     from qd.schedule.coming import closed
 
-    for entry in app().schedule.entries():
+    for entry in context.app().schedule.entries():
         why = closed(entry, time.time())
         yield (
             entry.origin,

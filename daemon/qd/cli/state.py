@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qd.cli import common
+from qd.cli import context
 from qd.cli.partly import MASTERS, Partly
 from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
@@ -74,16 +74,16 @@ class State:
 def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
     """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost: the
     control connection is away."""
-    store, partly = common.store(found, found.control), Partly()
+    store, partly = context.store(found, found.control), Partly()
     masters = partly.read(store.space, MASTERS, list[hosts.Master](), hosts.masters, store)
     now = partly.read(store.space, "", time.time(), store.now)
-    if common.given().connection:
-        asked = common.places(found)
+    if context.given().connection:
+        asked = context.places(found)
         masters = [master for master in masters if master.connection in asked]
     queues, away, refused = list[Line](), dict[str, str](), dict[str, str]()
     for place in places(found, masters):
         try:
-            beside = store if place == found.control else common.store(found, place)
+            beside = store if place == found.control else context.store(found, place)
             own = lines(found, place, beside, masters, now, partly, search=search, also=also)
             if place != found.control and any(waits(line) for line in own):
                 names = [line.name for line in own]
@@ -106,11 +106,11 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
 def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
     """The connections to look at: the one asked for, else the default one, those of [worker] and the pools, and those that
     masters work on. Of a failover connection those that it sends to."""
-    if common.given().connection:
-        return common.places(found)
-    worked = [one.work.connection for one in common.pools(found)] + [master.connection for master in masters]
+    if context.given().connection:
+        return context.places(found)
+    worked = [one.work.connection for one in context.pools(found)] + [master.connection for master in masters]
     names = [
-        *common.places(found),
+        *context.places(found),
         *[part for name in worked if name in found.connections for part in found.parts(name)],
     ]
     return list(dict.fromkeys(names))
@@ -128,8 +128,8 @@ def lines(
     also: Sequence[str] = (),
 ) -> list[Line]:
     """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
-    queue = common.queue(found, place)
-    own = [*common.queues_named(found, place), found.connection(place).queue]
+    queue = context.queue(found, place)
+    own = [*context.queues_named(found, place), found.connection(place).queue]
     there = [*partly.found(store.space, lambda: hosts.queues_found(store)), *queue.queues()] if search else []
     named = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
     space = getattr(queue, "space", None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.store import hosts, laravel, stamps
 from qd.units import did_you_mean
@@ -36,8 +36,10 @@ class Answer(NamedTuple):
 
 @click.command()
 @click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
-@click.option("--wait", "seconds", type=common.Span(), metavar="TIME", help="Wait so long for every master to be back.")
-@common.options
+@click.option(
+    "--wait", "seconds", type=context.Span(), metavar="TIME", help="Wait so long for every master to be back."
+)
+@context.options
 def restart(rolling: bool, seconds: float | None) -> int:
     """Let every worker finish its job and start anew, with new code.
 
@@ -46,12 +48,12 @@ def restart(rolling: bool, seconds: float | None) -> int:
     --wait: exit 0 when each master that was there is back (same host and pool, started after this command), with --rolling
     when its workers are replaced; 1 when one is not, and it is named.
     """
-    found = common.settings()
-    store = common.store(found, found.control)
+    found = context.settings()
+    store = context.store(found, found.control)
     before = [master for master in hosts.masters(store) if not master.silent(store.now())]
     stamp = stamp_both(found, store, rolling) if tells_laravel(found) else stamps.restart(store, rolling=rolling)
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
-    if common.given().json:
+    if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": told(before, answers)})
     elif seconds is None:
         output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
@@ -163,9 +165,9 @@ def name_of(master: hosts.Master) -> str:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@click.option("--for", "seconds", type=common.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
-@common.options
+@context.options
 def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     """Take no more jobs from these queues, on any host.
 
@@ -175,17 +177,17 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     """
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
-    found = common.settings()
-    places = common.places(found)
+    found = context.settings()
+    places = context.places(found)
     notes = list[dict[str, Any]]()
     for place in places:
-        store = common.store(found, place)
+        store = context.store(found, place)
         for name in asked(found, place, queues):
-            note = stamps.pause(store, name, by=common.who(), reason=reason, seconds=seconds)
+            note = stamps.pause(store, name, by=context.who(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if tells_laravel(found):
             pause_laravel(found, place, queues, seconds)
-    if common.given().json:
+    if context.given().json:
         return output.document({"paused": notes})
     until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
     for each in notes:
@@ -194,16 +196,16 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@common.options
+@context.options
 def resume(queues: tuple[str, ...]) -> None:
     """Take jobs from these queues again.
 
     Without QUEUE: from all that are paused.
     """
-    found = common.settings()
-    places = common.places(found)
+    found = context.settings()
+    places = context.places(found)
     listed = [each for place in places for each in resumed(found, place, queues)]
-    if common.given().json:
+    if context.given().json:
         return output.document({"resumed": listed})
     for each in listed:
         if each["was_paused"] or each["queue"] in queues:
@@ -214,7 +216,7 @@ def resume(queues: tuple[str, ...]) -> None:
 
 def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:
     """The queues of one connection, each with whether it was paused."""
-    store = common.store(found, place)
+    store = context.store(found, place)
     names = asked(found, place, queues) if queues or tells_laravel(found) else []
     names = names if queues else list(dict.fromkeys([*hosts.queues_held(store), *names]))
     # Laravel's keys first: keepers mirror them into ours as long as they are there.
@@ -231,13 +233,13 @@ def shown(note: dict[str, Any], places: list[str]) -> str:
 
 def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     """The queues named, else all that are known. Refuses when none is."""
-    reported = hosts.queues_of(hosts.masters(common.store(found, found.control))).get(place, [])
-    known = list(dict.fromkeys([*common.queues_named(found, place), *reported]))
+    reported = hosts.queues_of(hosts.masters(context.store(found, found.control))).get(place, [])
+    known = list(dict.fromkeys([*context.queues_named(found, place), *reported]))
     for name in queues:
         if known and name not in known:
             output.note(f"nobody is known to work on '{name}' of {place}{did_you_mean(name, known)}")
     if not queues and not known and not tells_laravel(found):
-        raise common.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
+        raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
 
 
@@ -268,4 +270,4 @@ def cache(found: Settings) -> Store:
     """Where Laravel's workers look for such notes."""
     if found.laravel is None:
         raise ConfigError("[laravel] is not configured")
-    return common.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
+    return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from qd import config
-from qd.cli import common
+from qd.cli import context
 from qd.cli.flags import work_flags
 from qd.config import Settings
 from qd.variables import VARIABLES
@@ -21,7 +21,7 @@ EXITS = (
 
 @click.command("work", epilog=EXITS)
 @work_flags
-@common.options
+@context.options
 def command(flags: Mapping[str, object]) -> int:
     """Work on the jobs of QUEUE..., the first before the second. Without names: on every queue that the app declares, in
     turn."""
@@ -33,7 +33,7 @@ def run(flags: Mapping[str, object]) -> int:
     from qd import daemon
 
     VARIABLES.begin()
-    asked = common.given()
+    asked = context.given()
     path = Path(asked.config) if asked.config else None
     said = {**flags, **({"app": asked.app} if asked.app else {})}
     if asked.connection:

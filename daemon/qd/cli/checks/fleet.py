@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from qd import __version__
-from qd.cli import common
+from qd.cli import context
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.notes import by_whom
 from qd.cli.output import count, duration
@@ -26,7 +26,7 @@ OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 def read(settings: Settings) -> State:
     """What counts for the whole fleet, by commands that a worker's user may call too. Raises ConnectionLost or
     ServerRefused."""
-    store = common.store(settings, settings.control)
+    store = context.store(settings, settings.control)
     masters, now = hosts.masters(store), store.now()
     down, restart = (store.space.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
     note = None if down is None else stamps.read_down(down)

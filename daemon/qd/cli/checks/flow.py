@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qd.cli import common
+from qd.cli import context
 from qd.cli.checks.finding import Finding, ok, warn
 from qd.cli.notes import by_whom
 from qd.cli.output import count
@@ -29,7 +29,7 @@ def check(settings: Settings, place: str, queues: Sequence[str], state: State | 
             line = line_of(settings, place, name)
         except ServerRefused:
             continue  # waiting.py has said so
-        now = common.store(settings, place).now()
+        now = context.store(settings, place).now()
         yield from held(line, now)
         if state is not None:
             yield from waits(line, state)
@@ -38,8 +38,8 @@ def check(settings: Settings, place: str, queues: Sequence[str], state: State | 
 
 def line_of(settings: Settings, place: str, name: str) -> Line:
     """By commands that a worker's user may call too."""
-    store = common.store(settings, place)
-    sizes = common.queue(settings, place).sizes(name)
+    store = context.store(settings, place)
+    sizes = context.queue(settings, place).sizes(name)
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else stamps.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qd import config as configuration
-from qd.cli import common
+from qd.cli import context
 from qd.cli.begin import loaded, pools
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.output import count
@@ -45,7 +45,7 @@ class Project:
 def check(project: Project) -> Iterator[Finding]:
     """Fills `project` in. The app comes before the urls: it may name one."""
     try:
-        found = common.loaded()
+        found = context.loaded()
         project.pools = {pool: loaded(pool) for pool in pools() or [""]}
     except QdError as error:
         yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", Exit.CONFIG)
@@ -116,10 +116,8 @@ def check_limits(app: Qd) -> Iterator[Finding]:
 
 def imported() -> Qd:
     """The app; what its import prints goes to stderr. Raises QdError, also when it takes for ever."""
-    from qd.cli.apps import app
-
-    with redirect_stdout(sys.stderr), common.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
-        return app()
+    with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
+        return context.app()
 
 
 def check_import() -> Iterator[Finding]:
@@ -152,7 +150,7 @@ def connections(project: Project) -> dict[str, Settings]:
     for found in project.pools.values():
         for name in (found.work.connection, found.default, *sent_to(found.default, found.connections), found.control):
             used.setdefault(name, found)
-    asked = common.given().connection
+    asked = context.given().connection
     if asked is not None:
         used = {name: found for name, found in used.items() if name in with_home(asked, found)}
     return {name: found for name, found in used.items() if name not in project.unusable}

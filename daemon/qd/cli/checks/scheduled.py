@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qd.cli import common
+from qd.cli import context
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.commands_of import fault
 from qd.cli.notes import by_whom
@@ -61,12 +61,12 @@ def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State |
 
 
 def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
-    store = common.store(settings, settings.control)
+    store = context.store(settings, settings.control)
     seen = Seen(store.now())
     seen.paused = schedule.paused(store, seen.now)
     places = {entry.name: sent(app, entry) for entry in entries}
     for name, there in by_connection(settings, entries, places).items():
-        read_ticks(seen, common.store(settings, name), there)
+        read_ticks(seen, context.store(settings, name), there)
     return seen
 
 

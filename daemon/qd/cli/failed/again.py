@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.failed.progress import Progress
 from qd.cli.failed.which import Filters, Place, filters, place, single
 from qd.errors import QdError
@@ -79,7 +79,7 @@ class Tally:
     "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
-@common.options
+@context.options
 def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **said: Any) -> int:
     """Send failed jobs to their queues again, the oldest first.
 
@@ -93,7 +93,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     tally = Tally()
     what = "would be sent again" if dry_run else "sent again"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
-    if common.given().json:
+    if context.given().json:
         output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
     tell_batches(at, sorted(tally.batches))
     return tally.code
@@ -117,7 +117,7 @@ def tell_batches(at: Place, ids: Sequence[str]) -> None:
 )
 @filters
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@common.options
+@context.options
 def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int:
     """Delete failed jobs, for good and without asking."""
     which = Filters(**said)
@@ -127,7 +127,7 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int
     tally = Tally()
     what = "would be forgotten" if dry_run else "forgotten"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
-    if common.given().json:
+    if context.given().json:
         output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
     return tally.code
 
@@ -195,7 +195,7 @@ def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, 
             for record, why in zip(chunk, step(chunk), strict=True):
                 tally.count(record, why)
             progress.at(tally.done)
-    if common.given().json:
+    if context.given().json:
         return
     if tally.refusals > TOLD:
         output.note(f"qd: {tally.refusals} stay failed, the first {TOLD} are named above")
@@ -227,10 +227,9 @@ def resent(at: Place, force: bool) -> Step:
 def teller(connection: str) -> Callable[[list[Record]], None]:
     """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
     from qd.bus.retrying import tell_retried
-    from qd.cli.apps import app_if_named
 
     try:
-        found = app_if_named(common.loaded())
+        found = context.app_if_named(context.loaded())
     except QdError as error:
         output.note(f"qd: listeners of JobRetryRequested are not told: {error}")
         found = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.cli.failed.which import Filters, filters, place, single
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ SHOWN = 100  # records of a table, where nobody says how many
 @click.option(
     "--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; with --json: all]"
 )
-@common.options
+@context.options
 def list_(limit: int | None, **said: Any) -> None:
     """List failed jobs, the newest first."""
-    common.given().only_looks = True
+    context.given().only_looks = True
     which = Filters(**said)
     at = place(which.queue)
     records = at.store.records(at.queues, which.wanted(at.now))
-    if common.given().json:
+    if context.given().json:
         return stream(islice(records, limit or None))
     most = SHOWN if limit is None else limit
     rows = [row(record, at.now) for record in islice(records, most or None)]
@@ -83,20 +83,20 @@ def document(record: Record) -> dict[str, Any]:
 @click.command("show")
 @click.argument("id", metavar="ID")
 @click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Look in this queue only.")
-@common.options
+@context.options
 def show(id: str, queue: tuple[str, ...]) -> int:
     """Show all that is kept of a failed job.
 
     ID is the job's id, as in `qd failed list`, the log and `qd job`, or its beginning; or the job's uuid.
     """
-    common.given().only_looks = True
+    context.given().only_looks = True
     at = place(queue)
     found = at.store.find(at.queues, [id])[id]
     if not found:
         output.note(f"qd: no failed job '{id}' (`qd failed list` shows them)")
         return 1
     one = single(id, found)
-    if common.given().json:
+    if context.given().json:
         output.document({**document(one), "trace": one.trace, "death": one.death})
         return 0
     for line in told(one, at.now):

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from qd.cli import common, output
+from qd.cli import context, output
 
 EVERY = 5.0  # seconds between two lines
 
@@ -21,7 +21,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty() and not common.given().json:
+        if sys.stderr.isatty() and not context.given().json:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar

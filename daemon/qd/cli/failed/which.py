@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd import units
-from qd.cli import common, output
+from qd.cli import context, output
 
 if TYPE_CHECKING:
     from qd.config import Settings
@@ -90,7 +90,7 @@ def filters(function: F) -> F:
         ),
         click.option("--until", type=Time(), metavar="TIME", help="Only those that had failed by then: as --since."),
         click.option(
-            "--older-than", type=common.Span(), metavar="TIME", help="Only those that failed longer ago than this."
+            "--older-than", type=context.Span(), metavar="TIME", help="Only those that failed longer ago than this."
         ),
     )
     for decorator in reversed(add):
@@ -112,11 +112,11 @@ def place(asked: tuple[str, ...]) -> Place:
     """Raises ConfigError, ConnectionLost."""
     from qd.store.failed import FailedStore
 
-    found = common.settings()
-    name = common.place(found)
-    store = common.store(found, name)
+    found = context.settings()
+    name = context.place(found)
+    store = context.store(found, name)
     kept = with_table(found, name, FailedStore(store)) if found.failed.database else FailedStore(store)
-    queues = list(asked) or kept.queues([*common.queues_named(found, name), found.connection(name).queue])
+    queues = list(asked) or kept.queues([*context.queues_named(found, name), found.connection(name).queue])
     return Place(kept, name, queues, store.now())
 
 
@@ -129,7 +129,7 @@ def with_table(found: Settings, name: str, kept: FailedStore) -> FailedStore:
     try:
         table.queues(name)
     except DatabaseError as error:
-        if not common.given().only_looks:
+        if not context.given().only_looks:
             raise
         output.note(f"qd: without failed_jobs: {error}")
         return kept
@@ -148,4 +148,4 @@ def single(word: str, found: list[Record]) -> Record:
         what = f"is the id of {len(found)} failed jobs; name one by its record instead"
     else:
         names, what = ", ".join(sorted(ids)[:5]), f"means {len(found)} failed jobs"
-    raise common.Refused(f"'{word}' {what} ({names}{', ...' if len(found) > 5 else ''})")
+    raise context.Refused(f"'{word}' {what} ({names}{', ...' if len(found) > 5 else ''})")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qd.cli import common, output
-from qd.cli.apps import app
+from qd.cli import context, output
+from qd.cli.context import app
 from qd.cli.notes import by_whom
 from qd.cli.schedule.seen import Overlap, Seen, looked, overdue, unended
 from qd.cli.schedule.which import moment, off, what, why_off
@@ -41,17 +41,17 @@ class Zone(click.ParamType[str]):
 
 @click.command("list")
 @click.option("--timezone", type=Zone(), metavar="ZONE", help="Show moments in this zone.  [each entry's own]")
-@common.options
+@context.options
 def list_(timezone: str | None) -> int:
     """List what runs when, how it went, what holds it back.
 
     With the server away it shows what the app declares, and is exit 69.
     """
-    common.given().only_looks = True
+    context.given().only_looks = True
     own = app()
     entries, found = own.schedule.entries(), own.settings
     seen = looked(own, found, entries)
-    if common.given().json:
+    if context.given().json:
         output.document(document(entries, seen, found, timezone))
     else:
         for line in above(seen):

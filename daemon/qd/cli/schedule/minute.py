@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qd.cli import common, output
-from qd.cli.apps import app
+from qd.cli import context, output
+from qd.cli.context import app
 from qd.cli.maintenance import laravels
 from qd.cli.schedule.became import Became
 from qd.cli.schedule.heard import Heard
@@ -42,7 +42,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 @click.command("run")
 @click.option("--reason", is_flag=True, help="Tell of each entry that did not run why it did not.")
-@common.options
+@context.options
 def run(reason: bool) -> int:
     """Run what is due in this minute, for a crontab.
 
@@ -54,10 +54,10 @@ def run(reason: bool) -> int:
     found, entries = own.settings, own.schedule.entries()
     here = meant_for(found.env, entries)
     check_homes(here, found, own.connections.own)
-    store = common.store(found, found.control)
+    store = context.store(found, found.control)
     now = store.now()
     start = minute_of(now)
-    became = Became(found, entries, start, speaks=not common.given().json, reasons=reason)
+    became = Became(found, entries, start, speaks=not context.given().json, reasons=reason)
     if here:
         from qd.scheduler.loop import Scheduler  # the command line starts without it
 
@@ -65,11 +65,11 @@ def run(reason: bool) -> int:
         span = (start, became.end - 0.001)
         scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
         scheduler.down = bool(laravels(found))  # of `qd down` it knows itself
-        with aside() if common.given().json else contextlib.nullcontext():
+        with aside() if context.given().json else contextlib.nullcontext():
             Minute(scheduler, became, became.end - now).work()
-    if reason or common.given().json:
+    if reason or context.given().json:
         became.close(taken_by(store, start))
-    if common.given().json:
+    if context.given().json:
         output.document(became.document())
     return 1 if became.failed else Exit.UNAVAILABLE if became.stopped == AWAY else 0
 

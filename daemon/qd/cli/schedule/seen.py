@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qd.cli import common
+from qd.cli import context
 from qd.cli.schedule.which import Sent, lock_keys, off, sent, where
 from qd.connectors.keyspace import keys
 from qd.errors import ConnectionLost
@@ -54,7 +54,7 @@ def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> Seen:
     places = {entry.name: sent(app, entry) for entry in entries}
     for name, there in by_connection(found, entries, places).items():
         try:
-            store = common.store(found, name)
+            store = context.store(found, name)
             if name == found.control:
                 read_notes(seen, store)
             read_ticks(seen, store, there)

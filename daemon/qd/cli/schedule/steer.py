@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qd.cli import common, output
-from qd.cli.apps import app, app_if_named
+from qd.cli import context, output
+from qd.cli.context import app, app_if_named
 from qd.cli.schedule.look import held
 from qd.cli.schedule.seen import Overlap, read_overlap
 from qd.cli.schedule.which import lock_keys, named, sent, where
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--for", "seconds", type=common.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd schedule list`.")
-@common.options
+@context.options
 def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     """Let entries pass their ticks, on every host.
 
@@ -37,9 +37,9 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd schedule resume`")
     found = checked(names)
-    store = common.store(found, found.control)
-    note = schedule.pause(store, names or [schedule.ALL], by=common.who(), reason=reason, seconds=seconds)
-    if common.given().json:
+    store = context.store(found, found.control)
+    note = schedule.pause(store, names or [schedule.ALL], by=context.who(), reason=reason, seconds=seconds)
+    if context.given().json:
         return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
     for name in names or ("",):
         ends = f"`qd schedule resume{name and f' {shlex.quote(name)}'}`"
@@ -49,9 +49,9 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
 
 def checked(names: tuple[str, ...]) -> Settings:
     """The configuration. Refuses a name that the app does not declare; without an app nobody knows."""
-    found = common.loaded()
+    found = context.loaded()
     if not names:
-        return common.settings()
+        return context.settings()
     own = app_if_named(found)
     if own is None:
         output.note("qd: no app is named, so nobody knows whether it declares such entries")
@@ -62,21 +62,21 @@ def checked(names: tuple[str, ...]) -> Settings:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@common.options
+@context.options
 def resume(names: tuple[str, ...]) -> None:
     """Let entries run again, from their next tick.
 
     Without NAME: all that is paused.
     """
-    found = common.settings()
-    store = common.store(found, found.control)
+    found = context.settings()
+    store = context.store(found, found.control)
     there = {schedule.ALL, *schedule.paused(store)}
     strangers = [name for name in names if name not in there]  # a paused one may be gone from the code
     if strangers:
         checked(tuple(strangers))
     were = schedule.resume(store, names or list(schedule.paused(store)))
     every = bool(names) and schedule.ALL in schedule.paused(store)
-    if common.given().json:
+    if context.given().json:
         listed = [{"entry": name, "was_paused": name in were} for name in names or were]
         return output.document({"resumed": listed, "all_paused": every})
     for name in names or were:
@@ -90,7 +90,7 @@ def resume(names: tuple[str, ...]) -> None:
 
 @click.command("clear-locks")
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@common.options
+@context.options
 def clear_locks(names: tuple[str, ...]) -> None:
     """Free the locks of entries without overlapping.
 
@@ -103,9 +103,9 @@ def clear_locks(names: tuple[str, ...]) -> None:
     entries = named(own.schedule.entries(), names)
     found = own.settings
     freed = [(entry.name, lock) for entry in entries for lock in free(own, found, entry)]
-    if common.given().json:
+    if context.given().json:
         return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
-    now = common.store(found, found.control).now()
+    now = context.store(found, found.control).now()
     for name, lock in freed:
         output.say(output.clean(f"{name}: freed; {held(lock, now)}"))
     if not freed:
@@ -115,7 +115,7 @@ def clear_locks(names: tuple[str, ...]) -> None:
 def free(own: Qd, found: Settings, entry: Entry) -> Iterator[Overlap]:
     """Free its locks. Yields who had them."""
     place = sent(own, entry)
-    store = common.store(found, where(found, place))
+    store = context.store(found, where(found, place))
     for key in lock_keys(store, entry, place):
         if (raw := store.take(key)) is not None:
             yield read_overlap(raw, job=place is not None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qd.cli import common, output
-from qd.cli.apps import app
+from qd.cli import context, output
+from qd.cli.context import app
 from qd.cli.schedule.heard import Heard
 from qd.cli.schedule.which import named, what
 from qd.schedule import Entry, JobTask
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("test")
 @click.argument("name", metavar="NAME")
-@common.options
+@context.options
 def test(name: str) -> int:
     """Run an entry here and now, to see whether it works.
 
@@ -36,7 +36,7 @@ def test(name: str) -> int:
     if isinstance(entry.task, JobTask):
         return sent_now(entry, entry.task)
     ended = ran(own, entry)
-    if common.given().json:
+    if context.given().json:
         facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
         output.document({**facts, "took_s": round(ended.runtime, 3)})
     else:
@@ -47,7 +47,7 @@ def test(name: str) -> int:
 
 def sent_now(entry: Entry, task: JobTask) -> int:
     id = task.call.using().dispatch().id
-    if common.given().json:
+    if context.given().json:
         output.document({"name": entry.name, "kind": entry.kind, "ok": True, "id": id})
     else:
         output.say(output.clean(f"sent {what(entry)} {id}"))
@@ -59,8 +59,8 @@ def ran(own: Qd, entry: Entry) -> Ended:
     from qd.scheduler.runs import Runs  # the command line starts without it
 
     found = own.settings
-    nowhere = common.store_at("unix:///dev/null", "")  # nothing is asked of it: an embedded server need not start
-    aside = printing_aside if common.given().json else bool
+    nowhere = context.store_at("unix:///dev/null", "")  # nothing is asked of it: an embedded server need not start
+    aside = printing_aside if context.given().json else bool
     runs = Runs(own, found, Heard(told, "info"), nowhere, forked=aside)
     return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from qd.bus.chain import Chain
-from qd.cli import common, output
+from qd.cli import context, output
 from qd.connectors.keyspace import keys
 from qd.schedule import CallTask, Entry, JobTask, ShellTask
 from qd.schedule.zones import zone_of
@@ -48,7 +48,7 @@ def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
         if name not in known:
             near = did_you_mean(name, known)
             there = ", ".join(known) if len(known) <= 20 else f"{len(known)} entries, {LIST}"
-            raise common.Refused(
+            raise context.Refused(
                 output.clean(f"no entry of the schedule is called '{name}'{near} (known: {there or '-'})")
             )
     return [known[name] for name in dict.fromkeys(names)] if names else list(entries)

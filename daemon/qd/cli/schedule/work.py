@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from qd.cli import common
+from qd.cli import context
 from qd.cli import work as daemon
 from qd.cli.flags import flags_of
 
@@ -26,7 +26,7 @@ FLAGS = {
 
 @click.command("work")
 @flags_of(FLAGS)
-@common.options
+@context.options
 def work(flags: Mapping[str, object]) -> int:
     """Run the schedule, and no jobs: for hosts that are to have the scheduler in a process of its own.
 

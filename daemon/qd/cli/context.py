@@ -4,6 +4,7 @@ they lead to: settings, a connection, the app."""
 from __future__ import annotations
 
 import getpass
+import importlib
 import os
 import signal
 import socket
@@ -18,11 +19,12 @@ import click
 
 from qd import units
 from qd.cli import output
-from qd.errors import ConnectionLost
+from qd.errors import ConfigError, ConnectionLost, QdError
 from qd.process.exits import Exit
 from qd.variables import VARIABLES
 
 if TYPE_CHECKING:
+    from qd.app import Qd
     from qd.config import Settings
     from qd.connectors.base import Connector
     from qd.connectors.reserver import Factory
@@ -87,8 +89,6 @@ def settings() -> Settings:
     """
     found = loaded()
     if found.app and found.connections[found.default].url is None:
-        from qd.cli.apps import app_of
-
         return app_of(found).settings
     return found
 
@@ -189,10 +189,60 @@ def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
     at = found.connection(name)
     if at.driver in DRIVERS:
         return next((own for part in at.connections if (own := own_drivers(found, part))), {})
-    from qd.cli.apps import app_if_named
-
     app = app_if_named(found)
     return app.connections.own if app else {}
+
+
+def app() -> Qd:
+    """The app with its jobs. Raises ConfigError: none is named, or it does not import."""
+    configured = loaded()
+    found = app_if_named(configured)
+    if found is None:
+        raise ConfigError(
+            "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or `qd init`"
+            + configured.unfound
+        )
+    return found
+
+
+def app_if_named(found: Settings) -> Qd | None:
+    """The app with its jobs; None: neither --app nor QD_APP nor the file names one. Raises ConfigError."""
+    if not found.app:
+        return None
+    held = app_of(found)
+    try:
+        held.load()
+    except QdError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"the imports of app '{found.app}' fail: {_told(error)}") from error
+    return held
+
+
+def app_of(found: Settings) -> Qd:
+    """The app itself. What the command line said counts for it too. Raises ConfigError."""
+    from qd.worker.template import load_app
+
+    try:
+        held = load_app(found)
+    except QdError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"app '{found.app}' ({found.origins['qd.app']}) does not import: {_told(error)}") from error
+    held.settings = loaded(held.said)
+    return held
+
+
+def _told(error: BaseException) -> str:
+    """The error, and the line of the user's code that raised it."""
+    if isinstance(error, SyntaxError) and error.filename:  # its file did not get as far as to have a frame
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    from traceback import extract_tb
+
+    others = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
+    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def pools(found: Settings) -> list[Settings]:
