@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from qd.arguments import Carrier
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
-from qd.bus.common import Common, limit_of
 from qd.bus.hooks import PayloadHook
 from qd.bus.keyed import Keyed
 from qd.bus.named import Queue
 from qd.bus.own import extension, own_drivers
-from qd.bus.send import Send
-from qd.connectors.connections import Connections
+from qd.bus.services import Services, limit_of
 from qd.connectors.drivers import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
@@ -32,19 +30,16 @@ from qd.jobs import (
     Call,
     Declare,
     Handle,
-    Handlers,
     Handles,
     Job,
     JobFunction,
     Options,
     Place,
     Plan,
-    Registry,
     Sending,
     Span,
 )
 from qd.jobs.calls import caller, plan_of
-from qd.listeners import Listeners
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -70,20 +65,16 @@ class Qd:
     def __init__(self, url: str | None = None, *, imports: Sequence[str] = ()) -> None:
         self.url = url
         self.imports = tuple(imports)
-        self.registry = Registry()
-        self._handlers = Handlers(self.registry)
+        self._services = services = Services(lambda: self.said)
+        self._send = services.dispatcher
+        self.registry, self.listeners, self.connections = services.registry, services.listeners, services.connections
+        self.middleware = services.pipeline
+        self.connections.own |= own_drivers(services)
         self.recycling: tuple[type[BaseException], ...] = ()
-        self.listeners = Listeners()
-        self.connections = Connections(self._current_settings)
-        self._settings: Settings | None = None
-        self.common = Common(self.connections)
-        self.middleware = self.common.pipeline
-        self.connections.own |= own_drivers(self.registry, self.listeners, self.common)
-        self._send = Send(self._current_settings, self.connections, self.listeners, self.common)
         self.transactions = self._send.transactions
         self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around load()
         self.job = Declare(self.registry, self._send)
-        self.schedule = Schedule(self._current_settings, self.registry, self.call)
+        self.schedule = Schedule(services.current_settings, self.registry, self.call)
 
     @property
     def said(self) -> dict[str, object]:
@@ -94,19 +85,12 @@ class Qd:
     @property
     def settings(self) -> Settings:
         """All settings, read on first use. Raises ConfigError."""
-        if self._settings is None:
-            from qd import config  # reading files waits until somebody needs them
-
-            self._settings = config.load(code=self.said)
-        return self._settings
+        return self._services.settings
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
         """What the command line worked out counts for the app too."""
-        self._settings = settings
-
-    def _current_settings(self) -> Settings:
-        return self._settings or self.settings
+        self._services.settings = settings
 
     def load(self) -> None:
         """Import the modules that declare jobs. Raises whatever they raise."""
@@ -184,7 +168,7 @@ class Qd:
 
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:
         """Declare the figures of RateLimited(name): at most `most` starts in any `per` seconds, on all hosts together."""
-        self.common.declare(name, limit_of(name, most, per))
+        self._services.limits.declare(name, limit_of(name, most, per))
 
     def lock(
         self, name: str, ttl: Span, *, renew: bool = False, timeout: Span | None = None, connection: str | None = None
@@ -205,7 +189,7 @@ class Qd:
         RateLimited(name) on the same connection they are counted together. Raises DeclarationError."""
         from qd.locks import Limiter
 
-        return Limiter(self.connections, name, self.common.figures(name, most, per), connection=connection)
+        return Limiter(self.connections, name, self._services.limits.figures(name, most, per), connection=connection)
 
     def queue(self, name: str, connection: str | None = None) -> Queue:
         """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""
@@ -224,16 +208,16 @@ class Qd:
         command: a dataclass, a msgspec.Struct or an attrs class; its fields travel. handler: a function that takes one,
         sync or async, or a class with handle(command). The job is called as the class, or `name`.
         """
-        self._handlers.map(command, handler, name, options)
+        self._services.handlers.map(command, handler, name, options)
 
     def bind(self, command: object) -> Call[Any]:
         """The job for this command, to be sent later, or with options. Raises ArgumentError."""
-        plan, data = self._handlers.command(command)
+        plan, data = self._services.handlers.command(command)
         return Call(self._send, plan, data, caller())
 
     def send(self, command: object) -> Handle[Any]:
         """Send this command to its handler. Raises ArgumentError, and what dispatch raises."""
-        plan, data = self._handlers.command(command)
+        plan, data = self._services.handlers.command(command)
         return Handle(self._send.send(plan, data), self._send, plan)
 
     def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
@@ -253,7 +237,7 @@ class Qd:
         What a listener raises is logged and stops nothing; what sending raises comes out."""
         if not isinstance(event, Event):
             raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.events.Event")
-        heard = self._handlers.heard(event)
+        heard = self._services.handlers.heard(event)
         self.listeners.emit(event)
         if heard:
             self._send.send_many(heard)
@@ -307,7 +291,7 @@ class Qd:
             if name is None and not options:
                 self.listeners.add(event, listener)
             else:
-                self._handlers.listen(event, listener, name, options)
+                self._services.handlers.listen(event, listener, name, options)
             return listener
 
         return add
@@ -326,11 +310,11 @@ class Qd:
         sent is written down."""
         from qd.testing.fake import faked  # no program in production pays for it
 
-        return faked(self)
+        return faked(self._services)
 
     def inline(self) -> AbstractContextManager[Fake]:
         """For tests: in the block each job runs at once where it is dispatched, in this process; it is also written down,
         as by fake()."""
         from qd.testing.inline import inlined
 
-        return inlined(self)
+        return inlined(self._services)

@@ -81,7 +81,7 @@ def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
     @app.job("x", middleware=[WithoutOverlapping()])
     def work() -> None: ...
 
-    job = RunningJob("an-id", "x", "default", 1, common=app.common)
+    job = RunningJob("an-id", "x", "default", 1, backing=app._services)
     with pytest.raises(Exception, match="keeps jobs and nothing else"):
         WithoutOverlapping()(job, lambda: None)
 

@@ -9,7 +9,8 @@ several               what both ask of their calls
 running, pipeline     the job in hand, and what stands around it
 middleware            the middleware that comes with qd
 concurrency           that of it which lets only so many run
-asking, common        how middleware asks the store; what all jobs of an app share
+asking                how middleware asks the store
+services              what one app shares
 
 results, keyed        a job that was sent, by its id or its key
 retrying, named       the failed ones of a batch; a queue by its name

@@ -96,9 +96,9 @@ def told(job: RunningJob, tell: Callable[[Store], object], what: str) -> bool:
 
 def within(job: RunningJob, seconds: float, ask: Callable[[Connector], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
-    if job.common is None:
+    if job.backing is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
-    queue = cast(Connector, job.here) if job.here else job.common.connections.get(job.connection or None)
+    queue = cast(Connector, job.here) if job.here else job.backing.connection(job.connection)
     with shield, queue.within(seconds):  # an alarm must not tear a call apart
         return ask(queue)
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qd.bus.asking import Key, Said, asked, log, told, written
-from qd.bus.common import seconds_of
+from qd.bus.services import seconds_of
 from qd.connectors.keyspace import keys
 from qd.errors import DeclarationError, EndJob
 from qd.store.locks import Places

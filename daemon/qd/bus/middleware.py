@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qd.bus.asking import Key, Said, asked, log, queue_asked, told, written
-from qd.bus.common import limit_of, seconds_of
+from qd.bus.services import limit_of, seconds_of
 from qd.errors import DeclarationError
 from qd.jobs.stages import title_of
 from qd.limits import Fail
@@ -22,8 +22,7 @@ from qd.store.rates import Rate, Strikes
 from qd.ties import plain_name
 
 if TYPE_CHECKING:
-    from qd.bus.common import Common, Limit
-    from qd.bus.running import RunningJob
+    from qd.bus.running import Backing, Limit, RunningJob
     from qd.jobs import Declared
     from qd.store.base import Store
 
@@ -63,16 +62,16 @@ class RateLimited:
                 job.release(answer.wait, reason=f"over {rate.most} per {rate.per:g} s of {rate.name}", counts=False)
             time.sleep(answer.wait)
 
-    def limit_in(self, common: Common) -> Limit:
+    def limit_in(self, backing: Backing) -> Limit:
         """Its figures. Raises DeclarationError: the app has declared no limit of that name."""
-        return self._limit or common.limit(self._name)
+        return self._limit or backing.limit(self._name)
 
     def _rate(self, job: RunningJob) -> Rate:
         limit = self._limit
         if limit is None:
-            if job.common is None:
+            if job.backing is None:
                 raise DeclarationError(f"RateLimited('{self._name}') was called with a job that belongs to no app")
-            limit = self.limit_in(job.common)
+            limit = self.limit_in(job.backing)
         key = self._key.of(job)
         return Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
 

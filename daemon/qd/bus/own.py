@@ -12,15 +12,13 @@ from qd.errors import ConfigError, DeclarationError
 from qd.events import QueueFailedOver
 
 if TYPE_CHECKING:
-    from qd.bus.common import Common
+    from qd.bus.services import Services
     from qd.bus.shared import Shared
     from qd.config import ConnectionSettings, Settings
     from qd.connectors.reserver import Factory, Reserver
-    from qd.jobs import Registry
-    from qd.listeners import Listeners
 
 
-def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dict[str, Factory]:
+def own_drivers(services: Services) -> dict[str, Factory]:
     """Each is loaded when a connection of it is used."""
     made, lock = list["Shared"](), threading.Lock()
 
@@ -30,13 +28,13 @@ def own_drivers(registry: Registry, listeners: Listeners, common: Common) -> dic
 
         with lock:
             if not made:
-                made.append(Shared(registry, listeners, common))
+                made.append(Shared(services))
         return open_queue(made[0], settings, at)
 
     def failover(settings: Settings, at: ConnectionSettings, who: Reserver) -> Connector:
         from qd.connectors.failover import open_queue
 
-        return open_queue(settings, at, who, lambda name, error: listeners.emit(QueueFailedOver(name, error)))
+        return open_queue(settings, at, who, lambda name, error: services.listeners.emit(QueueFailedOver(name, error)))
 
     return {"sync": sync, "failover": failover}
 

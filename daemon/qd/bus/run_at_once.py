@@ -36,7 +36,7 @@ class Run:
     def end(self) -> tuple[list[Effect], Exception | None]:
         """What follows from it, and its error where it has failed for good."""
         payload = self._payload
-        declared = self._shared.registry.get(payload.job)
+        declared = self._shared.services.registry.get(payload.job)
         if declared is None:
             return ends(payload, "failed"), UnknownJob(
                 f"no job '{payload.job}' is declared in this app, which is to run it"
@@ -89,8 +89,8 @@ class Run:
     def _attempt(self, declared: Declared, job: RunningJob) -> object:
         """What it returned; where it released itself, its outcome says so. Raises what it raised, and JobFailure for
         fail()."""
-        listeners = self._shared.listeners
-        stages, result = self._shared.common.pipeline.around(declared), None
+        listeners = self._shared.services.listeners
+        stages, result = self._shared.services.pipeline.around(declared), None
         if declared.is_async:
             refuse_in_a_loop()
         call = self._freeing(job.prepared(declared))
@@ -123,10 +123,10 @@ class Run:
     def _tell(self, job: RunningJob, error: Exception | None, *told: events.Event) -> None:
         """This attempt has ended, and another follows."""
         for event in (*told, events.JobAttempted(job, error)):
-            self._shared.listeners.emit(event)
+            self._shared.services.listeners.emit(event)
 
     def _fail(self, declared: Declared, job: RunningJob, error: Exception) -> tuple[object, bool]:
-        tell_of_failure(declared, bytes(job.data), error, job, self._shared.listeners)
+        tell_of_failure(declared, bytes(job.data), error, job, self._shared.services.listeners)
         raise error
 
     def _job(self, declared: Declared, payload: Payload) -> RunningJob:
@@ -145,7 +145,7 @@ class Run:
             ties=payload.qd,
             declared=declared,
             data=payload.data,
-            common=self._shared.common,
+            backing=self._shared.services,
         )
 
     def _keep(self, state: bytes) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from msgspec import Raw
 
@@ -21,10 +22,28 @@ from qd.ties import Ties
 from qd.units import span_in_code
 
 if TYPE_CHECKING:
-    from qd.bus.common import Common
     from qd.bus.here import Here
+    from qd.connectors.base import Connector
 
 MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `most` starts in any `per` seconds: what app.limit(name) has declared."""
+
+    most: int
+    per: float
+
+
+class Backing(Protocol):
+    """What middleware reaches through its job: the connections and the declared limits of the app."""
+
+    def connection(self, name: str) -> Connector:
+        """This thread's connection. name: "" is the default one."""
+
+    def limit(self, name: str) -> Limit:
+        """Raises DeclarationError if the app has declared no limit of that name."""
 
 
 class RunningJob:
@@ -45,7 +64,7 @@ class RunningJob:
         "_tags",
         "_tell",
         "attempt",
-        "common",
+        "backing",
         "connection",
         "data",
         "declared",
@@ -81,16 +100,16 @@ class RunningJob:
         ties: Ties | None = None,
         declared: Declared | None = None,
         data: bytes | Raw = b"{}",
-        common: Common | None = None,
+        backing: Backing | None = None,
         tell: Callable[[float], None] | None = None,
         tags: tuple[str, ...] = (),
         here: Here | None = None,
     ) -> None:
-        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. common: what
-        it shares with every job of its app. data: its arguments, as they travelled. tell: takes how far the job is, None:
-        nobody can ask. tags: of one that has no payload."""
+        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. data: its
+        arguments, as they travelled. backing: its app's; None: it belongs to no app. tell: takes how far the job is; None:
+        nothing records it. tags: of a job without a payload."""
         self._saved, self._keep, self._tell = saved, keep, tell
-        self.connection, self.payload, self.ties, self.common = connection, payload, ties, common
+        self.connection, self.payload, self.ties, self.backing = connection, payload, ties, backing
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
         self.declared, self.data, self.here, self._tags = declared, data, here, tags
         self._fields: Any = ABSENT  # its arguments, once they are converted

@@ -15,17 +15,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd.bounds import check
-from qd.bus.common import Common
 from qd.bus.here import Here
 from qd.bus.hooks import PayloadHooks
 from qd.bus.job_here import run_here
 from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
+from qd.bus.pipeline import Pipeline
 from qd.bus.results import Asked
 from qd.bus.route import Route, routed
 from qd.bus.route import due_in as due_in
 from qd.bus.route import signing_of as signing_of
-from qd.bus.running import RunningJob
+from qd.bus.running import Backing, RunningJob
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.connections import Connections
 from qd.errors import ArgumentError, DeclarationError
@@ -48,10 +48,15 @@ class Send:
     """The sender of an app: `settings` is asked at each call, so that nothing is read before the first one."""
 
     def __init__(
-        self, settings: Callable[[], Settings], connections: Connections, listeners: Listeners, common: Common
+        self,
+        settings: Callable[[], Settings],
+        connections: Connections,
+        listeners: Listeners,
+        pipeline: Pipeline,
+        backing: Backing,
     ) -> None:
         self._settings = settings
-        self._common = common
+        self._pipeline, self._backing = pipeline, backing
         self._connections = connections
         self._listeners = listeners
         self.transactions: list[Transaction] = []
@@ -235,13 +240,13 @@ class Send:
             ties=ties,
             declared=plan.declared,
             data=data,
-            common=self._common,
+            backing=self._backing,
             tags=said.tags or (),
             here=here,
         )
 
     def run_made(self, job: RunningJob, plan: Plan) -> Any:
-        stages = self._common.pipeline.around(plan.declared)
+        stages = self._pipeline.around(plan.declared)
         return run_here(plan.declared, bytes(job.data), job, self._listeners, stages)
 
     def route(self, plan: Plan) -> Route:

@@ -10,17 +10,15 @@ from qd.bus.memory import MemoryBatches
 from qd.connectors.base import Kept
 
 if TYPE_CHECKING:
-    from qd.bus.common import Common
+    from qd.bus.services import Services
     from qd.connectors.effects import Keep
-    from qd.jobs import Registry
-    from qd.listeners import Listeners
 
 MOST = 1000  # results, and batches that are over
 
 
 class Shared:
-    def __init__(self, registry: Registry, listeners: Listeners, common: Common) -> None:
-        self.registry, self.listeners, self.common = registry, listeners, common
+    def __init__(self, services: Services) -> None:
+        self.services = services
         self.batches = MemoryBatches()
         self.results = dict[str, Kept]()
         self._owners = dict[str, str]()

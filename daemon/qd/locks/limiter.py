@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from qd.bus.common import Limit
+from qd.bus.running import Limit
 from qd.connectors.connections import Connections
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs import Span

@@ -152,14 +152,13 @@ def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker
     server.empty()
     settings = moved(settings_of(root, code=app.said), server)
     worker = Worker(name_of(app, settings.app), settings, app, folder)
-    before, app._settings = app._settings, settings
-    try:
-        yield worker
-        worker.stop()
-    finally:
-        worker.end()
-        app.connections.close()
-        app._settings = before
+    with app._services.using(settings):
+        try:
+            yield worker
+            worker.stop()
+        finally:
+            worker.end()
+            app.connections.close()
 
 
 def moved(settings: Settings, server: Server) -> Settings:

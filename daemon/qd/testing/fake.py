@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.send import Push
+from qd.bus.services import Services
 from qd.connectors.batches import NewBatch
 from qd.errors import ArgumentError
 from qd.jobs import Job, JobFunction
@@ -24,17 +25,14 @@ from qd.testing.stage import staged
 from qd.testing.waiting import Waiting
 from qd.ties import Link, Ties
 
-if TYPE_CHECKING:
-    from qd.app import Qd
-
 AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
 
 
 class Fake:
     """What would have been sent since the block began, in order. Asking changes nothing. May be used from any thread."""
 
-    def __init__(self, app: Qd) -> None:
-        self._registry, self._handlers = app.registry, app._handlers
+    def __init__(self, services: Services) -> None:
+        self._registry, self._handlers = services.registry, services.handlers
         self._lock = threading.Lock()
         self._waiting = Waiting()
         self._made: dict[str, Parcel] = {}  # by id: those that are sent later, by a chain or a batch, too
@@ -124,9 +122,9 @@ def declared_of(job: object) -> Declared | None:
 
 
 @contextmanager
-def faked(app: Qd) -> Iterator[Fake]:
+def faked(services: Services) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
-    fake = Fake(app)
-    with staged(app, fake._post, fake._remember, fake._waiting, fake._kept):
+    fake = Fake(services)
+    with staged(services, fake._post, fake._remember, fake._waiting, fake._kept):
         yield fake

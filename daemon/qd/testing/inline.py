@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from qd.bus.job_here import beside_a_loop, run_here, tell_of_failure
 from qd.bus.parcel import Parcel
 from qd.bus.results import value_of_error, value_of_result
 from qd.bus.running import RunningJob
 from qd.bus.send import Push
+from qd.bus.services import Services
 from qd.connectors.batches import NewBatch
 from qd.errors import AttemptsExceeded, JobFailure
 from qd.limits import Release
 from qd.testing.fake import Fake
 from qd.testing.stage import staged
-
-if TYPE_CHECKING:
-    from qd.app import Qd
 
 MOST = 1000  # runs of a job that releases itself without end
 
@@ -32,9 +29,9 @@ class Inline(Fake):
     """Runs each job that it is given, and writes it down as a Fake does. A job that is not declared here, PHP's for
     example, is only written down."""
 
-    def __init__(self, app: Qd) -> None:
-        super().__init__(app)
-        self._listeners, self._common = app.listeners, app._send._common
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._services = services
 
     def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
         sent, errors = super()._post(parcels, push), list[Exception]()
@@ -102,11 +99,11 @@ class Inline(Fake):
         used up."""
         assert parcel.plan is not None
         declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
-        stages, attempt = self._common.pipeline.around(declared), 1
+        stages, attempt = self._services.pipeline.around(declared), 1
         for _ in range(MOST):
             job = self._job(parcel, attempt)
             try:
-                return run_here(declared, parcel.data, job, self._listeners, stages), job.skipped
+                return run_here(declared, parcel.data, job, self._services.listeners, stages), job.skipped
             except JobFailure:
                 if not isinstance(job.outcome, Release):
                     raise
@@ -114,7 +111,7 @@ class Inline(Fake):
             if attempt > tries:
                 break
         error = AttemptsExceeded(f"{declared.name} was released until its tries were used up")
-        tell_of_failure(declared, parcel.data, error, job, self._listeners)
+        tell_of_failure(declared, parcel.data, error, job, self._services.listeners)
         raise error
 
     def _job(self, parcel: Parcel, attempt: int) -> RunningJob:
@@ -130,7 +127,7 @@ class Inline(Fake):
             declared=parcel.plan.declared if parcel.plan else None,
             data=parcel.data,
             tell=self._teller(parcel),
-            common=self._common,
+            backing=self._services,
         )
 
     def _teller(self, parcel: Parcel) -> Callable[[float], None] | None:
@@ -140,8 +137,8 @@ class Inline(Fake):
 
 
 @contextmanager
-def inlined(app: Qd) -> Iterator[Fake]:
+def inlined(services: Services) -> Iterator[Fake]:
     """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
-    inline = Inline(app)
-    with staged(app, inline._post, inline._remember, inline._waiting, inline._kept):
+    inline = Inline(services)
+    with staged(services, inline._post, inline._remember, inline._waiting, inline._kept):
         yield inline

@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from qd import config
 from qd.bus.here import Here, Lenient
 from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
+from qd.bus.services import Services
 from qd.config import ConnectionSettings, Settings
 from qd.errors import QdError
 from qd.store.memory import MemoryLocks
 from qd.testing.waiting import Waiting
-
-if TYPE_CHECKING:
-    from qd.app import Qd
 
 
 class Unread(Settings):
@@ -61,25 +59,29 @@ class Nowhere(Here):
 
 @contextmanager
 def staged(
-    app: Qd, post: Callable[..., list[str]], note: Callable[[Parcel], None], jobs: Waiting, batches: MemoryBatches
+    services: Services,
+    post: Callable[..., list[str]],
+    note: Callable[[Parcel], None],
+    jobs: Waiting,
+    batches: MemoryBatches,
 ) -> Iterator[None]:
     """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
     with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
-    send: Any = app._send
-    before = app._settings, app.connections.make, send._post, send.parcel, send._hand_over
-    app._settings = unread(app)
+    send: Any = services.dispatcher
+    before = services.connections.make, send._post, send.parcel, send._hand_over
     store = Stored()
-    app.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
+    services.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
     send._post, send.parcel = post, partial(noted, send.parcel, note)
     send._hand_over = lambda parcel: post((parcel,))  # a class's own send() would send it
     try:
-        yield
+        with services.using(unread(services)):
+            yield
     finally:
-        app._settings, app.connections.make, send._post, send.parcel, send._hand_over = before
+        services.connections.make, send._post, send.parcel, send._hand_over = before
 
 
-def unread(app: Qd) -> Settings:
-    built_in = config.unread(app.said)
+def unread(services: Services) -> Settings:
+    built_in = config.unread(services.code())
     return Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})
 
 

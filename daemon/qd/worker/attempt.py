@@ -156,7 +156,7 @@ class Attempts:
             ties=payload.qd,
             declared=declared,
             data=payload.data,
-            common=self.app.common,
+            backing=self.app._services,
             tell=partial(self._tell, reserved.mark, known, told) if told else None,
         )
 

@@ -78,7 +78,7 @@ def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
         for stage in app.middleware.around(job) if job is not None else ():
             try:
                 if isinstance(stage, RateLimited):
-                    stage.limit_in(app.common)
+                    stage.limit_in(app._services)
             except DeclarationError as error:
                 yield name, str(error)
 
