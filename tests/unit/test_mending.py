@@ -3,8 +3,7 @@
 from typing import cast
 
 from qd.log import Log
-from qd.master.children import Children
-from qd.master.deaths import Unsettled
+from qd.master.children import Children, Unsettled
 from qd.master.keeping import Keeping
 from qd.master.mending import Mending
 from qd.process.scoreboard import Role, Scoreboard, State, W

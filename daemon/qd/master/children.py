@@ -13,15 +13,15 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from qd.master.deaths import Death, Unsettled
 from qd.master.oom import OomKills
 from qd.master.stacks import of_the_job
 from qd.process import child, vitals
-from qd.process.exits import RECYCLED, Exit
+from qd.process.exits import RECYCLED, Exit, ending
 from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, State, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
+YOUNG = 5.0  # seconds in which a worker that dies without having had a job may be part of a crash loop
 
 
 @dataclass(slots=True)
@@ -103,6 +103,65 @@ class Worker:
         """Finish the job in hand, take no other, leave."""
         self.draining = True
         self.send(signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """What the master has written into the slot of a dead worker, until the keeper has moved its jobs."""
+
+    words: tuple[tuple[W, int], ...]
+
+    def stand(self, slot: Slot) -> bool:
+        """Write it. False: it stands there, or the keeper has just said that the jobs are moved."""
+        if all(slot[word] == value or (word, slot[word]) == (W.STATE, State.SETTLED) for word, value in self.words):
+            return False
+        for word, value in self.words:
+            slot[word] = value
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is told when a worker has ended."""
+
+    worker: Worker
+    status: int
+    verdict: Verdict | None  # None: it left cleanly, there is nothing to move
+    job: str
+    queue: str
+    took: float
+    jobs: int  # it has done
+    handed_back: int
+    peak: int  # bytes
+    stack: str
+    oom: bool | None  # the kernel ended it for want of memory; None: nobody can tell
+
+    @property
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(self.status)
+
+    @property
+    def how(self) -> str:
+        if self.worker.role is Role.SCHEDULER and self.worker.ready and self.verdict and os.WIFEXITED(self.status):
+            return f"left with exit code {self.exit_code} (os._exit or sys.exit)"
+        return ending(self.status, oom=self.oom, in_job=self.verdict is Verdict.CRASH and bool(self.job))
+
+    @property
+    def fell_idle(self) -> bool:
+        """It died by itself, soon after it was ready, and had done nothing."""
+        ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
+        return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
+
+    @property
+    def at_boot(self) -> bool:
+        return not self.worker.ready
+
+    @property
+    def is_crash(self) -> bool:
+        """Nobody asked for its end."""
+        if self.verdict is None:
+            return self.at_boot and not self.worker.draining
+        return self.verdict in (Verdict.CRASH, Verdict.MEMORY)
 
 
 class Children:

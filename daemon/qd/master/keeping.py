@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from qd.log import Log
-from qd.master.deaths import Death
+from qd.master.children import Death
 from qd.options.kinds import WITH_KEYSPACE
 from qd.process import child
 from qd.process.exits import ending

@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable
 
+from qd.master.children import Death
 from qd.master.code import Code
-from qd.master.deaths import Death
 from qd.master.ending import begin
 from qd.master.rolling import Reload
 from qd.master.state import State

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable
 
 from qd.log import Log
-from qd.master.children import Children, Worker
-from qd.master.deaths import Death
+from qd.master.children import Children, Death, Worker
 from qd.process import systemd
 from qd.process.scoreboard import Role, State, Verdict, W
 
