@@ -3,7 +3,9 @@
     TASKS = {"default": {"BACKEND": "qd.contrib.django.tasks.QdBackend", "QUEUES": ["default", "mail"], "OPTIONS": {...}}}
     @task def welcome(to)        becomes a raw job of the project's Qd, under its module path, when its module is imported
     welcome.enqueue("a@b.c")     its data: {"args": ["a@b.c"], "kwargs": {}, "backend": "default", "at": unix seconds}
-    get_result(id)               what results.py finds: the record of its end, else the job itself
+    get_result(id)               made of the record of its end, or of the job itself:
+        kept    a task that ended well has returned its record (Attempt.ended), which result_ttl keeps
+        found   else the job is looked for: it waits, it runs, or it is in the failed store
 
 OPTIONS: those of a job (tries, timeout, backoff, result_ttl, connection ...), `after_commit`, and `app` ("shop.qd:app").
 """
@@ -11,35 +13,48 @@ OPTIONS: those of a job (tries, timeout, backoff, result_ttl, connection ...), `
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import django
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from qd.app import Qd
 from qd.bus.running import current_job
-from qd.contrib.django import project, results
-from qd.contrib.django.kit import (
-    BaseTaskBackend,
-    Task,
-    TaskContext,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-    normalize_json,
-    task_enqueued,
-    task_finished,
-    task_started,
-)
+from qd.contrib.django import project
 from qd.events import JobFailed
 from qd.jobs import JobFunction
 from qd.options.job import JOB_KINDS
+from qd.traces import shown
+
+if TYPE_CHECKING:
+    from qd.connectors.base import Found
+
+# django.tasks from Django 6 on, the package django-tasks before.
+if TYPE_CHECKING or django.VERSION < (6, 0):
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskError
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
+else:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskError
+    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
 
 RESULT_TTL = 86_400.0  # seconds for which a result is kept where OPTIONS do not say
+LAST_LINE = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
+STATUS = {"ready": TaskResultStatus.READY, "delayed": TaskResultStatus.READY, "running": TaskResultStatus.RUNNING}
 
 declared: dict[str, Task[..., Any]] = {}  # by module path
 hearing: set[int] = set()  # the apps whose failures are told to Django's signals
@@ -81,7 +96,7 @@ class QdBackend(BaseTaskBackend):
         """Send it. Raises what dispatch raises; InvalidTaskError; TypeError for arguments that JSON cannot carry."""
         self.validate_task(task)
         at = time.time()
-        found = results.made(self, task, "", args=args, kwargs=kwargs, enqueued_at=at)
+        found = task_result(self, task, "", args=args, kwargs=kwargs, enqueued_at=at)
         data = {"args": found.args, "kwargs": found.kwargs, "backend": self.alias, "at": at}
         sending = {**self.sending, "queue": task.queue_name}
         if task.run_after is not None:
@@ -95,7 +110,7 @@ class QdBackend(BaseTaskBackend):
         """Raises TaskResultDoesNotExist: nothing is known of it any more, or it is none of a task."""
         if not self.supports_get_result:
             return super().get_result(result_id)
-        found = results.look(self, str(result_id))
+        found = find_result(self, str(result_id))
         if found is None:
             raise TaskResultDoesNotExist(result_id)
         return found
@@ -150,7 +165,7 @@ class Attempt:
         task = task.using(backend=data["backend"], queue_name=job.queue)
         backend: Any = task.get_backend()
         self.backend = backend
-        self.result = results.made(
+        self.result = task_result(
             backend,
             task,
             job.id,
@@ -171,7 +186,7 @@ class Attempt:
         object.__setattr__(found, "finished_at", datetime.now(UTC))
         object.__setattr__(found, "status", TaskResultStatus.SUCCESSFUL)
         task_finished.send(type(self.backend), task_result=found)
-        return results.record(found)
+        return record_of(found)
 
 
 def tell_failed(event: JobFailed) -> None:
@@ -179,10 +194,10 @@ def tell_failed(event: JobFailed) -> None:
     job = event.job
     if job.name not in declared:
         return
-    data = results.data_of(bytes(job.data))
+    data = data_of(bytes(job.data))
     if data is not None:
         task = declared[job.name].using(backend=data["backend"], queue_name=job.queue)
-        found = results.failed(task, job.id, data, event.error, job.attempt)
+        found = failed_result(task, job.id, data, event.error, job.attempt)
         trace = event.error.__traceback__
         try:
             raise event.error
@@ -190,3 +205,156 @@ def tell_failed(event: JobFailed) -> None:
             task_finished.send(type(task.get_backend()), task_result=found)
         finally:
             event.error.__traceback__ = trace
+
+
+# -- results
+
+
+def task_result(
+    backend: Any,
+    task: Task[..., Any],
+    id: str,
+    *,
+    args: Any,
+    kwargs: Any,
+    enqueued_at: float | None,
+    status: Any = TaskResultStatus.READY,
+    started_at: float | None = None,
+    finished_at: float | None = None,
+    workers: Sequence[str] = (),
+    errors: Sequence[Any] = (),
+) -> TaskResult[Any]:
+    """Moments are unix seconds."""
+    return TaskResult(
+        task=task,
+        id=id,
+        status=status,
+        enqueued_at=moment(enqueued_at),
+        started_at=moment(started_at),
+        finished_at=moment(finished_at),
+        last_attempted_at=moment(started_at),
+        args=list(args),
+        kwargs=dict(kwargs),
+        backend=backend.alias,
+        errors=list(errors),
+        worker_ids=list(workers),
+    )
+
+
+def moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+# -- of one that has ended well
+
+
+def record_of(found: TaskResult[Any]) -> dict[str, Any]:
+    """What a task leaves of itself, for `find_result`."""
+    assert found.enqueued_at is not None
+    assert found.started_at is not None
+    return {
+        "task": found.task.module_path,
+        "queue": found.task.queue_name,
+        "args": found.args,
+        "kwargs": found.kwargs,
+        "at": found.enqueued_at.timestamp(),
+        "started": found.started_at.timestamp(),
+        "finished": time.time(),
+        "workers": found.worker_ids,
+        "value": found._return_value,
+    }
+
+
+def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
+    """None: nothing is known of it."""
+    queue = backend.app.connections.get(backend.app.settings.connection(backend.sending.get("connection")).name)
+    kept = queue.jobs.kept(id)
+    if kept is not None and kept.status == "done":
+        return result_of_record(backend, id, kept.value)
+    for name in sorted(backend.queues):
+        found = queue.jobs.find(name, id)
+        if found is not None:
+            return result_of_job(backend, id, found)
+    return None
+
+
+def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[Any] | None:
+    try:
+        told = json.loads(value)
+        task = backend.task_named(told["task"])
+    except (ValueError, LookupError, TypeError):
+        return None  # the job of that id is no task
+    if task is None:
+        return None
+    found = task_result(
+        backend,
+        task.using(backend=backend.alias, queue_name=told["queue"]),
+        id,
+        args=told["args"],
+        kwargs=told["kwargs"],
+        enqueued_at=told["at"],
+        status=TaskResultStatus.SUCCESSFUL,
+        started_at=told["started"],
+        finished_at=told["finished"],
+        workers=told["workers"],
+    )
+    object.__setattr__(found, "_return_value", told["value"])
+    return found
+
+
+# -- of one that waits, runs or has failed
+
+
+def data_of(raw: bytes) -> dict[str, Any] | None:
+    """The data of a task's payload. None: it is none of ours."""
+    try:
+        data = json.loads(raw)
+        return data if {"args", "kwargs", "backend", "at"} <= set(data) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] | None:
+    task, data = backend.task_named(found.payload.job), data_of(bytes(found.payload.data))
+    if task is None or data is None:
+        return None
+    task = task.using(backend=backend.alias, queue_name=found.queue)
+    own = {"args": data["args"], "kwargs": data["kwargs"], "enqueued_at": data["at"]}
+    workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
+    if found.spot != "failed":
+        return task_result(backend, task, id, **own, status=STATUS[found.spot], workers=workers)
+    said = json.loads(found.text.partition(b"\n")[0])
+    error = TaskError(exception_class_path=path_of(said), traceback=said.get("trace") or said.get("reason") or "")
+    ended = said.get("failed_at")
+    workers = [""] * int(said.get("attempts") or 0)
+    return task_result(
+        backend, task, id, **own, status=TaskResultStatus.FAILED, finished_at=ended, workers=workers, errors=[error]
+    )
+
+
+def path_of(said: Mapping[str, Any]) -> str:
+    """The import path of the error's class: the traceback's last line has the module, the record the name alone."""
+    name = str(said.get("error") or "Exception")
+    named = [path for path in LAST_LINE.findall(said.get("trace") or "") if path.rpartition(".")[2] == name]
+    path = named[-1] if named else name
+    return path if "." in path else f"builtins.{path}"
+
+
+def failed_result(
+    task: Task[..., Any], id: str, data: Mapping[str, Any], error: BaseException, attempts: int
+) -> TaskResult[Any]:
+    """Of one that fails now."""
+    kind = type(error)
+    told = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
+    return task_result(
+        task.get_backend(),
+        task,
+        id,
+        args=data["args"],
+        kwargs=data["kwargs"],
+        enqueued_at=data["at"],
+        status=TaskResultStatus.FAILED,
+        finished_at=time.time(),
+        workers=[""] * attempts,
+        errors=[told],
+    )
