@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -13,9 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from qd.process import darwin, vitals
+from qd.process import vitals
 from tests.support.clock import eventually
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -334,9 +334,12 @@ def test_a_score_out_of_range_is_refused() -> None:
     assert vitals.oom_score_adj(100_000) is False
 
 
-def test_macos_answers_are_read_by_their_layout() -> None:
-    bsdinfo = bytes(120) + struct.pack("=QQ", 1_700_000_000, 250_000)
-    assert darwin.started_in(bsdinfo) == 1_700_000_000_250_000
-    assert darwin.resident_in(struct.pack("=QQ", 2**40, 12_345_678) + bytes(80)) == 12_345_678
-    assert darwin.started_in(b"") is None
-    assert darwin.resident_in(b"") is None
+def test_without_proc_psutil_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "LINUX", False)
+    start = vitals.start_time(os.getpid())
+    assert start == round(psutil.Process().create_time() * 1_000_000)
+    assert vitals.alive(os.getpid(), start) is True
+    assert (vitals.rss_of(os.getpid()) or 0) > 1_000_000
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert (vitals.start_time(gone.pid), vitals.rss_of(gone.pid), vitals.alive(gone.pid, start)) == (None, None, False)

@@ -6,10 +6,10 @@ else than it was sent.
 
 from __future__ import annotations
 
-import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 Look = Callable[[Any], None]  # raises ValueError
@@ -34,7 +34,7 @@ def look_of(hint: Any) -> Look | None:
     inner = [look_of(part) for part in parts]
     if not any(inner):
         return None
-    if origin in (Union, types.UnionType):
+    if origin in (Union, UnionType):
         return _one_of(parts, inner)
     if origin in _DICTS:
         return _dict_of(*inner)

@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qd.process import darwin
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
@@ -31,7 +29,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @functools.cache
 def boot_id() -> str:
     """A name of this boot of this host; "" = unknown, and then equal to nothing, not even to another ""."""
-    return darwin.boot_id() if not LINUX else _text("/proc/sys/kernel/random/boot_id").strip()
+    if LINUX:
+        return _text("/proc/sys/kernel/random/boot_id").strip()
+    import psutil  # Linux does without it
+
+    return str(psutil.boot_time())
 
 
 def pid_namespace() -> str:
@@ -47,7 +49,8 @@ def pid_namespace() -> str:
 def start_time(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since the boot (elsewhere microseconds). None: unknown."""
     if not LINUX:
-        return darwin.start_time(pid)
+        process = _start_and_memory(pid)
+        return process and round(process[0] * 1_000_000)
     fields = _stat(pid)
     return int(fields[19]) if len(fields) > 19 else None
 
@@ -122,7 +125,7 @@ def _open_statm() -> int:
 
 def _anon_bytes_slow() -> int:
     if not LINUX:
-        return darwin.rss(os.getpid()) or 0
+        return rss_of(os.getpid()) or 0
     fields = _text("/proc/self/statm").split()
     return (int(fields[1]) - int(fields[2])) * PAGE if len(fields) > 2 else 0
 
@@ -130,9 +133,21 @@ def _anon_bytes_slow() -> int:
 def rss_of(pid: int) -> int | None:
     """Resident memory of process `pid` in bytes, shared pages and all. None: gone or unknown."""
     if not LINUX:
-        return darwin.rss(pid)
+        process = _start_and_memory(pid)
+        return process and process[1]
     fields = _text(f"/proc/{pid}/statm").split()
     return int(fields[1]) * PAGE if len(fields) > 1 else None
+
+
+def _start_and_memory(pid: int) -> tuple[float, int] | None:
+    """Start (unix seconds) and resident memory (bytes) of a process where there is no /proc. None: gone or unknown."""
+    import psutil  # Linux does without it
+
+    try:
+        process = psutil.Process(pid)
+        return process.create_time(), process.memory_info().rss
+    except (psutil.Error, OSError):
+        return None
 
 
 # --- CPUs ------------------------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ def _long(text: str) -> str:
 def _check(expression: str, fields: list[str]) -> None:
     if _comes(fields):
         return _check_steps(expression, fields)
-    for place, field in enumerate(fields):
-        if not _stands(place, field):
+    for place, part in enumerate(fields):
+        if not _stands(place, part):
             name, takes = FIELDS[place]
-            bad = next((term for term in field.split(",") if not _stands(place, term)), field)
+            bad = next((term for term in part.split(",") if not _stands(place, term)), part)
             raise ValueError(
                 f"cron expression {expression!r}: {bad!r} cannot stand for the {name} ({takes}; "
                 "also *, lists 1,2, ranges 1-5, steps */5): every day at 7:00 is '0 7 * * *'"
@@ -87,8 +87,8 @@ def _check(expression: str, fields: list[str]) -> None:
 
 def _check_steps(expression: str, fields: list[str]) -> None:
     """A step that is larger than its field is somebody's mistake: */70 minutes is minute 0."""
-    for (name, _), size, field in zip(FIELDS, SIZES, fields, strict=True):
-        for step in re.findall(r"/([0-9]+)", field):
+    for (name, _), size, part in zip(FIELDS, SIZES, fields, strict=True):
+        for step in re.findall(r"/([0-9]+)", part):
             if int(step) > size:
                 raise ValueError(
                     f"cron expression {expression!r}: a step of {step} is larger than the {name} ({size}): "

@@ -66,8 +66,8 @@ class Schedule:
         settings = self._settings()
         said = [file.scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
         found: dict[str, Entry] = {}
-        for scheduled in (*self._scheduled, *said):
-            entry = scheduled._entry(settings.schedule.timezone)
+        for builder in (*self._scheduled, *said):
+            entry = builder._entry(settings.schedule.timezone)
             if isinstance(entry.task, JobTask):
                 check_connection(entry, entry.task, settings)
             other = found.setdefault(entry.name, entry)
