@@ -6,10 +6,10 @@ from qd.arguments import Carrier as Carrier
 from qd.arguments import Given as Given
 from qd.arguments import provided as provided
 from qd.bus.batch import Batch as Batch
-from qd.bus.keyed import Keyed as Keyed
-from qd.bus.named import Queue as Queue
 from qd.bus.running import RunningJob as RunningJob
 from qd.bus.running import current_job as current_job
+from qd.bus.send import Keyed as Keyed
+from qd.bus.send import Queue as Queue
 from qd.connectors.batches import BatchState as BatchState
 from qd.errors import ArgumentError as ArgumentError
 from qd.errors import BatchFinished as BatchFinished

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from qd.arguments import Carrier
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
+from qd.bus.handlers import Handles
 from qd.bus.hooks import PayloadHook
-from qd.bus.keyed import Keyed
-from qd.bus.named import Queue
 from qd.bus.own import extension, own_drivers
+from qd.bus.send import Keyed, Queue
 from qd.bus.services import Services, limit_of
 from qd.connectors.drivers import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
@@ -30,7 +30,6 @@ from qd.jobs import (
     Call,
     Declare,
     Handle,
-    Handles,
     Job,
     JobFunction,
     Options,

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from qd.bus.retrying import dropped, retry_failed
+from qd.bus.batch import dropped, retry_failed
 from qd.config import load
 from qd.connectors.base import Connector, Released, Reserved
 from qd.connectors.batches import Entry, NewBatch

@@ -98,7 +98,7 @@ def within(job: RunningJob, seconds: float, ask: Callable[[Connector], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.backing is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
-    queue = cast(Connector, job.here) if job.here else job.backing.connection(job.connection)
+    queue = cast(Connector, job.local) if job.local else job.backing.connection(job.connection)
     with shield, queue.within(seconds):  # an alarm must not tear a call apart
         return ask(queue)
 

@@ -1,39 +1,49 @@
 """app.batch(*calls, then=, catch=, finally_=): jobs that run side by side and are counted together.
 
-    BatchCall    not sent yet          dispatch -> connection.batches -> Batch
-    Batch        one that was sent     its state, cancelling it, adding to it, retrying what has failed
+    BatchCall     not sent yet         dispatch -> connection.batches -> Batch
+    Batch         one that was sent    its state, cancelling it, adding to it, retrying what has failed
+    LocalBatch    BatchCall.run()      its jobs one after the other, then what follows; counted in memory
 
-The counting is done by the server, in the step that answers each job (connectors/keyspace/scripts/batch.lua).
+The server counts, in the step that answers each job (connectors/keyspace/scripts/batch.lua). retry_failed() takes the failed
+jobs of a batch out of the failed store and sends them again; `dropped` counts those whose record is gone.
 """
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from qd.bus.here import Here
+from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.results import FIRST_WAIT, GROWS, LONGEST_WAIT
-from qd.bus.running import current_job
+from qd.bus.running import RunningJob, current_job
 from qd.bus.send import Send
-from qd.bus.several import FOR_ONE, Together, later, members, together, unlocked
+from qd.bus.several import FOR_ONE, Member, Together, later, members, together, unlocked
 from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobError, UnknownBatch
-from qd.jobs import Handle, Sending, Span, Status
+from qd.events import JobRetryRequested
+from qd.jobs import Call, Handle, Sending, Span, Status
 from qd.jobs.calls import caller
 from qd.jobs.plan import waiting_time
 from qd.links import stamps
-from qd.payload import new_uuid, read
+from qd.listeners import Listeners
+from qd.payload import new_id, new_uuid, read
 from qd.process.shield import shield
 from qd.ties import Ties
 
 if TYPE_CHECKING:
+    from qd.config import Settings
+    from qd.connectors.base import Connector
     from qd.connectors.batches import Batches
-    from qd.jobs import Call
+    from qd.store.failed import FailedStore, Record
 
 WHAT = "a batch"
+MOST = 100  # records that one call moves
 
 
 class BatchCall(Together):
@@ -87,11 +97,9 @@ class BatchCall(Together):
     def run(self) -> None:
         """Run all of them here and now, in order, then what follows. The first error comes out at the end; unless failures
         are allowed, it is the end of the batch."""
-        from qd.bus.batch_here import BatchHere  # who sends needs none
-
         self._origin = None
         new = NewBatch(new_uuid(), self._name, self._allow, {})
-        BatchHere(self._send, new, self._members, self._callbacks).run()
+        LocalBatch(self._send, new, self._members, self._callbacks).run()
 
     def __repr__(self) -> str:
         return f"<batch of {len(self._members)} jobs{self._name and f' ({self._name})'}>"
@@ -100,8 +108,8 @@ class BatchCall(Together):
 def batch_in_hand(send: Send) -> Batch:
     """The batch of the job that this code runs in, or whose callback it is. Raises NotInJob, UnknownBatch."""
     job = current_job()
-    if job.here is not None and job.here.batch is not None:
-        return job.here.batch
+    if job.local is not None and isinstance(job.local.batch, Batch):
+        return job.local.batch
     id = None if job.ties is None else job.ties.batch or job.ties.after
     if id is None:
         raise UnknownBatch(f"job '{job.name}' belongs to no batch")
@@ -174,8 +182,6 @@ class Batch(Handle[None]):
     def dropped(self) -> int:
         """Failed jobs that can never be retried, so that `then` can never run: their records were dropped to make room for
         newer ones, or forgotten, or were never kept. One call for each 500 failed jobs."""
-        from qd.bus.retrying import dropped  # the failed store is loaded when somebody asks for it
-
         send, connection = self._send, self._connection
         return dropped(self.id, send.connector(connection), send._settings(), connection)
 
@@ -213,8 +219,6 @@ class Batch(Handle[None]):
     def retry_failed(self) -> int:
         """Send its failed jobs again. A cancelled batch goes on. Returns how many jobs were sent; those whose records
         are not kept any more are logged (logger `qd.batches`) and counted by `dropped`."""
-        from qd.bus.retrying import retry_failed  # the failed store is loaded when somebody asks for it
-
         send, connection = self._send, self._connection
         return retry_failed(self.id, send.connector(connection), send._settings(), connection, send._listeners)
 
@@ -245,3 +249,151 @@ def entries(parcels: Sequence[Parcel]) -> list[Entry]:
 def callback(parcel: Parcel) -> Callback:
     moments = [start for start, _ in stamps(parcel.body, read(parcel.body))]
     return Callback(parcel.queue, parcel.body, parcel.delay, tuple(moments))
+
+
+class LocalBatch(Batch):
+    """A batch that run() runs here and now. app.current_batch() returns it in its jobs and callbacks."""
+
+    __slots__ = ("_allow", "_callbacks", "_here", "_left")
+
+    def __init__(self, send: Send, new: NewBatch, jobs: Sequence[Member], callbacks: Mapping[str, Member]) -> None:
+        super().__init__(new.id, send, "")
+        self._callbacks, self._allow = callbacks, new.allow_failures
+        self._here = Here(MemoryBatches(), self)
+        self._left = deque(zip(ids(jobs), jobs, strict=True))
+        self._kept.send(new, local_entries(self._left))
+
+    @property
+    def _kept(self) -> MemoryBatches:
+        return self._here.batches
+
+    def run(self) -> None:
+        """Raises the first error of a job, at the end; what a callback raises at once."""
+        error: Exception | None = None
+        if not self._left:
+            self._call_back(self._kept.settled(self.id))
+        while self._left:
+            id, member = self._left.popleft()
+            how = "skipped"
+            if error is None or self._allow:
+                job = self._job(id, member, Ties(batch=self.id))
+                raised = self._failure(job, member)
+                error = raised if error is None else error
+                how = "failed" if raised is not None else "skipped" if job.skipped else "done"
+            self._call_back(self._kept.ended(self.id, id, how))
+        if error is not None:
+            raise error
+
+    def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
+        """Run more jobs of it, when those before them have ended."""
+        more = members(calls)
+        added = list(zip(ids(more), more, strict=True))
+        self._kept.add(self.id, local_entries(added))
+        self._left += added
+        return [Handle(id) for id, _ in added]
+
+    @property
+    def dropped(self) -> int:
+        """All of its failed jobs: the failed store has none of them."""
+        return self.failed
+
+    def retry_failed(self) -> int:
+        """The failed store has none of its jobs."""
+        return 0
+
+    def _job(self, id: str, member: Member, ties: Ties) -> RunningJob:
+        return self._send.made(id, *member, self._here, ties)
+
+    def _failure(self, job: RunningJob, member: Member) -> Exception | None:
+        try:
+            self._send.run_made(job, member.plan)
+        except Exception as error:
+            return error
+        return None
+
+    def _call_back(self, due: Iterable[str]) -> None:
+        for what in due:
+            if what in self._callbacks:
+                member = self._callbacks[what]
+                self._send.run_made(self._job(ids([member])[0], member, Ties(after=self.id)), member.plan)
+
+
+def ids(members: Sequence[Member]) -> list[str]:
+    return [new_id() for _ in members]
+
+
+def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:
+    return [Entry("", id, b"", 0.0) for id, _ in jobs]
+
+
+# -- retrying what has failed
+
+
+def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
+    """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more. Those
+    that can never be retried are logged."""
+    kept, count = failed_store(queue, settings, connection), 0
+    for name, jobs in failures(id, queue.batches).items():
+        ids = list(jobs.values()) if name else []
+        for at in range(0, len(ids), MOST):
+            moved = retried(kept, name, ids[at : at + MOST], id)
+            tell_retried(listeners, connection, moved)
+            count += len(moved)
+    if gone := lost(id, queue.batches, kept):
+        import logging
+
+        logging.getLogger("qd.batches").warning(told(id, gone))
+    return count
+
+
+def told(id: str, gone: int) -> str:
+    return f"batch {id}: {gone} of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
+
+
+def dropped(id: str, queue: Connector, settings: Settings, connection: str) -> int:
+    """How many failed jobs of the batch can never be retried."""
+    return lost(id, queue.batches, failed_store(queue, settings, connection))
+
+
+def lost(id: str, batches: Batches, kept: FailedStore) -> int:
+    """As `dropped`, for `qd failed retry`, which has the store already."""
+    with shield:
+        by_queue = failures(id, batches)
+        return sum(len(kept.gone(name, jobs) if name else jobs) for name, jobs in by_queue.items())
+
+
+def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
+    """Queue -> uuid -> id of the record; under "" those that never had one."""
+    by_queue: dict[str, dict[str, str]] = {}
+    with shield:
+        for uuid, (name, record) in batches.failures(id).items():
+            by_queue.setdefault(name, {})[uuid] = record
+    return by_queue
+
+
+def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
+    """The records of these ids that were sent again."""
+    with shield:
+        records = kept.of_ids(queue, ids)
+        said = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
+    return [record for record, why in zip(records, said, strict=True) if why is None]
+
+
+def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:
+    """`qd failed retry` tells here, too."""
+    if listeners.has(JobRetryRequested):
+        for record in records:
+            listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.job_id, record.payload))
+
+
+def failed_store(queue: Connector, settings: Settings, connection: str) -> FailedStore:
+    from qd.store.failed import FailedStore  # loaded only when failed jobs are counted or retried
+    from qd.store.keyspace import beside
+
+    store = beside(queue)
+    if not settings.failed.database:
+        return FailedStore(store)
+    from qd.store.failed_both import BothStores
+    from qd.store.laravel_failed import FailedJobs
+
+    return BothStores(store, FailedJobs(settings.failed.database), connection)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from qd.bus.memory import MemoryBatches
-
-if TYPE_CHECKING:
-    from qd.bus.batch import Batch
 
 
 class Lenient:
@@ -25,7 +21,7 @@ class Lenient:
 class Here:
     """Limits and locks let every job through, and batches are kept in memory. batch: what is run, where it is one."""
 
-    def __init__(self, batches: MemoryBatches, batch: Batch | None = None) -> None:
+    def __init__(self, batches: MemoryBatches, batch: object | None = None) -> None:
         self.batches, self.batch, self.store = batches, batch, Lenient()
 
     def within(self, seconds: float) -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ sent (job_here.py) is one of its thread or task."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,14 +15,13 @@ from msgspec import Raw
 from qd.arguments import ABSENT
 from qd.arguments.values import FAILURES, decode_value, encode, look, why
 from qd.errors import ArgumentError, NotInJob, Settled, UnknownParameters, WrongType
-from qd.jobs import Declared
+from qd.jobs.registry import Declared
 from qd.limits import Fail, Release
 from qd.payload import tags_of
 from qd.ties import Ties
 from qd.units import span_in_code
 
 if TYPE_CHECKING:
-    from qd.bus.here import Here
     from qd.connectors.base import Connector
 
 MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
@@ -46,6 +45,19 @@ class Backing(Protocol):
         """Raises DeclarationError if the app has declared no limit of that name."""
 
 
+class LocalRun(Protocol):
+    """What a job of run() has in place of a connection: middleware lets every job through, and no server is asked."""
+
+    @property
+    def batch(self) -> object | None:
+        """The batch that is run, as app.current_batch() returns it."""
+
+    @property
+    def store(self) -> object: ...
+
+    def within(self, seconds: float) -> AbstractContextManager[None]: ...
+
+
 class RunningJob:
     """One attempt of a job. attempt: 1 = the first. stopping: the worker was asked to stop, so save your place.
 
@@ -53,8 +65,8 @@ class RunningJob:
     run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
     outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise. skipped: it was
     not run, since its batch was cancelled, whatever the middleware around says that it returned. unfreed: how many places
-    (concurrency.py) it may have whose server did not answer. here: what it has for its
-    connection in run(), None: it has one.
+    (concurrency.py) it may have whose server did not answer. local: what it has in place of a connection in run(); None: it
+    has a connection.
     """
 
     __slots__ = (
@@ -68,8 +80,8 @@ class RunningJob:
         "connection",
         "data",
         "declared",
-        "here",
         "id",
+        "local",
         "mark",
         "name",
         "outcome",
@@ -103,7 +115,7 @@ class RunningJob:
         backing: Backing | None = None,
         tell: Callable[[float], None] | None = None,
         tags: tuple[str, ...] = (),
-        here: Here | None = None,
+        local: LocalRun | None = None,
     ) -> None:
         """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. data: its
         arguments, as they travelled. backing: its app's; None: it belongs to no app. tell: takes how far the job is; None:
@@ -111,7 +123,7 @@ class RunningJob:
         self._saved, self._keep, self._tell = saved, keep, tell
         self.connection, self.payload, self.ties, self.backing = connection, payload, ties, backing
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
-        self.declared, self.data, self.here, self._tags = declared, data, here, tags
+        self.declared, self.data, self.local, self._tags = declared, data, local, tags
         self._fields: Any = ABSENT  # its arguments, once they are converted
         self.id = id
         self.name = name

@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from qd.arguments import encode_value
 from qd.bounds import check
 from qd.bus.here import Here
 from qd.bus.hooks import PayloadHooks
@@ -22,15 +24,14 @@ from qd.bus.memory import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.pipeline import Pipeline
 from qd.bus.results import Asked
-from qd.bus.route import Route, routed
-from qd.bus.route import due_in as due_in
+from qd.bus.route import Route, due_in, name_of, routed
 from qd.bus.route import signing_of as signing_of
 from qd.bus.running import Backing, RunningJob
 from qd.connectors.base import Connector, Outgoing
 from qd.connectors.connections import Connections
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
-from qd.jobs import Place, Plan
+from qd.jobs import Handle, Place, Plan, Span
 from qd.listeners import Listeners
 from qd.options import queue_name
 from qd.payload import NO_DATA, make, new_id, new_pair, new_pairs
@@ -109,8 +110,6 @@ class Send:
         return [parcel.id if parcel in by_hand else next(others) for parcel in parcels]
 
     def _hand_over(self, parcel: Parcel) -> None:
-        from qd.bus.named import Queue  # stands above this
-
         assert parcel.plan is not None
         assert parcel.plan.by is not None
         parcel.plan.by(Queue(self, parcel.queue, parcel.connection))
@@ -242,7 +241,7 @@ class Send:
             data=data,
             backing=self._backing,
             tags=said.tags or (),
-            here=here,
+            local=here,
         )
 
     def run_made(self, job: RunningJob, plan: Plan) -> Any:
@@ -256,6 +255,79 @@ class Send:
                 return route  # type: ignore[no-any-return]
         plan.notes[:] = [routed(plan.declared, plan.options, settings, self.hooks)]
         return plan.notes[0]  # type: ignore[no-any-return]
+
+
+class Queue:
+    """A queue by its name, as app.queue("mail") returns it: jobs that another program declares, and the queue's state.
+
+    connection: None is the default one. Nothing is asked of the server before a method is called."""
+
+    def __init__(self, send: Send, name: str, connection: str | None = None) -> None:
+        self._send = send
+        self.name = name
+        self._connection = connection
+
+    def push(self, job: str, data: object = "", *, delay: Span | datetime | None = None) -> Handle[None]:
+        """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
+        seconds = 0.0 if delay is None else due_in(delay, job)
+        text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
+        id = self._send.push_named(self._connection, self.name, job, text, seconds)
+        return Handle(id, self._send, Place(self._connection, self.name))
+
+    def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
+        """Send these bytes as they are; only their size and depth are looked at."""
+        if not isinstance(payload, bytes):
+            raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
+        seconds = 0.0 if delay is None else due_in(delay)
+        self._send.push_raw(self._connection, self.name, payload, seconds)
+
+    def size(self) -> int:
+        """How many jobs are ready, delayed or running."""
+        with shield:
+            sizes = self._send.connector(self._connection).sizes(self.name)
+        return sizes.ready + sizes.delayed + sizes.reserved
+
+    def clear(self) -> int:
+        """Delete what is ready or delayed, never what runs. Returns how many."""
+        with shield:
+            return self._send.connector(self._connection).clear(self.name)
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name}>"
+
+
+class Keyed:
+    """A job by the key it waits under, as app.keyed(remind, "order:42") returns it: moved and cancelled before it runs.
+
+    Nothing is asked of the server before a method is called; each of them is one call. They may raise ConnectionLost and
+    ServerRefused: then nothing is known, and asking again is right."""
+
+    def __init__(self, send: Send, plan: Plan, key: str) -> None:
+        self._send, self._plan, self.key = send, plan, key
+        self._name = name_of(plan.declared.name, key)
+
+    def cancel(self) -> bool:
+        """True: it waited, and will never run. False: it has begun, has run, or was never there."""
+        route = self._send.route(self._plan)
+        with shield:
+            return self._send.connector(route.connection).cancel_keyed(route.queue, self._name)
+
+    def reschedule(self, delay: Span | datetime) -> bool:
+        """True: it waited, and is due after `delay` from now. False: as of cancel()."""
+        route = self._send.route(self._plan)
+        seconds = due_in(delay, self._plan.declared.name)
+        with shield:
+            return self._send.connector(route.connection).move_keyed(route.queue, self._name, seconds)
+
+    def due(self) -> datetime | None:
+        """When it is due, or was: a moment that has passed, while no worker has taken it yet. None: it does not wait."""
+        route = self._send.route(self._plan)
+        with shield:
+            found = self._send.connector(route.connection).keyed_due(route.queue, self._name)
+        return None if found is None else datetime.fromtimestamp(found, UTC)
+
+    def __repr__(self) -> str:
+        return f"<job {self._plan.declared.name} under key {self.key!r}>"
 
 
 def check_queue(name: str) -> None:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from qd.bus.handlers import Handlers
 from qd.bus.pipeline import Pipeline
 from qd.bus.running import Limit
 from qd.bus.send import Send
 from qd.connectors.connections import Connections
 from qd.errors import DeclarationError
-from qd.jobs import Handlers, Registry
+from qd.jobs import Registry
 from qd.listeners import Listeners
 from qd.units import span_in_code
 

@@ -1,5 +1,5 @@
 """What whoever keeps queues must be able to do. Each driver makes a `Connector`; worker and bus know only this, a keeper a
-bit more (keeping.py). (`qd.Queue`, for who sends, is one queue by its name: bus/named.py.)"""
+bit more (keeping.py). (`qd.Queue`, which producers use, is one queue by its name: bus/send.py.)"""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ is sent is handed in by app.py (`plan.Sender`).
 
 from qd.jobs.calls import Call, Job, JobFunction, NeverSent
 from qd.jobs.declare import Declare
-from qd.jobs.handlers import Handlers
-from qd.jobs.objects import Handles
 from qd.jobs.plan import Asks, Handle, Middleware, Options, Place, Plan, Sender, Sending, Span, Status
 from qd.jobs.registry import Declared, Registry
 
@@ -17,8 +15,6 @@ __all__ = [
     "Declare",
     "Declared",
     "Handle",
-    "Handlers",
-    "Handles",
     "Job",
     "JobFunction",
     "Middleware",

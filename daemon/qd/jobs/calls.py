@@ -21,9 +21,6 @@ from qd.arguments import ABSENT
 from qd.errors import DeclarationError
 from qd.jobs.plan import Handle, Plan, Sender, Sending
 
-if TYPE_CHECKING:
-    from qd.bus.named import Queue
-
 P = ParamSpec("P")
 C = TypeVar("C")
 T = TypeVar("T")
@@ -176,8 +173,11 @@ class Job(Call[T_co]):
     def failed(self, error: BaseException) -> None:
         """The job has failed for good; called in a worker, on a fresh instance."""
 
-    def send(self, connection: Queue) -> object:
-        """A class that defines this is sent by it: called in place of the push, with the queue that the job would go to."""
+    def send(self, connection: Any) -> object:
+        """A class that defines this sends itself: called in place of the push.
+
+        connection: the qd.Queue that the job would go to.
+        """
         raise NotImplementedError
 
     def _to_send(self) -> tuple[Sender, Plan, bytes]:

@@ -72,7 +72,7 @@ class Plan:
         self.delay: Span | datetime | None = None
         self.key: str | None = None
         self.after_commit: bool | None = None
-        self.by: Callable[[Any], object] | None = None  # called with its bus.named.Queue, in place of the push
+        self.by: Callable[[Any], object] | None = None  # called with its bus.send.Queue, in place of the push
         self.notes: list[Any] = []
 
     def using(self, given: Mapping[str, Any]) -> Plan:

@@ -101,7 +101,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 def tell_batches(at: Place, ids: Sequence[str]) -> None:
     """Print which of these batches can never succeed, whatever is retried. Checks the first TOLD of them."""
-    from qd.bus.retrying import lost, told
+    from qd.bus.batch import lost, told
     from qd.connectors.keyspace.batches import KeptBatches
 
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
@@ -226,7 +226,7 @@ def resent(at: Place, force: bool) -> Step:
 
 def teller(connection: str) -> Callable[[list[Record]], None]:
     """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
-    from qd.bus.retrying import tell_retried
+    from qd.bus.batch import tell_retried
 
     try:
         found = context.app_if_named(context.loaded())
