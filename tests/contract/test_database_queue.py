@@ -567,7 +567,7 @@ def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url
         app.queue("a").push("x", {"n": 1})
         with closing(Link(several)) as link:
             assert link.place == f"postgresql://{there.username}@127.0.0.1:{first},127.0.0.1:{second}/{there.database}"
-        assert FailedJobs(several).queues("redis") == []
+        assert FailedJobs(several).there(["u1"]) == set()
         app.connections.close()
     assert len(table.rows()) == 1
 

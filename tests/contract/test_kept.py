@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from qd.connectors.base import Claim, Outgoing
 from qd.connectors.batches import Callback, Entry, NewBatch
 from qd.connectors.keyspace import keys
+from qd.connectors.keyspace.base import script
 from qd.connectors.keyspace.batches import KeptBatches
 from qd.connectors.keyspace.keyed import cancelled, due, moved
 from qd.connectors.keyspace.sending import sent
 from qd.connectors.keyspace.ticks import KeptTicks
 from qd.payload import make
 from qd.store import hosts
-from qd.store.failed import FailedStore, Record, Wanted
+from qd.store.failed import FailedStore, Wanted
 from qd.store.keyspace import KeyspaceStore
 from tests.contract.spaces import Beside
 
@@ -24,16 +27,22 @@ def payload(id: str) -> bytes:
     return make("mail.send", b'{"to":"a@b.c"}', uuid=id, id=id, created_at=1_000_000_000)
 
 
-def failed(number: int, *, queue: str = "a") -> Record:
-    return Record(id=f"r{number}", queue=queue, failed_at=0.0, payload=payload(f"u{number}"), error="ValueError",
-                  reason=f"because {number}", job="mail.send")  # fmt: skip
+def keep(store: KeyspaceStore, queue: str, number: int) -> None:
+    names = [store.prefix + keys.failed(queue), store.prefix + keys.failed_at(queue)]
+    line = {
+        "id": f"r{number}",
+        "queue": queue,
+        "error": "ValueError",
+        "reason": f"because {number}",
+        "job": "mail.send",
+    }
+    script("adopt").call(store.space, names, f"r{number}", json.dumps(line), payload(f"u{number}"))
 
 
 def test_failed_jobs_are_read_a_page_at_a_time_retried_and_forgotten(store: KeyspaceStore, beside: Beside) -> None:
     found = FailedStore(store)
-    found.adopt("a", [failed(number) for number in range(7)])
-    found.adopt("b", [failed(8, queue="b")])
-    found.adopt("a", [failed(3)])  # it is there already
+    for queue, number in [*(("a", number) for number in range(7)), ("b", 8), ("a", 3)]:  # r3 is there already
+        keep(store, queue, number)
     assert found.queues() == ["a", "b"]
     assert found.count(["a", "b"]) == 8
     told = list(found.records(["a", "b"], newest=False))

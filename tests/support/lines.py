@@ -83,7 +83,7 @@ def in_forks(file: Path) -> int:
     for name in (
         "qd.cli.context",
         "qd.connectors.redis.wire",
-        "qd.store.failed_both",
+        "qd.store.laravel_failed",
         "qd.worker.template",
         "sqlalchemy",
     ):

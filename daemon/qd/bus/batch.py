@@ -182,8 +182,7 @@ class Batch(Handle[None]):
     def dropped(self) -> int:
         """Failed jobs that can never be retried, so that `then` can never run: their records were dropped to make room for
         newer ones, or forgotten, or were never kept. One call for each 500 failed jobs."""
-        send, connection = self._send, self._connection
-        return dropped(self.id, send.connector(connection), send._settings(), connection)
+        return dropped(self.id, self._send.connector(self._connection))
 
     @property
     def progress(self) -> int:  # type: ignore[override]  # of a batch, a number that it always has
@@ -332,7 +331,7 @@ def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:
 def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
     """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more. Those
     that can never be retried are logged."""
-    kept, count = failed_store(queue, settings, connection), 0
+    kept, count = failed_store(queue, settings.failed.database), 0
     for name, jobs in failures(id, queue.batches).items():
         ids = list(jobs.values()) if name else []
         for at in range(0, len(ids), MOST):
@@ -350,9 +349,9 @@ def told(id: str, gone: int) -> str:
     return f"batch {id}: {gone} of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
 
 
-def dropped(id: str, queue: Connector, settings: Settings, connection: str) -> int:
+def dropped(id: str, queue: Connector) -> int:
     """How many failed jobs of the batch can never be retried."""
-    return lost(id, queue.batches, failed_store(queue, settings, connection))
+    return lost(id, queue.batches, failed_store(queue))
 
 
 def lost(id: str, batches: Batches, kept: FailedStore) -> int:
@@ -386,14 +385,9 @@ def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record
             listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.job_id, record.payload))
 
 
-def failed_store(queue: Connector, settings: Settings, connection: str) -> FailedStore:
-    from qd.store.failed import FailedStore  # loaded only when failed jobs are counted or retried
-    from qd.store.keyspace import beside
+def failed_store(queue: Connector, database: str = "") -> FailedStore:
+    """database: where copies of its records are, see with_copies."""
+    from qd.store.keyspace import beside  # loaded only when failed jobs are counted or retried
+    from qd.store.laravel_failed import with_copies
 
-    store = beside(queue)
-    if not settings.failed.database:
-        return FailedStore(store)
-    from qd.store.failed_both import BothStores
-    from qd.store.laravel_failed import FailedJobs
-
-    return BothStores(store, FailedJobs(settings.failed.database), connection)
+    return with_copies(beside(queue), database)

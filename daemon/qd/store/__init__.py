@@ -4,8 +4,7 @@ base, keyspace        the contract, and its home on a keyspace
 stamps, hosts         restarts, pauses, maintenance; which masters are there
 schedule              entries: paused, and how they last went
 failed                the failed store
-laravel_failed        Laravel's table failed_jobs
-failed_both           both, as if they were one
+laravel_failed        Laravel's table failed_jobs, with copies of records
 laravel               Laravel's own keys in its cache
 locks, rates          places that so many may have; so many in so long
 mutex, memory         what one has at a time, on a server or in this process

@@ -52,14 +52,11 @@ class Record(_Line, frozen=True, kw_only=True):
     queue: str
     failed_at: float
     payload: bytes = b""
-    row: bool = False  # it is a row of failed_jobs and nothing else
-    elsewhere: bool = False  # its row is gone: retried or forgotten with artisan
 
     @property
     def job_id(self) -> str:
-        """What people call the job: its id, else its uuid. The record's own id if it has neither; a row of failed_jobs has
-        the name that it has for artisan."""
-        return self.id if self.row else id_of(self) or self.uuid or self.id
+        """What people call the job: its id, else its uuid. The record's own id if it has neither."""
+        return id_of(self) or self.uuid or self.id
 
     @property
     def failures(self) -> tuple[int, float]:
@@ -231,8 +228,8 @@ class FailedStore:
                         found[word].append(record)
         return found
 
-    def count(self, queues: Sequence[str]) -> int | None:
-        """How many records there are; None: that is not known."""
+    def count(self, queues: Sequence[str]) -> int:
+        """How many records there are."""
         counts = self.space.call_many([("HLEN", self._key(keys.failed(queue))) for queue in queues]) if queues else []
         return sum(count for count in counts if isinstance(count, int))
 
@@ -249,19 +246,15 @@ class FailedStore:
 
     # -- changing
 
-    def unfit(self, record: Record, now: float, *, force: bool = False) -> str | None:
-        """Why `retry` would leave this one, as far as it says so itself."""
-        try:
-            sent_again(record.payload, now), payload.read(record.payload)
-        except Malformed as error:
-            return f"it cannot be run: {error}"
-        return None
+    def refused(self, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
+        """Why `retry` would not move each of these, None if it would: as far as the records and their copies tell."""
+        return [cannot_run(record, now) for record in records]
 
     def retry(
         self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
     ) -> list[str | None]:
         """Move these (at most 100) to ready, each in the step that takes it out of the store; now: the server's clock.
-        force: also those that were retried elsewhere; resumes: id of a batch that goes on when one is moved.
+        force: also those that artisan has retried; resumes: id of a batch that goes on when one is moved.
 
         None for each that was moved, "" for one that is not there any more, else the reason why it stays. After
         ConnectionLost nobody knows which were moved: those that were not are still there.
@@ -306,14 +299,6 @@ class FailedStore:
         """Note that these (at most 100) have no row in failed_jobs any more."""
         script("copied").call(self.space, [self._key(keys.failed(queue))], "0", *map(_raw, ids))
 
-    def adopt(self, queue: str, records: Sequence[Record]) -> None:
-        """Take these (at most 100) into the store; those that are there already stay as they are."""
-        args = list[Arg]()
-        for record in records:
-            facts = {name: getattr(record, name) for name in _Line.__struct_fields__}
-            args += [_raw(record.id), msgspec.json.encode({"id": record.id, "queue": queue, **facts}), record.payload]
-        script("adopt").call(self.space, [self._key(keys.failed(queue)), self._key(keys.failed_at(queue))], *args)
-
     def gone(self, queue: str, jobs: Mapping[str, str]) -> set[str]:
         """jobs: uuid -> id of its record. Those that can never be retried, for the record is not kept any more."""
         uuids, found = list(jobs), set[str]()
@@ -338,6 +323,14 @@ class FailedStore:
 
 def _raw(id: str) -> bytes:
     return id.encode("utf-8", "surrogateescape")
+
+
+def cannot_run(record: Record, now: float) -> str | None:
+    try:
+        sent_again(record.payload, now), payload.read(record.payload)
+    except Malformed as error:
+        return f"it cannot be run: {error}"
+    return None
 
 
 def means(record: Record, word: str) -> bool:

@@ -1,14 +1,13 @@
-"""Laravel's table failed_jobs: a copy of what fails here, for `php artisan queue:failed` and its sisters, and a source of
-what PHP has failed. Loaded only where `[failed] database` names one; SQLAlchemy does the rest.
+"""Copies of failed jobs in Laravel's table failed_jobs, for `php artisan queue:failed` and its sisters. Loaded only if
+`[failed] database` names a database; SQLAlchemy does the rest.
 
 The table is Laravel's own (Queue/Failed/DatabaseUuidFailedJobProvider.php, since 8): uuid, connection, queue, payload,
-exception, failed_at (UTC). The last line of an exception of ours names the record: that is how both are known as one.
+exception, failed_at (UTC). Rows that PHP wrote are PHP's: qd neither reads nor changes them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -17,36 +16,29 @@ from typing import Any
 from qd.connectors.database.target import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
 from qd.masks import masked
+from qd.store.failed import FailedStore, Record
+from qd.store.keyspace import KeyspaceStore
 
 WAIT = 2  # seconds for a connection, and for an answer where the driver can say so
-PAGE = 500  # rows read at once
 DRIVERS = {
     "mysql": (("mysql+pymysql", "pymysql"), ("mysql+mysqldb", "MySQLdb")),
     "mariadb": (("mariadb+pymysql", "pymysql"), ("mariadb+mysqldb", "MySQLdb")),
     "postgresql": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
     "postgres": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
 }
-_NUMBERED = re.compile(r"row-([0-9]{1,18})")
-_OURS = re.compile(r"`qd failed show (\S+)`\s*$")
+GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan (--force sends it all the same)"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A failed job as Laravel keeps it. name: its uuid, or "row-7" where Laravel keeps none (its older driver, `database`).
-    failed_at: unix seconds."""
+    """A failed job as Laravel keeps it. failed_at: unix seconds."""
 
-    name: str
+    uuid: str
     connection: str
     queue: str
     payload: str
     exception: str
     failed_at: float
-
-    @property
-    def record(self) -> str | None:
-        """The id of the record that it is a copy of; None: PHP wrote it."""
-        found = _OURS.search(self.exception)
-        return found[1] if found else None
 
 
 def signed_off(exception: str, id: str) -> str:
@@ -82,9 +74,6 @@ class FailedJobs:
             "failed_jobs", sql.MetaData(), sql.Column("id", sql.BigInteger, primary_key=True), *columns,
             sql.Column("failed_at", sql.DateTime),
         )  # fmt: skip
-        # As the driver gives it: what another program has written there may be no moment.
-        at = sql.type_coerce(self.table.c.failed_at, sql.types.NullType()).label("failed_at")
-        self.all = sql.select(*[column for column in self.table.c if column.name != "failed_at"], at)
 
     def _run(self, *statements: Any) -> list[Any]:
         """All in one transaction; the rows of the last."""
@@ -100,70 +89,68 @@ class FailedJobs:
     def add(self, row: Row) -> None:
         """Write it, in place of a row of the same job."""
         at = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0)
-        values = {name: getattr(row, name) for name in ("connection", "queue", "payload", "exception")}
-        self._run(self._delete([row.name]), self.table.insert().values(uuid=row.name, **values, failed_at=at))
+        values = {name: getattr(row, name) for name in ("uuid", "connection", "queue", "payload", "exception")}
+        self._run(self._delete([row.uuid]), self.table.insert().values(**values, failed_at=at))
 
-    def take(self, names: Sequence[str]) -> None:
-        """Delete these rows."""
-        if names:
-            self._run(self._delete(names))
+    def delete(self, uuids: Sequence[str]) -> None:
+        """Delete the rows of these jobs."""
+        if uuids:
+            self._run(self._delete(uuids))
 
-    def _delete(self, names: Sequence[str]) -> Any:
-        return self.table.delete().where(self._named(names))
-
-    def _named(self, names: Sequence[str]) -> Any:
-        column, numbers = self.table.c, [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
-        without = self.sql.and_(column.id.in_(numbers), self.sql.or_(column.uuid.is_(None), column.uuid == ""))
-        return self.sql.or_(column.uuid.in_([name for name in names if name]), without)
+    def _delete(self, uuids: Sequence[str]) -> Any:
+        return self.table.delete().where(self.table.c.uuid.in_(list(uuids)))
 
     def there(self, uuids: Sequence[str]) -> set[str]:
         """Those of these jobs that have a row."""
         asked = self.sql.select(self.table.c.uuid).where(self.table.c.uuid.in_(list(uuids)))
         return {row[0] for row in self._run(asked)} if uuids else set()
 
-    def queues(self, connection: str) -> list[str]:
-        """Those of `connection` that rows tell of."""
-        column = self.table.c.queue
-        asked = self.sql.select(column).where(self.table.c.connection == connection).distinct()
-        return sorted(text_of(row[0]) for row in self._run(asked) if row[0])
 
-    def rows(self, connection: str, queue: str, *, newest: bool = True) -> Iterator[Row]:
-        """Those of the queue, in the order in which they were written, a page at a time."""
-        column, last = self.table.c.id, None
-        while True:
-            asked = self.all.limit(PAGE).order_by(column.desc() if newest else column)
-            asked = asked.where(self.table.c.connection == connection, self.table.c.queue == queue)
-            if last is not None:
-                asked = asked.where(column < last if newest else column > last)
-            page = self._run(asked)
-            for row in page:
-                yield row_of(row)
-            if len(page) < PAGE:
-                return
-            last = page[-1].id
-
-    def of(self, names: Sequence[str]) -> list[Row]:
-        """The rows of these names."""
-        return [row_of(row) for row in self._run(self.all.where(self._named(names)))]
+def with_copies(store: KeyspaceStore, database: str) -> FailedStore:
+    """The failed store; if `database` (a url) is named, jobs that it retries or forgets lose their rows in failed_jobs too.
+    Raises ConfigError."""
+    return CopiedStore(store, FailedJobs(database)) if database else FailedStore(store)
 
 
-def row_of(row: Any) -> Row:
-    connection, queue, payload, exception = map(text_of, (row.connection, row.queue, row.payload, row.exception))
-    return Row(text_of(row.uuid) or f"row-{row.id}", connection, queue, payload, exception, moment_of(row.failed_at))
+class CopiedStore(FailedStore):
+    """The failed store whose records have copies in `table`: a job that qd retries or forgets loses its row too, and qd does
+    not retry a job that artisan has retried. Calls that change something may raise DatabaseError.
 
+    A retry notes "no row" in the record, deletes the row, and moves the job to ready: it can be killed between any two of
+    these steps, and the next retry does the rest.
+    """
 
-def text_of(value: object) -> str:
-    """SQLite keeps whatever it is given in any column."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
+    def __init__(self, store: KeyspaceStore, table: FailedJobs) -> None:
+        super().__init__(store)
+        self.table = table
 
+    def refused(self, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
+        gone = set() if force else self._gone(records)
+        return [
+            GONE if record.id in gone else why
+            for record, why in zip(records, super().refused(records, now), strict=True)
+        ]
 
-def moment_of(value: object) -> float:
-    """Unix seconds; 0 for what is no moment."""
-    try:
-        at = value if isinstance(value, datetime) else datetime.fromisoformat(text_of(value))
-        return at.replace(tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
+    def retry(
+        self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None
+    ) -> list[str | None]:
+        gone = set() if force else self._gone(records)
+        sent = [record for record in records if record.id not in gone]
+        if copied := [record.id for record in sent if record.copied]:
+            self.uncopied(queue, copied)
+        self.table.delete([record.uuid for record in sent if record.uuid])
+        answers = iter(super().retry(queue, sent, now, resumes=resumes) if sent else ())
+        return [GONE if record.id in gone else next(answers) for record in records]
+
+    def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:
+        self.table.delete([record.uuid for record in records if record.uuid])
+        return super().forget(queue, records)
+
+    def _gone(self, records: Sequence[Record]) -> set[str]:
+        """The ids of the records whose row artisan has deleted."""
+        copied = [(record.id, record.uuid) for record in records if record.copied and record.uuid]
+        there = self.table.there([uuid for _, uuid in copied])
+        return {id for id, uuid in copied if uuid not in there}
 
 
 def with_driver(url: str) -> tuple[str, dict[str, Any]]:

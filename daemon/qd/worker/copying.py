@@ -48,7 +48,7 @@ class Copier:
         try:
             self.queue.copied(record["queue"], record["id"])
         except (ConnectionLost, ServerRefused):
-            return  # the row is there, and the record does not say so: it is taken for one that has none
+            return  # the row is there and the record does not say so: `qd failed retry` does not check the row
 
     def _away(self, error: Exception) -> None:
         self._away_until = time.monotonic() + AGAIN

@@ -210,7 +210,7 @@ def looked(chunk: list[Record]) -> list[str | None]:
 
 def tried(at: Place, force: bool) -> Step:
     """What a retry would refuse, as far as the records say it: who has a lock is not known before it is tried."""
-    return lambda chunk: [at.store.unfit(record, at.now, force=force) for record in chunk]
+    return lambda chunk: at.store.refused(chunk, at.now, force=force)
 
 
 def resent(at: Place, force: bool) -> Step:

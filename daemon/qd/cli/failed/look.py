@@ -33,7 +33,7 @@ def list_(limit: int | None, **said: Any) -> None:
     """List failed jobs, the newest first."""
     context.given().only_looks = True
     which = Filters(**said)
-    at = place(which.queue)
+    at = place(which.queue, changes=False)
     records = at.store.records(at.queues, which.wanted(at.now))
     if context.given().json:
         return stream(islice(records, limit or None))
@@ -47,7 +47,7 @@ def list_(limit: int | None, **said: Any) -> None:
 
 
 def row(record: Record, now: float) -> tuple[object, ...]:
-    reason = ("(retried or forgotten with artisan) " if record.elsewhere else "") + record.reason.partition("\n")[0]
+    reason = record.reason.partition("\n")[0]
     reason = reason if len(reason) <= 60 else reason[:59] + "…"
     ago = output.ago(max(0.0, now - record.failed_at))
     return record.job_id, record.queue, record.job or "-", record.error or "-", reason, record.attempts, ago
@@ -71,8 +71,6 @@ def document(record: Record) -> dict[str, Any]:
     }
     count, first = record.failures
     facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
-    if record.row or record.elsewhere:
-        facts |= {"row": record.row, "elsewhere": record.elsewhere}
     text = record.text()
     return facts | ({"payload": text} if text is not None else {"payload_base64": b64encode(record.payload).decode()})
 
@@ -90,7 +88,7 @@ def show(id: str, queue: tuple[str, ...]) -> int:
     ID is the job's id, as in `qd failed list`, the log and `qd job`, or its beginning; or the job's uuid.
     """
     context.given().only_looks = True
-    at = place(queue)
+    at = place(queue, changes=False)
     found = at.store.find(at.queues, [id])[id]
     if not found:
         output.note(f"qd: no failed job '{id}' (`qd failed list` shows them)")

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd import units
-from qd.cli import context, output
+from qd.cli import context
 
 if TYPE_CHECKING:
-    from qd.config import Settings
     from qd.store.failed import FailedStore, Record, Wanted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,32 +107,16 @@ class Place:
     now: float
 
 
-def place(asked: tuple[str, ...]) -> Place:
-    """Raises ConfigError, ConnectionLost."""
-    from qd.store.failed import FailedStore
+def place(asked: tuple[str, ...], *, changes: bool = True) -> Place:
+    """changes: the command retries or forgets jobs, so copies in failed_jobs follow. Raises ConfigError, ConnectionLost."""
+    from qd.store.laravel_failed import with_copies
 
     found = context.settings()
     name = context.place(found)
     store = context.store(found, name)
-    kept = with_table(found, name, FailedStore(store)) if found.failed.database else FailedStore(store)
+    kept = with_copies(store, found.failed.database if changes else "")
     queues = list(asked) or kept.queues([*context.queues_named(found, name), found.connection(name).queue])
     return Place(kept, name, queues, store.now())
-
-
-def with_table(found: Settings, name: str, kept: FailedStore) -> FailedStore:
-    """The store together with failed_jobs; a command that only looks goes on without a database that is away."""
-    from qd.store.failed_both import BothStores
-    from qd.store.laravel_failed import DatabaseError, FailedJobs
-
-    table = FailedJobs(found.failed.database)
-    try:
-        table.queues(name)
-    except DatabaseError as error:
-        if not context.given().only_looks:
-            raise
-        output.note(f"qd: without failed_jobs: {error}")
-        return kept
-    return BothStores(kept.store, table, name)
 
 
 def single(word: str, found: list[Record]) -> Record:
