@@ -23,7 +23,7 @@ from qd.log import Log
 from qd.master.emptiness import Emptiness
 from qd.master.stopping import AGAIN
 from qd.process import child, signals
-from qd.process.exits import Exit, StopReason, told
+from qd.process.exits import Exit, StopReason, of_program, told
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
 from qd.process.talk import Ear, Orders
@@ -60,10 +60,9 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     beside = Beside(hands, app.settings, app.connections.own)
     worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
     try:
-        code = worker.run()
+        code = of_program(worker.run())
     finally:
         beside.end()
-    code = Exit.OK if code in (Exit.LIMIT, Exit.RAISED, Exit.RECYCLE) else code
     log.info("worker.stopped", jobs=max(0, worker.jobs), exit=code)
     return code
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from qd.master.oom import OomKills
 from qd.master.stacks import of_the_job
 from qd.process import child, vitals
-from qd.process.exits import RECYCLED, Exit, ending
+from qd.process.exits import ending, is_orderly
 from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, State, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
@@ -256,7 +256,7 @@ class Children:
         began = slot[W.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
         code = os.waitstatus_to_exitcode(status)
-        clean = slot[W.STATE] == State.IDLE and (code == Exit.OK or code in RECYCLED)
+        clean = slot[W.STATE] == State.IDLE and is_orderly(code)
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
         death = Death(
             worker,

@@ -18,7 +18,7 @@ from qd.master.rolling import Reload
 from qd.master.state import State
 from qd.master.telling import tell_death
 from qd.process import child
-from qd.process.exits import Exit, ending, told
+from qd.process.exits import Exit, ending, of_program, told
 from qd.process.scoreboard import Role, Verdict
 
 
@@ -90,7 +90,8 @@ class Reaper:
         if state.plan.once:
             begin(state, "once", Exit.OK)
         elif not state.plan.respawn:
-            leaves_with = Exit.MEMORY if death.exit_code == Exit.MEMORY else Exit.BUG if death.verdict else Exit.OK
+            crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
+            leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
             begin(state, f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)
         if death.jobs:
             boots.worked(death.worker)  # between two looks, it may be

@@ -45,12 +45,17 @@ class StopReason(Enum):
         return self.value[1]
 
 
-RECYCLED = (
-    Exit.MEMORY,
-    Exit.LIMIT,
-    Exit.RAISED,
-    Exit.RECYCLE,
-)  # a child that left so did nothing wrong: replace it at once
+ORDERLY = frozenset(reason.code for reason in StopReason)
+
+
+def is_orderly(code: int) -> bool:
+    """Whether a child that left with this exit code did nothing wrong: the master replaces it at once."""
+    return code in ORDERLY
+
+
+def of_program(code: int) -> int:
+    """What the whole program exits with after its only child, or the first that is not replaced, has left with `code`."""
+    return int(Exit.OK) if is_orderly(code) and code != Exit.MEMORY else code
 
 
 def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
@@ -79,11 +84,5 @@ def told(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
     code = os.waitstatus_to_exitcode(status)
-    names = {
-        Exit.MEMORY: "memory",
-        Exit.LIMIT: "limit",
-        Exit.RAISED: "raised",
-        Exit.RECYCLE: "recycle",
-        Exit.IMPORT: "import",
-    }
-    return f"exit {code}" + (f" ({names[Exit(code)]})" if code in names else "")
+    named = code == Exit.IMPORT or (is_orderly(code) and code != Exit.OK)
+    return f"exit {code}" + (f" ({Exit(code).name.lower()})" if named else "")

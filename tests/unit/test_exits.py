@@ -1,0 +1,30 @@
+"""qd.process.exits: which exit codes of a child mean that it did nothing wrong, and what the program exits with then."""
+
+import pytest
+
+from qd.process.exits import Exit, StopReason, is_orderly, of_program, told
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_every_reason_to_stop_is_an_orderly_exit(reason: StopReason) -> None:
+    assert is_orderly(reason.code)
+
+
+@pytest.mark.parametrize("code", [Exit.BUG, Exit.USAGE, Exit.IMPORT, Exit.UNAVAILABLE, Exit.CONFIG, -9, 255])
+def test_any_other_exit_is_not(code: int) -> None:
+    assert not is_orderly(code)
+    assert of_program(code) == code
+
+
+def test_the_program_exits_with_0_after_an_orderly_exit_and_with_12_for_memory() -> None:
+    codes = {reason: of_program(reason.code) for reason in StopReason}
+    assert codes.pop(StopReason.MEMORY) == 12
+    assert set(codes.values()) == {0}
+
+
+def test_an_exit_code_is_named_in_words_where_it_has_a_meaning() -> None:
+    assert told(12 << 8) == "exit 12 (memory)"
+    assert told(3 << 8) == "exit 3 (import)"
+    assert told(0) == "exit 0"
+    assert told(1 << 8) == "exit 1"
+    assert told(9) == "signal 9 (SIGKILL)"
