@@ -24,7 +24,7 @@ from qd.keeper.parts import each_of
 from qd.log import Log, cut
 from qd.payload import read
 from qd.process import vitals
-from qd.process.exits import OVER_TIMEOUT, ending, signal_name
+from qd.process.exits import ending, signal_name
 from qd.process.hands import Hands
 from qd.process.scoreboard import Fails, H, Role, Slot, State, Verdict, W, now
 from qd.process.talk import Message
@@ -33,13 +33,6 @@ from qd.unit import answered, split_mark
 
 LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
 BUDGET = 0.5  # seconds a beat gives to masters that died
-REASONS = {
-    Verdict.CRASH: "crash",
-    Verdict.HAND_BACK: "handed back",
-    Verdict.TIMEOUT: "timeout",
-    Verdict.MEMORY: "memory",
-    Verdict.CANCELLED: "cancelled",
-}
 
 # After these the attempt is over, and its places are free, as after an error. A job whose worker crashed keeps its places:
 # it is about to run again.
@@ -133,7 +126,9 @@ class Dead:
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
         event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(event, queue=queue, **named(member), reason=REASONS[verdict], delay=back.delay or None)
+        self.log.warning(
+            event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
+        )
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
         """What frees the places that the dead worker's job still has."""
@@ -247,18 +242,17 @@ def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
 
 
 def words_of(slot: Slot) -> str:
-    verdict, status = slot[W.VERDICT], slot[W.STATUS]
-    why = {Verdict.TIMEOUT: OVER_TIMEOUT, Verdict.MEMORY: "over --memory-hard, "}.get(Verdict(verdict), "")
-    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict == Verdict.CRASH and bool(slot[W.JOB_AT]))
+    verdict, status = Verdict(slot[W.VERDICT]), slot[W.STATUS]
+    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict is Verdict.CRASH and bool(slot[W.JOB_AT]))
     ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
-    return f"{why}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
+    return f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
 
 
 def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
     """peak: bytes; took: seconds the job had run; stack: the last Python stack where there is one."""
-    status, verdict = slot[W.STATUS], slot[W.VERDICT]
+    status = slot[W.STATUS]
     return {
-        "verdict": {Verdict.TIMEOUT: "timeout", Verdict.MEMORY: "memory"}.get(Verdict(verdict), "crash"),
+        "verdict": Verdict(slot[W.VERDICT]).words.requeued_for,
         "signal": signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None,
         "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         "peak": slot[W.PEAK],

@@ -10,28 +10,14 @@ from qd.master.children import Children, Death, Worker
 from qd.process import systemd
 from qd.process.scoreboard import Role, State, Verdict, W
 
-EVENTS = {
-    Verdict.CRASH: ("error", "{child}.died"),
-    Verdict.HAND_BACK: ("warning", "{child}.ended"),
-    Verdict.TIMEOUT: ("error", "job.killed"),
-    Verdict.MEMORY: ("error", "job.killed"),
-    Verdict.CANCELLED: ("warning", "job.killed"),
-}
 NOUNS = {Role.WORKER: "job", Role.SCHEDULER: "run"}  # what a child may have in hand
 PLACES = {Role.WORKER: "queue", Role.SCHEDULER: "entry"}  # where it is from; whose turn it was, in the scheduler itself
 NO_STACK = "none (it was stopped, or had blocked every signal)"
-REASONS = {
-    Verdict.TIMEOUT: "timeout",
-    Verdict.MEMORY: "memory",
-    Verdict.HAND_BACK: "stop deadline",
-    Verdict.CANCELLED: "cancelled",
-}
 
 
 def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
     """One line, and under it the stack where the worker's fault handler took one."""
-    level, event = EVENTS[verdict]
-    worker = death.worker
+    worker, words = death.worker, verdict.words
     fields = {
         "slot": worker.slot.number,
         "pid": worker.pid,
@@ -44,13 +30,13 @@ def tell_death(log: Log, death: Death, verdict: Verdict) -> None:
         "stack": NO_STACK if verdict in (Verdict.TIMEOUT, Verdict.CANCELLED) and not death.stack else None,
         "trace": death.stack or None,
     }
-    log.line(level, event.format(child=worker.role.word), fields)
+    log.line(words.level, words.event.format(child=worker.role.word), fields)
 
 
 def reason_of(death: Death, verdict: Verdict) -> str | None:
     if verdict is Verdict.CRASH and death.worker.verdict is Verdict.CRASH:
         return "stopped answering"
-    return REASONS.get(verdict, "out of memory?" if death.oom is None else None)
+    return verdict.words.killed_for or ("out of memory?" if death.oom is None else None)
 
 
 def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:

@@ -14,6 +14,9 @@ import mmap
 import time
 from collections.abc import Iterator
 from enum import IntEnum, unique
+from typing import NamedTuple
+
+from qd.process.exits import OVER_TIMEOUT
 
 SLOTS = 256
 WORD = 2**64 - 1  # the largest a word can hold: what a job has scribbled there may be counted on from
@@ -55,6 +58,29 @@ class Verdict(IntEnum):
     TIMEOUT = 3  # delayed by the backoff that stood in the slot
     MEMORY = 4  # over --memory-hard: as a crash, told as such
     CANCELLED = 5  # to the tail of ready; its mark makes the next reserve drop it
+
+    @property
+    def words(self) -> VerdictWords:
+        return VERDICTS[self]
+
+
+class VerdictWords(NamedTuple):
+    """How a verdict is reported, by the master for the worker and by the keeper for the job."""
+
+    level: str  # of the master's log line
+    event: str  # of the master's log line; {child}: worker or scheduler
+    killed_for: str | None  # its field `reason`; None: the master has not killed the worker
+    requeued_for: str  # the field `reason` of the keeper's log line; `verdict` in the record of a failed job
+    before: str = ""  # begins the words for how the worker ended
+
+
+VERDICTS = {
+    Verdict.CRASH: VerdictWords("error", "{child}.died", None, "crash"),
+    Verdict.HAND_BACK: VerdictWords("warning", "{child}.ended", "stop deadline", "handed back"),
+    Verdict.TIMEOUT: VerdictWords("error", "job.killed", "timeout", "timeout", OVER_TIMEOUT),
+    Verdict.MEMORY: VerdictWords("error", "job.killed", "memory", "memory", "over --memory-hard, "),
+    Verdict.CANCELLED: VerdictWords("warning", "job.killed", "cancelled", "cancelled"),
+}
 
 
 class Why(IntEnum):
