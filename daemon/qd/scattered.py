@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from qd.unit import Ending
+
 COUNTS = (b"crashes", b"exceptions", b"held")
 LARGEST = b"9007199254740992"  # 2^53; compared as text
 MOST = 8  # keys of ours that are taken out of a payload which another program has written again
 SAVED = 90_000  # bytes that what a job saves may fill
 
-_MARK = rb'"([0-9A-Za-z]+\.[0-9]+\.[0-9]+\.[0-9xthc-]+)"'
+_MARK = rb'"([0-9A-Za-z]+\.[0-9]+\.[0-9]+\.[0-9%b]+)"' % re.escape("".join(Ending)).encode()
 _ATTEMPTS = re.compile(rb'"attempts"\s*:\s*([0-9]+)(?=[\s,}])')
 _COUNT = {key: re.compile(rb',"%b":([0-9]+)(?=[,}])' % key) for key in COUNTS}
 _RSV = re.compile(rb',"rsv":' + _MARK)

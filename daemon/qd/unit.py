@@ -9,6 +9,7 @@ belongs to no reservation: whatever moves the payload moves it. Where no script 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import NamedTuple
 
 from qd.payload import base64url, read
@@ -21,11 +22,30 @@ _RESERVED = re.compile(rb"\w+\.\d{1,%d}\.\d{1,%d}\.\d{1,%d}" % (_DIGITS, _DIGITS
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
 LIFE = 1_000_000_000  # turns that one worker makes at most: the next one in its slot counts on from there
-ENDS = ("-", "x", "t", "h", "c")  # what N becomes, see `answered`
+
+
+class Ending(StrEnum):
+    """What N of a mark becomes when the reservation is answered: what the next reserve has to do with the job."""
+
+    ANSWERED = "-"  # run it
+    TIMED_OUT = "t"  # run it; its worker was killed for its timeout
+    FAILS = "x"  # fail it; its worker was killed for its timeout
+    DIED_IN_HOOKS = "h"  # fail it without its hooks; it had failed, and they have killed its worker
+    CANCELLED = "c"  # drop it
+
+
+_LETTERS = frozenset(Ending)
+_ENDINGS = {b'.%b"' % ending.encode(): ending for ending in Ending}
+
+
+def ending_of(before: bytes) -> Ending | None:
+    """How the last reservation ended, from the unit that this one has replaced. None: there was none, or nobody answered
+    it."""
+    return _ENDINGS.get(before[-3:])
 
 
 class Mark(NamedTuple):
-    """Who reserved a payload: master token, slot, turn, and the attempts then (one of ENDS once it was answered)."""
+    """Who reserved a payload: master token, slot, turn, and the attempts then (an Ending once it was answered)."""
 
     token: str
     slot: int
@@ -46,7 +66,7 @@ class Mark(NamedTuple):
 def split_mark(mark: str) -> Mark:
     """The parts of a mark. Raises ValueError when it is none."""
     parts = mark.split(".")
-    if len(parts) != 4 or not parts[0] or not (parts[3] in ENDS or parts[3].isdecimal()):
+    if len(parts) != 4 or not parts[0] or not (parts[3] in _LETTERS or parts[3].isdecimal()):
         raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
     return Mark(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
@@ -78,12 +98,9 @@ def answered(
     crashes: int | None = None,
     exceptions: int | None = None,
     held: int | None = None,
-    ended: str = "-",
+    ended: Ending = Ending.ANSWERED,
 ) -> bytes:
-    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`:
-    "-"; "t" when it was killed for its timeout; "x" when the next reserve is to fail the job for that; "h" when the job has
-    failed and its hooks have killed their worker, so that the next reserve buries it without them; "c" when it was
-    cancelled, so that the next reserve drops it.
+    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`.
 
     No other byte changes. Raises ValueError when that unit does not stand in it.
     """

@@ -21,6 +21,7 @@ from qd.connectors.base import Found, Jobs, Kept, Spot
 from qd.connectors.ends import ends
 from qd.errors import ConnectionLost, JobError, NoResult, ServerBusy
 from qd.jobs import Declared, Status
+from qd.unit import Ending
 
 UNFIT = b"!"  # begins a value that is no result, but says why there is none
 CANCELLED = "JobCancelled"
@@ -141,7 +142,7 @@ class Asked:
 
 def dropped(found: Found) -> bool:
     """It was cancelled while it ran: it stands in ready only until the next worker sees that."""
-    return found.spot == "ready" and (found.payload.rsv or "").endswith(".c")
+    return found.spot == "ready" and (found.payload.rsv or "").endswith(f".{Ending.CANCELLED}")
 
 
 def result_type(declared: Declared) -> Any:

@@ -29,7 +29,7 @@ from qd.process.hands import Hands
 from qd.process.scoreboard import Fails, H, Role, Slot, State, Verdict, W, now
 from qd.process.talk import Message
 from qd.store.hosts import Master
-from qd.unit import answered, split_mark
+from qd.unit import Ending, answered, split_mark
 
 LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
 BUDGET = 0.5  # seconds a beat gives to masters that died
@@ -217,13 +217,13 @@ def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> Release
     """
     if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
         unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
-        return Released(answered(member, mark, attempts=unbegun, ended="h"))
+        return Released(answered(member, mark, attempts=unbegun, ended=Ending.DIED_IN_HOOKS))
     if verdict == Verdict.HAND_BACK:
         return Released(answered(member, mark, attempts=before_this(mark)), head=True)
     if verdict == Verdict.TIMEOUT:
         return Released(timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000)
     if verdict == Verdict.CANCELLED:
-        return Released(answered(member, mark, ended="c"))
+        return Released(answered(member, mark, ended=Ending.CANCELLED))
     return Released(member)
 
 
@@ -238,7 +238,7 @@ def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
         exceptions = read(member).exceptions + 1
     except Malformed:
         exceptions = None
-    return answered(member, mark, exceptions=exceptions, ended="x" if fails else "t")
+    return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
 
 
 def words_of(slot: Slot) -> str:

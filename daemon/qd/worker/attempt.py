@@ -27,10 +27,11 @@ from qd.limits import Limits, before, hold_delay, limits_of
 from qd.options import WorkOptions
 from qd.payload import Payload, read
 from qd.signing import Signing
+from qd.unit import Ending, ending_of
 from qd.worker.alarm import Alarm
 from qd.worker.coroutines import Coroutines
 from qd.worker.hooks import HOOK_SECONDS, Attempt, Hooks
-from qd.worker.judge import CANCELLED, KILLED_FOR_GOOD, KILLED_IN_HOOKS, TIMED_OUT, Judge
+from qd.worker.judge import Judge
 from qd.worker.outcome import DONE, Back, Cancelled, Death, Done, Failed, Outcome, unknown_job
 
 
@@ -82,7 +83,7 @@ class Attempts:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
         declared = self.app.registry.get(payload.job)
-        if declared is None and reserved.before.endswith(CANCELLED):
+        if declared is None and ending_of(reserved.before) is Ending.CANCELLED:
             return Cancelled(JobCancelled("the job was cancelled"))
         if declared is None:
             return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))
@@ -100,11 +101,12 @@ class Attempts:
 
     def _begun(self, attempt: Attempt, now: float, death: Callable[[], Death]) -> Outcome:
         reserved, payload, declared, limits, _ = attempt
-        if reserved.before.endswith(CANCELLED):
+        last = ending_of(reserved.before)
+        if last is Ending.CANCELLED:
             return self.judge.cancelled(attempt, JobCancelled("the job was cancelled"))
-        if reserved.before.endswith((KILLED_FOR_GOOD, KILLED_IN_HOOKS)):
+        if last is Ending.FAILS or last is Ending.DIED_IN_HOOKS:
             return self.judge.killed(attempt, death())
-        if reserved.before.endswith(TIMED_OUT):
+        if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
             self.hooks.hear(limits.timeout, events.JobTimedOut, before_it)
             if self.alarm.raised:

@@ -9,10 +9,9 @@ from qd.connectors.ends import ends, put_back
 from qd.connectors.keyspace.effects import left_by
 from qd.errors import ConfigError, ServerRefused
 from qd.payload import Payload
+from qd.unit import Ending, ending_of
 from qd.worker.outcome import Back, Cancelled, Failed, Lost, Outcome
 from qd.worker.settle import words_of
-
-ANSWERED = b'.-"'  # how the mark of a reservation ends whose worker answered it
 
 
 def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
@@ -35,7 +34,7 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
 
 def was_killed(job: Reserved, payload: Payload) -> bool:
     """Whether a worker died or lost its lease with this job in hand. The middleware of that attempt freed nothing."""
-    return payload.crashes > 0 or (b'"rsv":' in job.before and not job.before.endswith(ANSWERED))
+    return payload.crashes > 0 or (b'"rsv":' in job.before and ending_of(job.before) is not Ending.ANSWERED)
 
 
 def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "") -> tuple[Effect, ...]:

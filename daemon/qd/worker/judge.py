@@ -13,11 +13,10 @@ from qd import events
 from qd.errors import AttemptsExceeded, JobCancelled, JobFailure, JobInterrupted, JobTimeout, LeaseLost, ModelGone
 from qd.limits import Fail, Release, after_error
 from qd.process.exits import OVER_TIMEOUT
+from qd.unit import Ending, ending_of
 from qd.worker.hooks import Attempt, Hooks
 from qd.worker.outcome import Back, Cancelled, Death, Failed, Lost, Missing, Outcome, died
 
-# How a mark ends that a keeper wrote, see unit.answered.
-TIMED_OUT, KILLED_FOR_GOOD, KILLED_IN_HOOKS, CANCELLED = b'.t"', b'.x"', b'.h"', b'.c"'
 BY_THE_JOB = "released by the job"
 
 
@@ -81,7 +80,7 @@ class Judge:
         The attempt that the reserve has counted does not begin."""
         payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
         attempt.job.attempt = payload.attempts
-        if attempt.reserved.before.endswith(KILLED_IN_HOOKS):
+        if ending_of(attempt.reserved.before) is Ending.DIED_IN_HOOKS:
             error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
             return Failed(error, payload.attempts, death)
         known = death._replace(told=death.told.removeprefix(OVER_TIMEOUT))

@@ -15,7 +15,7 @@ from qd.connectors.base import Reserved, reserved_of
 from qd.connectors.database.jobsql import HIGHEST
 from qd.errors import ServerRefused
 from qd.reserving import Spliced, reserved_text
-from qd.unit import unanswered
+from qd.unit import Ending, unanswered
 
 FRESH = b',"attempts":0,"delay":null}'  # how a payload ends that nobody has reserved yet
 
@@ -127,4 +127,8 @@ def dropped(text: bytes, mark: str) -> bytes:
     """So marked that the next worker drops it."""
     needle = b'"rsv":"%b.' % mark.encode()
     at = text.find(needle)
-    return text if at < 0 else text[: at + len(needle)] + b"c" + text[text.index(b'"', at + len(needle)) :]
+    return (
+        text
+        if at < 0
+        else text[: at + len(needle)] + Ending.CANCELLED.encode() + text[text.index(b'"', at + len(needle)) :]
+    )
