@@ -178,8 +178,6 @@ def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
     [
         ("cron = '61 * * * *'\nshell = 'ls'", "cron expression '61 * * * *'"),
         ("cron = '0 0 31 2 *'\nshell = 'ls'", "never comes"),
-        ("every = 60\nshell = 'pg_dmup shop'", "its command 'pg_dmup' is not on the PATH (pg_dmup shop)"),
-        ("every = 60\nshell = 'bin/dump'", "its command 'bin/dump' is not there"),
         ("every = 60\nqd = 'faled forget'", "unknown command 'faled' of qd (did you mean 'failed'?)"),
         ("every = 60\nqd = 'failed froget'", "unknown command 'froget' of qd (did you mean 'forget'?)"),
         ("every = 60\nqd = 'failed forget --older 30d'", "no such option"),
@@ -206,7 +204,7 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
     head = "from qd import Qd\napp = Qd('redis://h/0')\n"
     for declared, says in [
         ("app.schedule(lambda: None).daily()", "no name of its own"),
-        ("app.schedule.shell('pg_dmup', cron='@daily')", "'pg_dmup' is not on the PATH"),
+        ("app.schedule.qd('failed list --nosuch', cron='@daily')", "qd failed list --nosuch: No such option"),
         ("app.schedule(print, cron='0 0 31 2 *')", "never comes"),
         (
             "app.schedule(print).daily().between('23:00', '23:30')",

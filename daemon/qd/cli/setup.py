@@ -124,7 +124,7 @@ def _check_schedule(found: Settings) -> None:
     from qd.schedule.file import look, mistake
 
     for said in found.schedule.entries:
-        if why := fault(look(said, found), found.root):
+        if why := fault(look(said, found)):
             raise mistake(said, why)
     for origin, why in _of_code(found) if _said(found) else ():
         if why:
@@ -141,7 +141,7 @@ def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
         why = closed(entry, time.time())
         yield (
             entry.origin,
-            f"never comes: {entry.timing.text} is always {why}" if why else fault(entry.task, found.root),
+            f"never comes: {entry.timing.text} is always {why}" if why else fault(entry.task),
         )
 
 

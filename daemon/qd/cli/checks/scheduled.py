@@ -46,7 +46,7 @@ def check(app: Qd | None, settings: Settings, state: State | None) -> Iterator[F
 def judged(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
     here = meant_for(settings.env, entries)
     seen = read(app, settings, here)
-    found = [*faults(here, settings, seen.now), *paused(seen)]
+    found = [*faults(here, seen.now), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not run_by(state) and (late or not seen.ticks):
         said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
@@ -70,14 +70,14 @@ def read(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Seen:
     return seen
 
 
-def faults(entries: Sequence[Entry], settings: Settings, now: float) -> Iterator[Finding]:
-    """Commands that are not there, told as this user finds them, and hours that no tick meets."""
+def faults(entries: Sequence[Entry], now: float) -> Iterator[Finding]:
+    """Commands of qd that qd would refuse, and hours that no tick meets."""
     for entry in entries:
         if why := closed(entry, now):
             said = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
             yield fail("schedule", said, "mend its hours, or when it is due")
-        if why := fault(entry.task, settings.root):
-            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "mend the entry, or this host")
+        if why := fault(entry.task):
+            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "mend the entry")
 
 
 def paused(seen: Seen) -> Iterator[Finding]:
