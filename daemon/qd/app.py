@@ -15,7 +15,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from qd.arguments import Carrier
+from qd.arguments import Serializer
 from qd.bus.batch import Batch, BatchCall, batch_in_hand
 from qd.bus.chain import Chain
 from qd.bus.handlers import Handles
@@ -29,14 +29,14 @@ from qd.events import Event, Looping
 from qd.jobs import (
     Call,
     Declare,
+    Duration,
     Handle,
     Job,
     JobFunction,
     Options,
     Place,
     Plan,
-    Sending,
-    Span,
+    SendOptions,
 )
 from qd.jobs.calls import caller, plan_of
 from qd.schedule import Schedule
@@ -170,7 +170,13 @@ class Qd:
         self._services.limits.declare(name, limit_of(name, most, per))
 
     def lock(
-        self, name: str, ttl: Span, *, renew: bool = False, timeout: Span | None = None, connection: str | None = None
+        self,
+        name: str,
+        ttl: Duration,
+        *,
+        renew: bool = False,
+        timeout: Duration | None = None,
+        connection: str | None = None,
     ) -> Lock:
         """A lock that one at a time has on all hosts together: `with app.lock("report", ttl=30):`; no server is asked yet.
 
@@ -182,7 +188,7 @@ class Qd:
         return Lock(self.connections, self.listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
 
     def limiter(
-        self, name: str, most: int | None = None, *, per: Span | None = None, connection: str | None = None
+        self, name: str, most: int | None = None, *, per: Duration | None = None, connection: str | None = None
     ) -> Limiter:
         """At most `most` starts in any `per` seconds, on all hosts together; without figures those of app.limit(name). With
         RateLimited(name) on the same connection they are counted together. Raises DeclarationError."""
@@ -263,9 +269,9 @@ class Qd:
                 raise DeclarationError(f"app.recycle_on was given {error!r}, which is no class of errors")
         self.recycling = (*self.recycling, *errors)
 
-    def carry(self, carrier: Carrier) -> None:
-        """Send the objects of a family of types as model and key, and load them on the worker (see Carrier)."""
-        self.registry.known.carry(carrier)
+    def serializer(self, serializer: Serializer) -> None:
+        """Send the objects of a family of types as model and key, and load them on the worker (see Serializer)."""
+        self.registry.known.add_serializer(serializer)
 
     @overload  # only Looping asks for an answer; the overlap is meant
     def on(  # type: ignore[overload-overlap]
@@ -275,7 +281,7 @@ class Qd:
     def on(self, event: type[E], /) -> Callable[[Callable[[E], None]], Callable[[E], None]]: ...
     @overload
     def on(
-        self, event: type[E], name: str = ..., /, **options: Unpack[Sending]
+        self, event: type[E], name: str = ..., /, **options: Unpack[SendOptions]
     ) -> Callable[[Callable[[E], object]], Callable[[E], object]]: ...
     def on(
         self, event: type[Any], name: str | None = None, /, **options: Any

@@ -143,7 +143,7 @@ class JobFailure(QdError):
     """job.fail("why") was called."""
 
 
-class JobError(JobFailure):
+class JobFailedError(JobFailure):
     """The job whose result was asked for has failed. kind: the name of its error ("ValueError"); message: its words."""
 
     def __init__(self, id: str, kind: str, message: str) -> None:

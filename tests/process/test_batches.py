@@ -127,7 +127,10 @@ def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness)
     assert wait(well, 0.01) == f"TimeoutError batch {well} has not finished within 0.01 s: 2 jobs are left"
     work = shop.work()
     assert (wait(well, 60), ask(shop, well, "batch.status()")) == ("None", "done")
-    assert wait(badly, 60) == f"JobError job {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
+    assert (
+        wait(badly, 60)
+        == f"JobFailedError job {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
+    )
     assert ask(shop, badly, "batch.status()") == "failed"
     assert ask(shop, "no-such-one", "batch.status()") == "unknown"
     assert len(witness.starting("part")) == 4

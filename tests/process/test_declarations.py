@@ -70,7 +70,7 @@ class Order:
         self.key = key
 
 class Rows:
-    def recognises(self, kind):
+    def recognizes(self, kind):
         return issubclass(kind, Order)
 
     def name(self, kind):
@@ -87,7 +87,7 @@ class Rows:
         note("load", key, type(given(Session)).__name__)
         return Order(key) if key < 100 else None
 
-app.carry(Rows())
+app.serializer(Rows())
 
 @app.job("ship", tries=3)
 def ship(order: Order) -> None:

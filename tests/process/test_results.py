@@ -12,7 +12,7 @@ import pytest
 from qd import Qd
 from qd.bus import results
 from qd.connectors.keyspace.jobs import KeptJobs
-from qd.errors import DeclarationError, JobError, NoResult
+from qd.errors import DeclarationError, JobFailedError, NoResult
 from qd.jobs import Handle, JobFunction
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
@@ -190,7 +190,7 @@ def test_a_result_that_cannot_be_kept_is_told_and_harms_nothing(
 FORGED = [b"", b"{", b"\xff", b"[" * 100_000, b'{"total":' * 5000]
 
 
-@pytest.mark.parametrize(("status", "error"), [("done", NoResult), ("failed", JobError)])
+@pytest.mark.parametrize(("status", "error"), [("done", NoResult), ("failed", JobFailedError)])
 @pytest.mark.parametrize("value", FORGED, ids=["nothing", "cut", "no text", "deep", "objects, deep"])
 def test_a_record_of_another_hand_is_told(
     jobs: Jobs, redis: Client, value: bytes, status: str, error: type[Exception]
@@ -213,7 +213,7 @@ def test_a_failed_job_raises_its_words(shop: Project, jobs: Jobs) -> None:
     handle, plain = jobs.fails.dispatch("out of paper"), jobs.plain("boom").dispatch()
     shop.work_off()
     assert handle.status() == plain.status() == "failed"
-    with pytest.raises(JobError, match=f"job {handle.id} has failed: ValueError: out of paper") as raised:
+    with pytest.raises(JobFailedError, match=f"job {handle.id} has failed: ValueError: out of paper") as raised:
         handle.result(1)
     assert (raised.value.kind, raised.value.message) == ("ValueError", "out of paper")
 
@@ -226,7 +226,7 @@ def test_a_failed_job_that_is_retried_waits_again(
     handle = jobs.fails.dispatch("out of paper")
     shop.work_off()
     redis.call("DEL", f"qd:job:{handle.id}")  # expired; what the failed store knows is still told
-    with pytest.raises(JobError, match="ValueError: out of paper"):
+    with pytest.raises(JobFailedError, match="ValueError: out of paper"):
         handle.result(10)
     assert handle.status() == "failed"
     shop.work_off()
@@ -235,7 +235,7 @@ def test_a_failed_job_that_is_retried_waits_again(
     with pytest.raises(TimeoutError):
         handle.result(0.2)
     shop.work_off()
-    with pytest.raises(JobError, match="ValueError: out of paper"):
+    with pytest.raises(JobFailedError, match="ValueError: out of paper"):
         handle.result(1)
     assert shop.qd("failed", "retry", "--all").returncode == 0
     assert handle.status() == "ready"  # and not what the record of its last end said
@@ -264,7 +264,7 @@ def test_an_id_that_nobody_knows_is_not_waited_for(shop: Project, jobs: Jobs) ->
     with pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s"):
         jobs.app.handle(handle.id).result(0.05)
     assert handle.cancel() is True
-    with pytest.raises(JobError, match="JobCancelled"):
+    with pytest.raises(JobFailedError, match="JobCancelled"):
         jobs.app.handle(handle.id).result(1)
 
 
@@ -315,7 +315,7 @@ def test_waiting_jobs_are_cancelled(shop: Project, jobs: Jobs) -> None:
     assert now.cancel() is later.cancel() is True
     assert now.cancel() is later.cancel() is False
     assert now.status() == later.status() == "failed"
-    with pytest.raises(JobError, match="JobCancelled") as raised:
+    with pytest.raises(JobFailedError, match="JobCancelled") as raised:
         now.result(1)
     assert raised.value.kind == "JobCancelled"
     shop.work_off()
@@ -335,7 +335,7 @@ def test_a_running_job_is_cancelled_on_another_master(shop: Project, jobs: Jobs,
     assert handle.cancel() is True
     eventually(lambda: handle.status() in ("failed", "unknown"), 20)
     if name == "sleeps":
-        with pytest.raises(JobError, match="JobCancelled"):
+        with pytest.raises(JobFailedError, match="JobCancelled"):
             handle.result(10)
     eventually(lambda: any(work.matches("job.cancelled") for work in works), 20)
     assert handle.cancel() is False

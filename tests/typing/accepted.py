@@ -18,18 +18,18 @@ from qd import (
     Batch,
     BatchState,
     Call,
-    Carrier,
-    Given,
+    Duration,
     Handle,
     Job,
     JobFunction,
     Limiter,
     Lock,
+    Provided,
     Qd,
     Queue,
     RunningJob,
     Scheduled,
-    Span,
+    Serializer,
     current_job,
     provided,
 )
@@ -149,7 +149,7 @@ welcome.using(delay=datetime(2030, 1, 1, tzinfo=UTC)).dispatch("a@b.c")
 welcome.using(tries=1, timeout=0.5, backoff=(1, timedelta(seconds=2))).dispatch("a@b.c")
 assert_type(welcome.using(queue="high").bind("a@b.c"), Call[int])
 assert_type(welcome.using(queue="high").using(delay=1)("a@b.c"), int)
-pause: Span = timedelta(seconds=3)
+pause: Duration = timedelta(seconds=3)
 welcome.using(delay=pause).dispatch("a@b.c")
 
 # calls, in bulk too
@@ -352,7 +352,7 @@ CountOrders(customer=7).dispatch()
 
 
 class Orders:
-    def recognises(self, kind: type) -> bool:
+    def recognizes(self, kind: type) -> bool:
         return issubclass(kind, Session)
 
     def name(self, kind: type) -> str:
@@ -361,12 +361,12 @@ class Orders:
     def pack(self, thing: Session) -> int | None:
         return 7
 
-    def load(self, kind: type, key: object, given: Given) -> Session | None:
+    def load(self, kind: type, key: object, given: Provided) -> Session | None:
         return given(Session)
 
 
-orders: Carrier = Orders()
-app.carry(orders)
+orders: Serializer = Orders()
+app.serializer(orders)
 app.on(JobExceptionOccurred)(lambda event: print(event.error))
 
 

@@ -224,7 +224,7 @@ SHAPES: list[Case] = [
     ("listener of a type", lambda s: s.wrong.on(int)(lambda event: 1), DeclarationError, ("int", "event")),
     ("handler", lambda s: s.wrong.map(int, 3), DeclarationError, ("int",)),
     ("payload hook", lambda s: s.wrong.payload_hook(3), DeclarationError, ("payload hook", "3")),
-    ("carrier", lambda s: s.wrong.carry(3), DeclarationError, ("3", "carrier")),
+    ("serializer", lambda s: s.wrong.serializer(3), DeclarationError, ("3", "serializer")),
     ("recycle_on", lambda s: s.wrong.recycle_on(3), DeclarationError, ("recycle_on", "3")),
     ("limit", lambda s: s.app.limit("crm", 0, per=60), DeclarationError, ("'crm'", "0")),
     ("provider", lambda s: s.wrong.provide(int, 3), DeclarationError, ("int", "3")),

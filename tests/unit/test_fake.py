@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, DeclarationError, Job, Qd, Queue
-from qd.errors import ConfigError, JobError, QdError
+from qd.errors import ConfigError, JobFailedError, QdError
 from qd.events import JobQueued
 from qd.testing import Dispatched, Fake, Pushed
 
@@ -301,7 +301,7 @@ def test_a_handle_tells_where_its_job_waits_and_cancels_it(app: Qd):
         kept = charge(order_id=7).using(result_ttl=60).dispatch()
         assert kept.cancel()
         assert kept.status() == "failed"
-        with pytest.raises(JobError, match="cancelled"):
+        with pytest.raises(JobFailedError, match="cancelled"):
             kept.result()
         waits = charge(order_id=8).using(result_ttl=60).dispatch()
         with pytest.raises(TimeoutError):

@@ -358,7 +358,7 @@ def test_a_union_of_what_is_carried_later_and_a_class_that_is_provided_later_are
         pass
 
     class Rows:
-        def recognises(self, kind: type) -> bool:
+        def recognizes(self, kind: type) -> bool:
             return kind in (Row, OtherRow)
 
         def name(self, kind: type) -> str:
@@ -374,7 +374,7 @@ def test_a_union_of_what_is_carried_later_and_a_class_that_is_provided_later_are
 
     ship.__annotations__ = {"row": Row | OtherRow, "drawing": Drawing}
     job = app.job("orders.ship")(ship)
-    app.carry(Rows())
+    app.serializer(Rows())
     app.provide(Drawing, lambda: Drawing(Circle(1)))
     job.dispatch(OtherRow())
     assert len(app.sent) == 1

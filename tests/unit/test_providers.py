@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from qd import ArgumentError, Carried, DeclarationError, Given, Job, provided
+from qd import ArgumentError, DeclarationError, Job, Provided, Serialized, provided
 from qd.arguments import signature
 from qd.arguments.parameters import type_of
 from qd.errors import ModelGone, NoProvider, Settled, UnknownParameters, WrongType
@@ -347,7 +347,7 @@ class Invoice(Order): ...
 
 
 class Shelf:
-    """A carrier of this shop's models: what it holds can be loaded."""
+    """A serializer of this shop's models: what it holds can be loaded."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[type, str], Order] = {}
@@ -358,7 +358,7 @@ class Shelf:
         self.rows[type(thing), str(thing.key)] = thing
         return thing
 
-    def recognises(self, kind: type) -> bool:
+    def recognizes(self, kind: type) -> bool:
         return issubclass(kind, Order)
 
     def name(self, kind: type) -> str:
@@ -367,7 +367,7 @@ class Shelf:
     def pack(self, thing: Any) -> Any:
         return thing.key
 
-    def load(self, kind: type, key: Any, given: Given) -> object | None:
+    def load(self, kind: type, key: Any, given: Provided) -> object | None:
         if self.asks:
             self.asked.append(given(Session))
         return self.rows.get((kind, str(key)))
@@ -376,7 +376,7 @@ class Shelf:
 @pytest.fixture
 def shelf(app: FakeQd) -> Shelf:
     found = Shelf()
-    app.carry(found)
+    app.serializer(found)
     return found
 
 
@@ -523,4 +523,4 @@ def test_a_fake_writes_down_models_as_they_travel(app: FakeQd, shelf: Shelf):
     with app.fake() as fake:
         ship.dispatch(Order(42), [Order(1)])
         (sent,) = fake.dispatched(ship)
-    assert sent.arguments == {"order": Carried("shop.Order", 42), "several": [Carried("shop.Order", 1)]}
+    assert sent.arguments == {"order": Serialized("shop.Order", 42), "several": [Serialized("shop.Order", 1)]}

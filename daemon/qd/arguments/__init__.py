@@ -4,7 +4,7 @@ jobs/declare.py makes a Signature for each job, jobs/calls.py encodes with it, t
 """
 
 from qd.arguments.canonical import text_of
-from qd.arguments.carriers import Carried, Carrier, Given, Key
+from qd.arguments.carriers import Key, Provided, Serialized, Serializer
 from qd.arguments.fields import object_fields
 from qd.arguments.known import Known
 from qd.arguments.parameters import ABSENT, Parameter, parameters_of
@@ -16,13 +16,13 @@ from qd.arguments.values import decode_value, encode_value
 __all__ = [
     "ABSENT",
     "PROVIDED",
-    "Carried",
-    "Carrier",
-    "Given",
     "Key",
     "Known",
     "Parameter",
     "Pattern",
+    "Provided",
+    "Serialized",
+    "Serializer",
     "Signature",
     "decode_value",
     "encode_value",

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from qd.arguments.carriers import Carried
+from qd.arguments.carriers import Serialized
 from qd.arguments.foreign import attributes_of, is_model, is_parametrized
 
 PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -63,7 +63,7 @@ def _where(step: Step | None) -> str:
 
 def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
     """One value; its parts go to `todo`."""
-    if given is arrived or isinstance(arrived, Carried):
+    if given is arrived or isinstance(arrived, Serialized):
         return
     kind = type(given)
     if kind is not type(arrived) and getattr(arrived, "__pydantic_root_model__", False):

@@ -2,8 +2,8 @@
 
     Order(id=42, ...)  ->  {"model": "shop.Order", "key": 42}  ->  Order(id=42, ...), as it is by then
 
-A Carrier knows one family of types (the models of Django, the mapped classes of SQLAlchemy); contrib/ has them, app.carry
-adds one. Signature asks for what its hints hold of them: a model, a union, a list, a tuple or a dict of models.
+A Serializer handles one family of types (the models of Django, the mapped classes of SQLAlchemy). contrib/ has them,
+app.serializer adds one. Signature looks for such types in its hints: a model, a union, a list, a tuple or a dict of models.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Key = int | str | list[int | str]
 _HOLD = (list, tuple, dict, Sequence, Mapping)  # what may hold them
 
 
-class Given(Protocol):
+class Provided(Protocol):
     """Gives what the app provides for a type, the same one to all parameters of a call: given(Session)."""
 
     def __call__(self, kind: type[T], /) -> T: ...
 
 
-class Carrier(Protocol):
-    """How the objects of a family of types travel."""
+class Serializer(Protocol):
+    """Converts the objects of a family of types to a model and a key, and back."""
 
-    def recognises(self, kind: type) -> bool:
+    def recognizes(self, kind: type) -> bool:
         """Whether objects of this type are of the family."""
 
     def name(self, kind: type) -> str:
@@ -41,12 +41,12 @@ class Carrier(Protocol):
     def pack(self, thing: Any) -> Any:
         """The key of an object, as int, text, UUID, or a list of them; None: it has none yet, and cannot be sent."""
 
-    def load(self, kind: type, key: Key, given: Given) -> object | None:
+    def load(self, kind: type, key: Key, given: Provided) -> object | None:
         """The object, looked up now; None: it is gone. key: as JSON gave it back, a UUID as text."""
 
 
-class Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object on its way."""
+class Serialized(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object in a payload: its model and its key."""
 
     model: str
     key: Key
@@ -55,9 +55,9 @@ class Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Carrying:
     """What of one parameter is carried. wire: its type on the way. kinds: by their names."""
 
-    def __init__(self, carriers: Sequence[Carrier]) -> None:
-        self._carriers = carriers
-        self._kinds: dict[str, tuple[Carrier, type]] = {}
+    def __init__(self, serializers: Sequence[Serializer]) -> None:
+        self._serializers = serializers
+        self._kinds: dict[str, tuple[Serializer, type]] = {}
         self.wire: Any = None
         self._in_dict = False  # then an object of JSON may be meant as well
 
@@ -70,9 +70,9 @@ class Carrying:
         for (
             base
         ) in value.__class__.__mro__:  # what it is goes before what it derives from; a proxy says what it stands for
-            for name, (carrier, kind) in self._kinds.items():
+            for name, (serializer, kind) in self._kinds.items():
                 if kind is base:
-                    return self._keyed(name, carrier.pack(value))
+                    return self._keyed(name, serializer.pack(value))
         return value
 
     def _keyed(self, name: str, key: object) -> object:
@@ -91,31 +91,31 @@ class Carrying:
     def check(self, value: Any) -> None:
         """Raises WrongType: it is an object of another model."""
 
-        def known(carried: Carried) -> None:
+        def known(carried: Serialized) -> None:
             if carried.model not in self._kinds:
                 raise WrongType(f"a {carried.model} was sent, a {' or a '.join(self._kinds)} is wanted")
 
         walk(value, known)
 
-    def loaded(self, value: Any, given: Given) -> Any:
+    def loaded(self, value: Any, given: Provided) -> Any:
         """With objects in place of keys. Raises ModelGone, and whatever loading raises."""
 
-        def load(carried: Carried) -> object:
-            carrier, kind = self._kinds[carried.model]
-            if (found := carrier.load(kind, carried.key, given)) is None:
+        def load(carried: Serialized) -> object:
+            serializer, kind = self._kinds[carried.model]
+            if (found := serializer.load(kind, carried.key, given)) is None:
                 raise ModelGone(f"{carried.model} {carried.key} is gone")
             return found
 
         return walk(value, load)
 
     def replaced(self, hint: Any) -> Any:
-        """The hint with Carried for the types of a family."""
+        """The hint with Serialized for the types of a family."""
         if isinstance(hint, type) and get_origin(hint) is None:
-            carrier = next((carrier for carrier in self._carriers if carrier.recognises(hint)), None)
-            if carrier is None:
+            serializer = next((serializer for serializer in self._serializers if serializer.recognizes(hint)), None)
+            if serializer is None:
                 return hint
-            self._kinds[carrier.name(hint)] = (carrier, hint)
-            return Carried
+            self._kinds[serializer.name(hint)] = (serializer, hint)
+            return Serialized
         if get_origin(hint) is Annotated:
             inner = self.replaced(first := get_args(hint)[0])
             return hint if inner is first else inner
@@ -139,9 +139,9 @@ def with_parts(hint: Any, of: Callable[[Any], Any]) -> Any:
     return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
 
 
-def walk(value: Any, of: Callable[[Carried], object]) -> Any:
-    """`value` with `of(...)` in place of each Carried in it."""
-    if isinstance(value, Carried):
+def walk(value: Any, of: Callable[[Serialized], object]) -> Any:
+    """`value` with `of(...)` in place of each Serialized in it."""
+    if isinstance(value, Serialized):
         return of(value)
     if isinstance(value, list | tuple):
         return type(value)([walk(part, of) for part in value])
@@ -150,8 +150,8 @@ def walk(value: Any, of: Callable[[Carried], object]) -> Any:
     return value
 
 
-def carrying(hint: Any, carriers: Sequence[Carrier]) -> Carrying | None:
+def carrying(hint: Any, serializers: Sequence[Serializer]) -> Carrying | None:
     """None: nothing in the hint is carried."""
-    found = Carrying(carriers)
+    found = Carrying(serializers)
     found.wire = found.replaced(hint)
     return None if found.wire is hint else found

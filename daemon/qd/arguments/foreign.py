@@ -119,7 +119,7 @@ def known_to_msgspec(hint: Any) -> Any:
 
 
 def may_be_carried(hint: Any) -> bool:
-    """Whether a class in it may be one that a carrier takes, though no carrier of the app does so yet."""
+    """Whether a class in it may be one that a serializer takes, though no serializer of the app does so yet."""
     if parts := get_args(hint):
         return any(map(may_be_carried, parts))
     if not isinstance(hint, type) or hasattr(hint, "__mapper__"):  # SQLAlchemy's classes may be dataclasses

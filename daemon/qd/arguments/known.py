@@ -1,4 +1,4 @@
-"""What an app knows of types beyond JSON: its providers and its carriers, and what of a job's parameters they concern.
+"""What an app knows of types beyond JSON: its providers and its serializers, and what of a job's parameters they concern.
 
 A job that neither concerns has no Extras, and pays for nothing.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from qd.arguments.carriers import Carrier, Carrying, carrying
+from qd.arguments.carriers import Carrying, Serializer, carrying
 from qd.arguments.providers import Opening, Provider, named
 from qd.errors import DeclarationError, ModelGone, NoProvider, WrongType
 
@@ -20,15 +20,15 @@ class Forgets(Protocol):
 
 
 class Known:
-    """The providers and carriers of an app. Signatures that were read before one is added are read again."""
+    """The providers and serializers of an app. Signatures that were read before one is added are read again."""
 
     def __init__(self) -> None:
         self.providers: dict[Any, Provider] = {}
-        self.carriers: list[Carrier] = []
+        self.serializers: list[Serializer] = []
         self._readers: list[Forgets] = []
 
     def __bool__(self) -> bool:
-        return bool(self.providers or self.carriers)
+        return bool(self.providers or self.serializers)
 
     def read_by(self, reader: Forgets) -> None:
         self._readers.append(reader)
@@ -37,13 +37,13 @@ class Known:
         self.providers[kind] = Provider(kind, make)
         self._changed()
 
-    def carry(self, carrier: Carrier) -> None:
+    def add_serializer(self, serializer: Serializer) -> None:
         missing = [
-            name for name in ("recognises", "name", "pack", "load") if not callable(getattr(carrier, name, None))
+            name for name in ("recognizes", "name", "pack", "load") if not callable(getattr(serializer, name, None))
         ]
         if missing:
-            raise DeclarationError(f"{carrier!r} is no carrier: it has no {missing[0]}() (see qd.Carrier)")
-        self.carriers.append(carrier)
+            raise DeclarationError(f"{serializer!r} is no serializer: it has no {missing[0]}() (see qd.Serializer)")
+        self.serializers.append(serializer)
         self._changed()
 
     def _changed(self) -> None:
@@ -57,7 +57,7 @@ class Known:
             return False
 
     def carrying(self, hint: Any) -> Carrying | None:
-        return carrying(hint, self.carriers) if self.carriers else None
+        return carrying(hint, self.serializers) if self.serializers else None
 
 
 class Extras:

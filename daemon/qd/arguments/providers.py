@@ -18,7 +18,7 @@ from qd.errors import DeclarationError, NoProvider
 
 
 @final
-class Provided:
+class ProvidedDefault:
     """The default of a parameter that the worker fills in."""
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class Provided:
         return "provided()"
 
 
-PROVIDED: Final = Provided()
+PROVIDED: Final = ProvidedDefault()
 
 
 def provided() -> Any:

@@ -25,9 +25,9 @@ from qd.bus.running import RunningJob, current_job
 from qd.bus.send import Send
 from qd.bus.several import FOR_ONE, Member, Together, later, members, together, unlocked
 from qd.connectors.batches import BatchState, Callback, Entry, NewBatch
-from qd.errors import JobError, UnknownBatch
+from qd.errors import JobFailedError, UnknownBatch
 from qd.events import JobRetryRequested
-from qd.jobs import Call, Handle, Sending, Span, Status
+from qd.jobs import Call, Duration, Handle, SendOptions, Status
 from qd.jobs.calls import caller
 from qd.jobs.plan import waiting_time
 from qd.links import stamps
@@ -65,7 +65,7 @@ class BatchCall(Together):
         self._callbacks = dict(zip(given, members(given.values()), strict=True))
         self._origin = origin
 
-    def using(self, **options: Unpack[Sending]) -> Self:
+    def using(self, **options: Unpack[SendOptions]) -> Self:
         """The same with these options over those of each of its jobs, and of its callbacks; a delay is of its jobs only."""
         self._origin = None
         others = {name: value for name, value in options.items() if name not in FOR_ONE}
@@ -142,10 +142,10 @@ class Batch(Handle[None]):
             return "unknown" if state is None else "running"
         return "failed" if state.failed else "done"
 
-    def result(self, timeout: Span | None = None) -> None:
+    def result(self, timeout: Duration | None = None) -> None:
         """Wait until nothing of it is left to run: for `timeout` seconds at most, None: for as long as it takes.
 
-        Raises TimeoutError; JobError when a job of it has failed.
+        Raises TimeoutError; JobFailedError when a job of it has failed.
         """
         seconds, began, wait = waiting_time(timeout), time.monotonic(), FIRST_WAIT
         while (state := self.look()).finished_at is None:
@@ -157,7 +157,9 @@ class Batch(Handle[None]):
             time.sleep(min(wait, left))
             wait = min(LONGEST_WAIT, wait * GROWS)
         if state.failed:
-            raise JobError(self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed")
+            raise JobFailedError(
+                self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed"
+            )
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qd.bus.several import FOR_ONE, Member, Together, later, members, together
 from qd.errors import ArgumentError
-from qd.jobs import Handle, Sending
+from qd.jobs import Handle, SendOptions
 from qd.jobs.calls import caller
 from qd.ties import Ties
 
@@ -37,7 +37,7 @@ class Chain(Together):
         self._caught = members([] if catch is None else [catch])
         self._origin = origin
 
-    def using(self, **options: Unpack[Sending]) -> Self:
+    def using(self, **options: Unpack[SendOptions]) -> Self:
         """The same with these options over those of each of its jobs; a delay and a key are the first one's."""
         self._origin = None
         others = {name: value for name, value in options.items() if name not in FOR_ONE}

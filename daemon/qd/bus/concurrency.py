@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qd.bus.asking import Key, Said, asked, log, told, written
@@ -21,10 +20,9 @@ from qd.ties import plain_name
 
 if TYPE_CHECKING:
     from qd.bus.running import RunningJob
-    from qd.jobs import Declared
+    from qd.jobs import Declared, Duration
 
 Next = Callable[[], object]
-Span = float | timedelta
 A_DAY = 86400.0
 FREED_LATER = "the server did not answer, so the place of this job is freed when the job ends"
 OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothing of an attempt lives so long
@@ -33,7 +31,9 @@ OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothi
 class Placed:
     """A place around a job. Both of the below are this, under another name."""
 
-    def __init__(self, key: Key, most: int, release_after: Span, expires: Span | None, drop: bool = False) -> None:
+    def __init__(
+        self, key: Key, most: int, release_after: Duration, expires: Duration | None, drop: bool = False
+    ) -> None:
         name = type(self).__name__
         self._key, self._most, self._drop = key, most, drop
         self._release_after = seconds_of(name, "release_after", release_after)
@@ -83,7 +83,7 @@ class ConcurrencyLimit(Placed):
     gives it back; None: the timeout of the job and a minute more, or a day.
     """
 
-    def __init__(self, key: Said, most: int, *, release_after: Span = 5.0, expires: Span | None = None) -> None:
+    def __init__(self, key: Said, most: int, *, release_after: Duration = 5.0, expires: Duration | None = None) -> None:
         if most < 1:
             raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time would be none; give 1 or more")
         super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
@@ -108,9 +108,9 @@ class WithoutOverlapping(Placed):
         self,
         key: Said | None = None,
         *,
-        release_after: Span = 5.0,
+        release_after: Duration = 5.0,
         drop: bool = False,
-        expires: Span | None = None,
+        expires: Duration | None = None,
         shared: bool = False,
     ) -> None:
         if shared and key is None:

@@ -26,7 +26,7 @@ from qd.units import did_you_mean
 
 C_contra = TypeVar("C_contra", contravariant=True)
 
-SENDING = ("delay", "key", "after_commit")  # of Sending: not of what a job is
+SENDING = ("delay", "key", "after_commit")  # of SendOptions: not of what a job is
 
 
 class Handles(Protocol[C_contra]):

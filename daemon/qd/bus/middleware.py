@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from qd.bus.asking import Key, Said, asked, log, queue_asked, told, written
@@ -23,11 +22,10 @@ from qd.ties import plain_name
 
 if TYPE_CHECKING:
     from qd.bus.running import Backing, Limit, RunningJob
-    from qd.jobs import Declared
+    from qd.jobs import Declared, Duration
     from qd.store.base import Store
 
 Next = Callable[[], object]
-Span = float | timedelta
 NEAR = 0.05  # seconds that are waited in place: to put a job back and to take it again lasts about as long
 
 
@@ -39,7 +37,9 @@ class RateLimited:
     moment of its own.
     """
 
-    def __init__(self, name: str, most: int | None = None, *, per: Span | None = None, key: Said | None = None) -> None:
+    def __init__(
+        self, name: str, most: int | None = None, *, per: Duration | None = None, key: Said | None = None
+    ) -> None:
         if (most is None) != (per is None):
             raise DeclarationError(f'RateLimited("{name}") has half of its figures: RateLimited("{name}", 100, per=60)')
         self._name, self._key = name, Key("RateLimited", key)
@@ -87,8 +87,8 @@ class ThrottlesExceptions:
     def __init__(
         self,
         most: int,
-        within: Span,
-        wait: Span,
+        within: Duration,
+        wait: Duration,
         *,
         only: type[Exception] | tuple[type[Exception], ...] = Exception,
         key: Said | None = None,

@@ -19,7 +19,7 @@ from qd.arguments.signature import usable
 from qd.arguments.values import FAILURES, encode, look, why
 from qd.connectors.base import Found, Jobs, Kept, Spot
 from qd.connectors.ends import ends
-from qd.errors import ConnectionLost, JobError, NoResult, ServerBusy
+from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
 from qd.jobs import Declared, Status
 from qd.unit import Ending
 
@@ -67,7 +67,7 @@ class Asked:
     # -- result
 
     def result(self, id: str, timeout: float | None) -> Any:
-        """Raises TimeoutError, JobError, NoResult; ConnectionLost for a server that is away for too long."""
+        """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is away for too long."""
         if self._keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         began, wait, every, away = time.monotonic(), FIRST_WAIT, LOOK, 0.0
@@ -178,9 +178,9 @@ def cancelled() -> bytes:
     return msgspec.json.encode({"error": CANCELLED, "message": "the job was cancelled"})
 
 
-def error_of(id: str, value: bytes) -> JobError:
+def error_of(id: str, value: bytes) -> JobFailedError:
     try:
         said = msgspec.json.decode(value)
-        return JobError(id, str(said["error"]), str(said.get("message", said.get("reason", ""))))
+        return JobFailedError(id, str(said["error"]), str(said.get("message", said.get("reason", ""))))
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        return JobError(id, "unknown error", "")
+        return JobFailedError(id, "unknown error", "")

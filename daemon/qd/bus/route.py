@@ -18,7 +18,7 @@ from qd.bus.hooks import PayloadHooks
 from qd.bus.parcel import Parcel
 from qd.bus.skeleton import Skeleton
 from qd.errors import DeclarationError
-from qd.jobs import Declared, Plan, Span
+from qd.jobs import Declared, Duration, Plan
 from qd.jobs.plan import patterns
 from qd.options import JobOptions
 from qd.payload import NO_DATA, make, tied
@@ -146,7 +146,7 @@ def travelling(timeout: float | None, declared: Declared) -> float | None:
     return None if timeout and timeout % 1 and timeout == declared.options.timeout else timeout
 
 
-def due_in(delay: Span | datetime, job: str | None = None) -> float:
+def due_in(delay: Duration | datetime, job: str | None = None) -> float:
     """Seconds from now, 0 for a moment that has passed. Raises DeclarationError for what is neither."""
     what = f"job '{job}'" if job else "a job"
     if isinstance(delay, datetime):

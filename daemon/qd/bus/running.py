@@ -136,7 +136,7 @@ class RunningJob:
     @property
     def arguments(self) -> dict[str, Any]:
         """What its function is called with, by name: of the declared types, with the defaults. Each time a new dict of the
-        same values. An object that is loaded on the worker is given as its model and key (Carried).
+        same values. An object that is loaded on the worker is given as its model and key (Serialized).
 
         As JSON, without defaults, where the arguments do not convert or no job of this name is declared.
         """

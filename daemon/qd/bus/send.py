@@ -31,7 +31,7 @@ from qd.connectors.base import Connector, Outgoing
 from qd.connectors.connections import Connections
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import JobQueued, JobQueueing, UniqueJobSkipped
-from qd.jobs import Handle, Place, Plan, Span
+from qd.jobs import Duration, Handle, Place, Plan
 from qd.listeners import Listeners
 from qd.options import queue_name
 from qd.payload import NO_DATA, make, new_id, new_pair, new_pairs
@@ -267,14 +267,14 @@ class Queue:
         self.name = name
         self._connection = connection
 
-    def push(self, job: str, data: object = "", *, delay: Span | datetime | None = None) -> Handle[None]:
+    def push(self, job: str, data: object = "", *, delay: Duration | datetime | None = None) -> Handle[None]:
         """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
         id = self._send.push_named(self._connection, self.name, job, text, seconds)
         return Handle(id, self._send, Place(self._connection, self.name))
 
-    def push_raw(self, payload: bytes, *, delay: Span | datetime | None = None) -> None:
+    def push_raw(self, payload: bytes, *, delay: Duration | datetime | None = None) -> None:
         """Send these bytes as they are; only their size and depth are looked at."""
         if not isinstance(payload, bytes):
             raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
@@ -312,7 +312,7 @@ class Keyed:
         with shield:
             return self._send.connector(route.connection).cancel_keyed(route.queue, self._name)
 
-    def reschedule(self, delay: Span | datetime) -> bool:
+    def reschedule(self, delay: Duration | datetime) -> bool:
         """True: it waited, and is due after `delay` from now. False: as of cancel()."""
         route = self._send.route(self._plan)
         seconds = due_in(delay, self._plan.declared.name)

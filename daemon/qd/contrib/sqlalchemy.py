@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Engine, Uuid, event, inspect
 from sqlalchemy.orm import Mapper, Session, SessionTransaction
 
 from qd.app import Qd
-from qd.arguments import Given, Key
+from qd.arguments import Key, Provided
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
@@ -49,7 +49,7 @@ def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Sessi
         app.transactions.append(wait_for_commit)
     if session is not None:
         app.provide(Session, partial(of_a_job, session))
-        app.carry(MappedObjects())
+        app.serializer(MappedObjects())
 
 
 # -- what jobs are given
@@ -64,9 +64,9 @@ def of_a_job(make: Callable[[], Session]) -> Iterator[Session]:
 
 
 class MappedObjects:
-    """The carrier of mapped classes, see qd.arguments.Carrier. They are loaded in the job's session."""
+    """The serializer of mapped classes, see qd.arguments.Serializer. They are loaded in the job's session."""
 
-    def recognises(self, kind: type) -> bool:
+    def recognizes(self, kind: type) -> bool:
         return isinstance(inspect(kind, raiseerr=False), Mapper)
 
     def name(self, kind: type) -> str:
@@ -79,7 +79,7 @@ class MappedObjects:
             return None
         return identity[0] if len(identity) == 1 else list(identity)
 
-    def load(self, kind: type[Any], key: Key, given: Given) -> object | None:
+    def load(self, kind: type[Any], key: Key, given: Provided) -> object | None:
         mapper: Mapper[Any] = inspect(kind)
         parts = key if isinstance(key, list) else [key]
         identity = [as_in(column, part) for column, part in zip(mapper.primary_key, parts, strict=True)]

@@ -6,7 +6,7 @@ is sent is handed in by app.py (`plan.Sender`).
 
 from qd.jobs.calls import Call, Job, JobFunction, NeverSent
 from qd.jobs.declare import Declare
-from qd.jobs.plan import Asks, Handle, Middleware, Options, Place, Plan, Sender, Sending, Span, Status
+from qd.jobs.plan import Asks, Duration, Handle, Middleware, Options, Place, Plan, Sender, SendOptions, Status
 from qd.jobs.registry import Declared, Registry
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Call",
     "Declare",
     "Declared",
+    "Duration",
     "Handle",
     "Job",
     "JobFunction",
@@ -23,8 +24,7 @@ __all__ = [
     "Place",
     "Plan",
     "Registry",
+    "SendOptions",
     "Sender",
-    "Sending",
-    "Span",
     "Status",
 ]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, ParamSpec, Self
 
 from qd.arguments import ABSENT
 from qd.errors import DeclarationError
-from qd.jobs.plan import Handle, Plan, Sender, Sending
+from qd.jobs.plan import Handle, Plan, Sender, SendOptions
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -63,7 +63,7 @@ class Call(Unsent, Generic[T_co]):
         self._origin = None
         return self._sender, self._plan, self._data
 
-    def using(self, **options: Unpack[Sending]) -> Self:
+    def using(self, **options: Unpack[SendOptions]) -> Self:
         """The same with these options over its own."""
         plan = self._to_send()[1].using(options)
         other = copy.copy(self)
@@ -107,7 +107,7 @@ class JobFunction(Unsent, Generic[P, C, T]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         return self._function(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def using(self, **options: Unpack[Sending]) -> Self:
+    def using(self, **options: Unpack[SendOptions]) -> Self:
         """The same job with these options over its own."""
         plan = self._plan.using(options)
         self._origin = None

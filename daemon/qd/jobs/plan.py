@@ -1,4 +1,4 @@
-"""How a job is sent: the words for it (Options, Sending), the Plan they become, the Sender, and the Handle it gives."""
+"""How a job is sent: the words for it (Options, SendOptions), the Plan they become, the Sender, and the Handle it gives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-Span = float | timedelta  # seconds, or a timedelta
+Duration = float | timedelta  # seconds, or a timedelta
 
 
 class Middleware(Protocol):
@@ -32,26 +32,26 @@ class Options(TypedDict, total=False):
     queue: str
     connection: str
     tries: int
-    timeout: Span
-    backoff: Span | Sequence[Span]
+    timeout: Duration
+    backoff: Duration | Sequence[Duration]
     max_exceptions: int
-    retry_for: Span
+    retry_for: Duration
     fail_on_timeout: bool
     tags: Sequence[str]
     display_name: str
     unique: str  # "order:{order_id}", filled from the arguments
-    unique_for: Span
+    unique_for: Duration
     unique_until: Literal["start", "done"]
     middleware: Sequence[Middleware]
-    result_ttl: Span
+    result_ttl: Duration
     delete_when_missing: bool
     raw: bool
 
 
-class Sending(Options, total=False):
+class SendOptions(Options, total=False):
     """And how one is sent. delay: from now, or a moment (with its time zone)."""
 
-    delay: Span | datetime
+    delay: Duration | datetime
     key: str
     after_commit: bool
 
@@ -69,7 +69,7 @@ class Plan:
             patterns(declared, options)  # a name in them that is wrong is told at the declaration
         self.declared = declared
         self.options = options
-        self.delay: Span | datetime | None = None
+        self.delay: Duration | datetime | None = None
         self.key: str | None = None
         self.after_commit: bool | None = None
         self.by: Callable[[Any], object] | None = None  # called with its bus.send.Queue, in place of the push
@@ -146,7 +146,7 @@ class Sender(Protocol):
         """Who knows what became of jobs that were sent so, or there."""
 
 
-def waiting_time(timeout: Span | None) -> float | None:
+def waiting_time(timeout: Duration | None) -> float | None:
     """What result() was given, in seconds. Raises ArgumentError."""
     try:
         return None if timeout is None else span_in_code(timeout)
@@ -171,15 +171,15 @@ class Handle(Generic[T_co]):
         its queue, which takes the longer the longer that is."""
         return self._asks().status(self.id)
 
-    def result(self, timeout: Span | None = None) -> T_co:
+    def result(self, timeout: Duration | None = None) -> T_co:
         """What the job returned, waited for: for `timeout` seconds at most, None: until it has ended.
 
-        Raises TimeoutError; JobError when the job has failed, or was cancelled; NoResult when it keeps none
+        Raises TimeoutError; JobFailedError when the job has failed, or was cancelled; NoResult when it keeps none
         (result_ttl), or it has expired.
         """
         return self._asks().result(self.id, waiting_time(timeout))  # type: ignore[no-any-return]
 
-    async def aresult(self, timeout: Span | None = None) -> T_co:
+    async def aresult(self, timeout: Duration | None = None) -> T_co:
         """The same, waited for in a thread: the loop goes on meanwhile."""
         import asyncio  # who awaits has loaded it; who does not need not
 

@@ -10,7 +10,7 @@ from typing import Any
 from qd.bus.running import Limit
 from qd.connectors.connections import Connections
 from qd.errors import ConnectionLost, ServerRefused
-from qd.jobs import Span
+from qd.jobs import Duration
 from qd.locks.aside import aside
 from qd.locks.places import Place, checked_name, checked_timeout, new_owner
 from qd.locks.waiting import COURTESY, Patience
@@ -27,7 +27,7 @@ class Limiter:
         self._rate = Rate(plain_name(name), limit.most, limit.per)
         self._place = Place(connections, connection)
 
-    def acquire(self, timeout: Span | None = None) -> bool:
+    def acquire(self, timeout: Duration | None = None) -> bool:
         """Wait until one may start, each at a moment of its own and in the order in which they have asked. False, at once:
         that would be later than `timeout` seconds from now (None: never too late).
 
@@ -57,7 +57,7 @@ class Limiter:
     ) -> None:
         """A start that has been counted stays counted."""
 
-    async def aacquire(self, timeout: Span | None = None) -> bool:
+    async def aacquire(self, timeout: Duration | None = None) -> bool:
         """As acquire; the event loop goes on meanwhile."""
         import asyncio  # who awaits has loaded it; who does not need not
 

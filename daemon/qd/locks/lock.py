@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qd.connectors.connections import Connections
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import LockLost as LostEvent
-from qd.jobs import Span
+from qd.jobs import Duration
 from qd.listeners import Listeners
 from qd.locks.aside import aside, own_thread, settled, shared
 from qd.locks.door import door_of
@@ -46,10 +46,10 @@ class Lock:
         connections: Connections,
         listeners: Listeners,
         name: str,
-        ttl: Span,
+        ttl: Duration,
         *,
         renew: bool = False,
-        timeout: Span | None = None,
+        timeout: Duration | None = None,
         connection: str | None = None,
     ) -> None:
         self.name, self.ttl, self.renew = checked_name("lock", name), checked_ttl(name, ttl), renew
@@ -61,7 +61,7 @@ class Lock:
 
     # -- taking and giving back
 
-    def acquire(self, timeout: Span | None = None, blocking: bool = True) -> bool:
+    def acquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """Take it, waiting `timeout` seconds at most (None: without end), in the order in which all who wait have come.
         blocking=False: only when it is free and nobody waits. False: another has it.
 
@@ -124,7 +124,7 @@ class Lock:
             raise
         self._hold = None
 
-    def extend(self, seconds: Span | None = None) -> None:
+    def extend(self, seconds: Duration | None = None) -> None:
         """Hold it for `seconds` from now on; None: for its ttl. Raises as release."""
         length = self.ttl if seconds is None else checked_ttl(self.name, seconds, "extend")
         hold = self._mine("extend")
@@ -225,7 +225,7 @@ class Lock:
 
     # -- the same for coroutines: the event loop goes on meanwhile
 
-    async def aacquire(self, timeout: Span | None = None, blocking: bool = True) -> bool:
+    async def aacquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """As acquire."""
         return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
 
@@ -273,7 +273,7 @@ class Lock:
         """As release."""
         await aside(self.release)
 
-    async def aextend(self, seconds: Span | None = None) -> None:
+    async def aextend(self, seconds: Duration | None = None) -> None:
         """As extend."""
         await aside(lambda: self.extend(seconds))
 

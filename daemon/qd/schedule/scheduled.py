@@ -23,7 +23,7 @@ from qd.schedule.timing import Cron, Every, Timing
 from qd.units import did_you_mean, span_in_code
 
 if TYPE_CHECKING:
-    from qd.jobs import Span
+    from qd.jobs import Duration
 
 Names = dict[str, tuple[str, int]]  # those that were given by hand -> where
 
@@ -32,7 +32,7 @@ class Words(TypedDict, total=False):
     """The same as keywords: app.schedule(report.bind(7), cron="0 7 * * *", missed="once")."""
 
     cron: str
-    every: Span
+    every: Duration
     timezone: str
     overlap: bool
     missed: Missed
@@ -141,7 +141,7 @@ class Scheduled(Frequencies):
         """Run beside other entries of the same moment, instead of after them."""
         return self._run_is("in_background", background=True)
 
-    def timeout(self, span: Span) -> Self:
+    def timeout(self, span: Duration) -> Self:
         """End a run that takes longer. Seconds, or a timedelta."""
         try:
             seconds = span_in_code(span)

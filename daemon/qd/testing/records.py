@@ -11,7 +11,7 @@ import msgspec
 from qd.arguments import decode_value
 from qd.bus.parcel import Parcel
 from qd.connectors.batches import NewBatch
-from qd.jobs import Plan, Sending
+from qd.jobs import Plan, SendOptions
 from qd.jobs.registry import Declared, DeclaredRaw
 from qd.options import JOB_KINDS
 from qd.units import span
@@ -25,7 +25,7 @@ class Dispatched:
     """
 
     arguments: dict[str, Any]
-    options: Sending
+    options: SendOptions
     name: str
     id: str = field(compare=False)
 
@@ -97,7 +97,7 @@ def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
     return declared.signature.decode(data)
 
 
-def options(plan: Plan) -> Sending:
+def options(plan: Plan) -> SendOptions:
     said = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
     if plan.delay is not None:
         said["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
@@ -105,4 +105,4 @@ def options(plan: Plan) -> Sending:
         said["key"] = plan.key
     if plan.after_commit is not None:
         said["after_commit"] = plan.after_commit
-    return cast(Sending, said)
+    return cast(SendOptions, said)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qd.arguments import Given, Key
+    from qd.arguments import Key, Provided
 
 
 class Models:
-    """The carrier of Django's models, see qd.arguments.Carrier."""
+    """The serializer of Django's models, see qd.arguments.Serializer."""
 
-    def recognises(self, kind: Any) -> bool:
+    def recognizes(self, kind: Any) -> bool:
         from django.db.models import Model  # waits until Django is there
 
         return issubclass(kind, Model) and not kind._meta.abstract
@@ -24,7 +24,7 @@ class Models:
         key = thing.pk
         return list(key) if isinstance(key, tuple) else key
 
-    def load(self, kind: Any, key: Key, given: Given) -> object | None:
+    def load(self, kind: Any, key: Key, given: Provided) -> object | None:
         """By the base manager: one that hides rows (soft deletes) hides none from a job they were sent to."""
         found: object | None = kind._base_manager.filter(pk=tuple(key) if isinstance(key, list) else key).first()
         return found

@@ -55,7 +55,7 @@ def install(app: Qd) -> None:
     """
     if connections.wait_for_commit in app.transactions:
         return
-    app.carry(Models())
+    app.serializer(Models())
     connections.watch(app)
     app.loading.append(around_load)
 
