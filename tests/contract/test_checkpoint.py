@@ -164,7 +164,7 @@ def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_l
 
     monkeypatch.setattr(keeper, "owned", then_late)
     dead = Dead(keeper, ("a",), hands, log)
-    dead.hear([{"dead": 1, "generation": slot[W.GENERATION]}])
+    dead.hear([{"dead": 1}])
     dead.dead_workers()
     for end in (ear.sock, ear.voice.sock):
         end.close()

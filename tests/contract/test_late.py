@@ -11,7 +11,7 @@ from qd.keeper.dead import Dead
 from qd.log import Log
 from qd.payload import read
 from qd.process.hands import Hands
-from qd.process.scoreboard import Scoreboard, Slot, State, Verdict, W
+from qd.process.scoreboard import Scoreboard, State, Verdict, W
 from qd.process.talk import Ear
 from qd.unit import LIFE
 from tests.contract.conftest import ONE
@@ -23,18 +23,6 @@ TOKEN = "Tok3nTok3n"
 
 
 @pytest.fixture
-def noise() -> Iterator[None]:
-    """A job writes over the slot while the keeper settles it."""
-
-    def scribble(self: Dead, slot: Slot) -> None:
-        slot[W.GENERATION] = 9
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Dead, "_end_leftover", scribble)
-        yield
-
-
-@pytest.fixture
 def dead(connect) -> Iterator[Dead]:
     """A keeper that has settled worker 2 of slot 1, which held nothing then."""
     ear, log = Ear(), Log("keeper", write=lambda line: None)
@@ -42,7 +30,7 @@ def dead(connect) -> Iterator[Dead]:
     slot = hands.board.slot(1)
     slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = State.DEAD, Verdict.CRASH, 2
     found = Dead(connect(0), ("a",), hands, log)
-    found.hear([{"dead": 1, "generation": 2}])
+    found.hear([{"dead": 1}])
     found.dead_workers()
     assert slot[W.STATE] == State.SETTLED
     yield found
@@ -62,15 +50,6 @@ def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen,
 
 
 def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen: Seen, dead: Dead):
-    worker: RedisQueue = connect(turns=2 * LIFE)
-    worker.push("a", job(1))
-    held = take(worker)
-    dead.dead_workers()
-    assert [*seen.reserved("a")] == [held.member]
-    assert worker.ack(held)
-
-
-def test_noise_in_shared_memory_takes_nothing_from_the_next_worker(place, connect, seen: Seen, noise, dead: Dead):
     worker: RedisQueue = connect(turns=2 * LIFE)
     worker.push("a", job(1))
     held = take(worker)

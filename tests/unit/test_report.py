@@ -12,7 +12,7 @@ import pytest
 
 from qd.keeper import report as module
 from qd.keeper.report import Report
-from qd.process.scoreboard import WORD, H, Role, Scoreboard, State, W
+from qd.process.scoreboard import H, Role, Scoreboard, State, W
 from tests.support.fakes import settings
 
 Silent = Callable[[int], float]
@@ -57,15 +57,6 @@ def test_after_a_stop_of_all_the_master_is_not_blamed(board: Scoreboard, silent:
     assert [silent(1060), silent(1061)] == [0, 1]
     turned(board, 1061)
     assert silent(1062) == 1
-
-
-def test_what_a_job_has_scribbled_there_is_not_believed(board: Scoreboard, silent: Silent) -> None:
-    board.set_header(H.MASTER_AT, WORD)
-    assert silent(1001) == 0
-    board.set_header(H.MASTER_AT, 0)
-    assert silent(1002) == 0
-    board.set_header(H.MASTER_AT, 1)
-    assert silent(1003) <= 3
 
 
 def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> None:

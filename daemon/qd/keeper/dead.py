@@ -42,7 +42,7 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 class Dead:
     def __init__(self, queue: Keeping, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
-        self._told: dict[int, Message] = {}  # what the master said of the dead, by slot
+        self._told: dict[int, Message] = {}  # what the master has reported of the dead, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
         self._dead: list[Master] | None = None  # masters still to be settled; None: nobody has looked yet
 
@@ -58,15 +58,16 @@ class Dead:
 
     def dead_workers(self) -> None:
         """Move what dead workers held, and free their slots. Raises ConnectionLost when all others are done."""
-        dead = [slot for slot in self.hands.board if slot[W.STATE] == State.DEAD and self._is_told(slot)]
+        board = self.hands.board
+        self._told = {number: said for number, said in self._told.items() if board.slot(number)[W.STATE] == State.DEAD}
         late = [partial(self._look_again, number, *seen) for number, seen in self._late.items()]
-        each_of([*late, *[partial(self._settle, slot) for slot in dead]], lambda act: act())
+        each_of([*late, *[partial(self._settle, board.slot(number)) for number in self._told]], lambda act: act())
 
     def _settle(self, slot: Slot) -> None:
         self._end_leftover(slot)
         self._for_queues(self.queues, lambda queue: self._move(queue, slot))
-        generation = self._told.pop(slot.number)["generation"]  # the slot may have been scribbled over meanwhile
-        self._late[slot.number] = (generation, time.monotonic() + LATE)
+        del self._told[slot.number]
+        self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
         slot[W.STATE] = State.SETTLED
 
     def _look_again(self, number: int, generation: int, until: float) -> None:
@@ -94,10 +95,6 @@ class Dead:
         if self.queue.give_back(queue, owner, member, Released(member)):
             self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
 
-    def _is_told(self, slot: Slot) -> bool:
-        """By the master, who has reaped it. What only stands in shared memory may be a job's scribbling."""
-        return self._told.get(slot.number, {}).get("generation") == slot[W.GENERATION]
-
     def _end_leftover(self, slot: Slot) -> None:
         """Its group is gone with it. What has left the group goes before the job may run again."""
         if not slot[W.JOB_AT]:
@@ -115,7 +112,7 @@ class Dead:
         if member is None:
             return
         mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
-        verdict = Verdict(slot[W.VERDICT]) if mark and slot[W.VERDICT] in list(Verdict) else Verdict.CRASH
+        verdict = Verdict(slot[W.VERDICT]) if mark else Verdict.CRASH
         back = answer_of(slot, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
             self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
@@ -140,8 +137,7 @@ class Dead:
 
     def _note(self, slot: Slot) -> bytes:
         """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
-        said = self._told.get(slot.number, {}) if self._is_told(slot) else {}
-        stack = said.get("stack") or None
+        stack = self._told[slot.number].get("stack") or None
         text = words_of(slot)
         return json.dumps({"told": text + (f"\n{stack}" if stack else ""), "death": death_of(slot, stack)}).encode()
 

@@ -10,6 +10,6 @@ keeping               the keeper, watched and replaced
 code, rolling         the templates that serve; from one to the next
 stopping, ending      the clock of a stop, and its steps
 emptiness             --stop-when-empty
-news, mending         what children tell, as far as it can be believed; what a job has scribbled over
+news                  what children report
 telling, liveness     log, `ps` and systemd; the file that says that the loop turns
 """

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 from qd.master.oom import OomKills
@@ -83,9 +83,8 @@ class Worker:
 
     @property
     def deadline(self) -> int:
-        """The moment at which its job's time is over, 0 none. A moment before this worker came to be is noise."""
-        moment = self.slot[W.DEADLINE]
-        return moment if moment > self.asked_at * 1e9 else 0
+        """The moment at which its job's time is over, 0 none."""
+        return self.slot[W.DEADLINE]
 
     @property
     def cancel_deadline(self) -> int:
@@ -103,21 +102,6 @@ class Worker:
         """Finish the job in hand, take no other, leave."""
         self.draining = True
         self.send(signal.SIGTERM)
-
-
-@dataclass(frozen=True, slots=True)
-class Unsettled:
-    """What the master has written into the slot of a dead worker, until the keeper has moved its jobs."""
-
-    words: tuple[tuple[W, int], ...]
-
-    def stand(self, slot: Slot) -> bool:
-        """Write it. False: it stands there, or the keeper has just said that the jobs are moved."""
-        if all(slot[word] == value or (word, slot[word]) == (W.STATE, State.SETTLED) for word, value in self.words):
-            return False
-        for word, value in self.words:
-            slot[word] = value
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +154,7 @@ class Children:
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
-        self.dead: dict[int, Unsettled] = {}  # by slot, until it is taken again
-        self._generations: Counter[int] = Counter()  # by slot; what stands in shared memory may be a job's scribbling
+        self.dead = set[int]()  # slots of dead workers, until the keeper has moved their jobs
         self.given_up = deque[str](maxlen=SLOTS)  # the words of workers that were never seen
         self.oom = OomKills()
         self._moved_at: int | None = 0  # moment from which no job of a dead worker was on its way any more
@@ -197,14 +180,19 @@ class Children:
         """The slot's last jobs are still to be moved."""
         return number in self.dead and self.board.slot(number)[W.STATE] != State.SETTLED
 
+    def free_settled(self) -> None:
+        """Free the slots of the dead whose jobs the keeper has moved."""
+        for number in [number for number in self.dead if not self._waits(number)]:
+            self.dead.remove(number)
+            self.board.slot(number).clear()
+
     def take(self, number: int, code: int, at: float, role: Role = Role.WORKER) -> Worker:
         slot = self.board.slot(number)
-        self.dead.pop(number, None)
+        self.dead.discard(number)
         slot.clear()
-        self._generations[number] += 1
-        slot[W.GENERATION] = self._generations[number]
+        slot[W.GENERATION] += 1
         slot[W.STATE], slot[W.ROLE] = State.STARTING, role
-        worker = Worker(slot, self._generations[number], code, at, role)
+        worker = Worker(slot, slot[W.GENERATION], code, at, role)
         self.workers[number] = worker
         return worker
 
@@ -277,10 +265,10 @@ class Children:
         if verdict is None:
             slot.clear()
         else:
-            said = {W.PID: worker.pid, W.GENERATION: worker.generation, W.VERDICT: verdict, W.STATUS: status}
-            said |= {W.PEAK: peak, W.OOM: int(bool(death.oom)), W.TOOK_MS: int(took * 1000)}
-            self.dead[slot.number] = Unsettled((*said.items(), (W.STATE, State.DEAD)))
-            self.dead[slot.number].stand(slot)
+            slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
+            slot[W.OOM], slot[W.TOOK_MS] = int(bool(death.oom)), int(took * 1000)
+            slot[W.STATE] = State.DEAD  # last: the keeper may read the others from now on
+            self.dead.add(slot.number)
         return death
 
     def stack(self, worker: Worker) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 from qd.log import Log
@@ -113,17 +113,13 @@ class Keeping:
 
     def tell_dead(self, death: Death) -> None:
         """At once, with what shared memory has no room for. The slot says the rest to a keeper that comes later."""
-        number, generation = death.worker.slot.number, death.worker.generation
-        self.dead[number] = {"dead": number, "generation": generation, "stack": death.stack[-STACK:]}
+        number = death.worker.slot.number
+        self.dead[number] = {"dead": number, "stack": death.stack[-STACK:]}
         self._untold.add(number)
         self._tell()
 
-    def tell_again(self, slots: Iterable[int]) -> None:
-        """Of those among them that are dead: what stood there was lost, and with it perhaps that their jobs are moved."""
-        self._untold |= self.dead.keys() & set(slots)
-
     def _tell(self) -> None:
-        """What a keeper has not heard of it leaves alone: anybody could have written into shared memory that it is dead."""
+        """Report to the keeper the deaths that it does not know of. It moves no job of a worker before."""
         for number in sorted(self._untold):
             if self.orders is None or not self.orders.give(**self.dead[number]):
                 return

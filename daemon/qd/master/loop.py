@@ -23,7 +23,6 @@ from qd.master.emptiness import Emptiness
 from qd.master.forking import Forker
 from qd.master.late import Late
 from qd.master.liveness import Liveness
-from qd.master.mending import Mending
 from qd.master.news import Messages
 from qd.master.plan import Plan
 from qd.master.reaping import Reaper
@@ -81,7 +80,7 @@ class Master:
         self.reload = Reload(state, self.spawner, replan, os.environ)
         self.messages = Messages(state, self.spawner, self.reload, partial(ending.begin, state), announce)
         self.reaper = Reaper(state, self.messages.hear, self.reload)
-        self.late, self.mending = Late(state.children, log), Mending(state.board, state.children, log)
+        self.late = Late(state.children, log)
         self.emptiness = Emptiness()
         self._face, self.liveness = Face(title, notifier), Liveness(plan.pool, log, os.environ)
 
@@ -110,9 +109,7 @@ class Master:
         state.board.set_header(H.MASTER_AT, now())
         state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
         self.messages.hear()
-        forked_at = state.codes.serving.forked_ns if state.codes.serving is not None else None
-        mended = self.mending.look(paused=state.paused, stopping=state.stopping is not None, forked_at=forked_at)
-        state.keeper.tell_again(mended)
+        state.children.free_settled()
         state.children.oom.look()
         self.reaper.reap()
         self.late.end(state.plan.memory_hard, state.plan.silence)

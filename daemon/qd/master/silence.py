@@ -12,7 +12,6 @@ from qd.master.children import Worker
 from qd.process.scoreboard import W, now
 
 AWAY = 2.0  # seconds between two looks after which it was the master that stood still
-AHEAD = 600.0  # seconds that a worker may announce at most
 
 
 class Silence:
@@ -33,5 +32,4 @@ class Silence:
 
     def of(self, worker: Worker) -> float:
         """Seconds for which a worker has been silent longer than it had announced; below 0 while it has not."""
-        announced = min(worker.beat - worker.quiet_since, int(AHEAD * 1e9))
-        return (now() - worker.quiet_since - max(0, announced)) / 1e9
+        return (now() - max(worker.quiet_since, worker.beat)) / 1e9

@@ -1,7 +1,7 @@
 """What the processes of one `qd work` know of each other, in anonymous shared memory: a header and 256 slots.
 
 A hint and a hand-over, never the truth: Redis knows who holds which job. Each word has one writer (WHY is set by the
-master and taken by the worker), and a reader believes nothing it cannot check, since a job can scribble over this memory.
+master and taken by the worker).
 The numbers are 64 bit words, moments are CLOCK_MONOTONIC nanoseconds; two text fields tell people what a worker does.
 
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from qd.process.exits import OVER_TIMEOUT
 
 SLOTS = 256
-WORD = 2**64 - 1  # the largest a word can hold: what a job has scribbled there may be counted on from
+WORD = 2**64 - 1  # the largest number that a word can hold
 WORDS = 28  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
