@@ -156,6 +156,19 @@ def test_a_released_job_runs_again_at_once(app: Qd, done: list[Any]):
     ]
 
 
+def test_a_released_job_finds_its_checkpoint(app: Qd, done: list[Any]):
+    @app.job("load", tries=2)
+    def load() -> None:
+        done.append(current_job().saved)
+        if current_job().attempt == 1:
+            current_job().checkpoint({"row": 7})
+            current_job().release(60)
+
+    with app.inline():
+        load.dispatch()
+    assert done == [None, {"row": 7}]
+
+
 @pytest.mark.parametrize(("tries", "runs"), [(2, 2), (0, 1000)])
 def test_one_that_always_releases_itself_fails_at_last(app: Qd, done: list[Any], tries: int, runs: int):
     @app.job("poll", tries=tries)
@@ -206,6 +219,27 @@ def test_a_chain_runs_in_order(app: Qd, done: list[Any]):
             app.chain(step.bind(3), step.bind(-1), step.bind(4), catch=step.bind(5)).dispatch()
     assert done == [1, 2, 3, -1, 5]
     assert [[job.arguments["number"] for job in chain.jobs] for chain in ran.chains] == [[1, 2], [3, -1, 4]]
+
+
+def test_a_chain_runs_to_its_end_however_long(app: Qd, done: list[Any]):
+    @app.job("step")
+    def step(number: int) -> None:
+        done.append(number)
+
+    with app.inline():
+        app.chain(*[step.bind(number) for number in range(1200)]).dispatch()
+    assert done == list(range(1200))
+
+
+def test_the_first_error_of_a_chain_comes_out_also_when_what_catches_it_raises(app: Qd, done: list[Any]):
+    @app.job("step")
+    def step(number: int) -> None:
+        done.append(number)
+        raise ValueError(number)
+
+    with app.inline(), pytest.raises(ValueError, match="1"):
+        app.chain(step.bind(1), catch=step.bind(2)).dispatch()
+    assert done == [1, 2]
 
 
 def test_what_another_program_runs_is_only_written_down(app: Qd):

@@ -15,8 +15,7 @@ concurrency           the middleware that limits how many jobs run at once
 asking                how middleware asks the store
 
 own                   drivers that an app brings: sync, failover, those of app.extend
-at_once, run_at_once  sync: each job runs where it is sent
+at_once               sync: each job runs where it is sent
 shared                the state that all threads of it share
-job_here              run(): here and now, without a connection
-here, memory          what such a job has in place of a connection
+local                 the engine of run(), sync and app.inline(): jobs that run in the process that sends them
 """

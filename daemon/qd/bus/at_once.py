@@ -10,20 +10,18 @@ by the app, for all of its threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from qd.bus.here import Lenient
-from qd.bus.job_here import beside_a_loop
-from qd.bus.run_at_once import Run
+from qd.bus.local import Lenient, LocalRunner, SentJob, SentPolicy, beside_a_loop, effects_of, kept_error
 from qd.bus.shared import Shared
 from qd.connectors.base import Connector, Kept, Limits, Outgoing
 from qd.connectors.batches import Entry, NewBatch
 from qd.connectors.effects import Count, Effect, Free, Keep, Push
 from qd.connectors.sending_only import NoJobs, SendingOnly
-from qd.errors import ConfigError
+from qd.errors import ConfigError, UnknownJob
 from qd.payload import Payload, read
 from qd.process.shield import shield
 
@@ -95,13 +93,25 @@ class AtOnce(SendingOnly):
         while ahead:
             queue, text = ahead.popleft()
             payload = read(text)
-            effects, error = Run(self._shared, self._work, (self.settings.name, queue), text, payload).end()
-            for effect in effects:
-                ahead += self._done(effect)
-            if error is not None and not self._allowed(payload):
-                errors.append(error)
+            try:
+                self._run(queue, text, payload, lambda effect: ahead.extend(self._done(effect)))
+            except Exception as error:
+                if not self._allowed(payload):
+                    errors.append(error)
         if errors:
             raise errors[0]
+
+    def _run(self, queue: str, text: bytes, payload: Payload, on_effect: Callable[[Effect], None]) -> None:
+        services = self._shared.services
+        declared = services.registry.get(payload.job)
+        if declared is None:
+            error = UnknownJob(f"no job '{payload.job}' is declared in this app, which is to run it")
+            for effect in effects_of(payload, "failed", partial(kept_error, error)):
+                on_effect(effect)
+            raise error
+        job = SentJob(payload, text, declared, self.settings.name, queue, services)
+        policy = SentPolicy(payload, declared, self._work)
+        LocalRunner(services.pipeline, services.listeners, policy, on_effect).run(declared, job.attempt, payload)
 
     def _done(self, effect: Effect) -> list[Job]:
         """The jobs that are sent by it."""

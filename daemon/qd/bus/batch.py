@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from qd.bus.here import Here
-from qd.bus.memory import MemoryBatches
+from qd.bus.local import LocalConnection, MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.results import FIRST_WAIT, GROWS, LONGEST_WAIT
 from qd.bus.running import RunningJob, current_job
@@ -255,18 +254,18 @@ def callback(parcel: Parcel) -> Callback:
 class LocalBatch(Batch):
     """A batch that run() runs here and now. app.current_batch() returns it in its jobs and callbacks."""
 
-    __slots__ = ("_allow", "_callbacks", "_here", "_left")
+    __slots__ = ("_allow", "_callbacks", "_left", "_local")
 
     def __init__(self, send: Send, new: NewBatch, jobs: Sequence[Member], callbacks: Mapping[str, Member]) -> None:
         super().__init__(new.id, send, "")
         self._callbacks, self._allow = callbacks, new.allow_failures
-        self._here = Here(MemoryBatches(), self)
+        self._local = LocalConnection(MemoryBatches(), self)
         self._left = deque(zip(ids(jobs), jobs, strict=True))
         self._kept.send(new, local_entries(self._left))
 
     @property
     def _kept(self) -> MemoryBatches:
-        return self._here.batches
+        return self._local.batches
 
     def run(self) -> None:
         """Raises the first error of a job, at the end; what a callback raises at once."""
@@ -303,7 +302,7 @@ class LocalBatch(Batch):
         return 0
 
     def _job(self, id: str, member: Member, ties: Ties) -> RunningJob:
-        return self._send.made(id, *member, self._here, ties)
+        return self._send.made(id, *member, self._local, ties)
 
     def _failure(self, job: RunningJob, member: Member) -> Exception | None:
         try:

@@ -1,5 +1,5 @@
 """The job in hand: what current_job() and middleware are given. The worker enters and leaves it; a job that runs where it is
-sent (job_here.py) is one of its thread or task."""
+sent (local.py) is one of its thread or task."""
 
 from __future__ import annotations
 

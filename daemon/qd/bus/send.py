@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from qd.arguments import encode_value
 from qd.bounds import check
-from qd.bus.here import Here
 from qd.bus.hooks import PayloadHooks
-from qd.bus.job_here import run_here
-from qd.bus.memory import MemoryBatches
+from qd.bus.local import LocalConnection, LocalRunner, MemoryBatches, Once, refuse_in_a_loop
 from qd.bus.parcel import Parcel
 from qd.bus.pipeline import Pipeline
 from qd.bus.results import Asked
@@ -225,9 +223,9 @@ class Send:
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it here and now; no configuration is read, no server asked."""
-        return self.run_made(self.made(new_id(), plan, data, Here(MemoryBatches())), plan)
+        return self.run_made(self.made(new_id(), plan, data, LocalConnection(MemoryBatches())), plan)
 
-    def made(self, id: str, plan: Plan, data: bytes, here: Here, ties: Ties | None = None) -> RunningJob:
+    def made(self, id: str, plan: Plan, data: bytes, local: LocalConnection, ties: Ties | None = None) -> RunningJob:
         """The job that run() runs; its queue, connection and tags are those that its declaration and using() say."""
         said = plan.options
         return RunningJob(
@@ -241,12 +239,13 @@ class Send:
             data=data,
             backing=self._backing,
             tags=said.tags or (),
-            local=here,
+            local=local,
         )
 
     def run_made(self, job: RunningJob, plan: Plan) -> Any:
-        stages = self._pipeline.around(plan.declared)
-        return run_here(plan.declared, bytes(job.data), job, self._listeners, stages)
+        if plan.declared.is_async:
+            refuse_in_a_loop()
+        return LocalRunner(self._pipeline, self._listeners, Once()).run(plan.declared, lambda attempt: job)
 
     def route(self, plan: Plan) -> Route:
         settings = self._settings()

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from qd.bus.memory import MemoryBatches
+from qd.bus.local import MemoryBatches
 from qd.connectors.base import Kept
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qd.bus.memory import MemoryBatches
+from qd.bus.local import MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.send import Push
 from qd.bus.services import Services

@@ -6,23 +6,46 @@ run(): it comes out of dispatch() once failed(), the listeners and what catches 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from qd.bus.job_here import beside_a_loop, run_here, tell_of_failure
+from msgspec.structs import replace
+
+from qd.bus.local import MOST_RUNS, RAISED, LocalRunner, SentJob, beside_a_loop
 from qd.bus.parcel import Parcel
-from qd.bus.results import value_of_error, value_of_result
 from qd.bus.running import RunningJob
-from qd.bus.send import Push
+from qd.bus.send import Push as PushBatch
 from qd.bus.services import Services
 from qd.connectors.batches import NewBatch
-from qd.errors import AttemptsExceeded, JobFailure
-from qd.limits import Release
+from qd.connectors.effects import Count, Effect, Keep, Push
+from qd.jobs import Plan
+from qd.limits import Fail, Release
+from qd.payload import read
 from qd.testing.fake import Fake
 from qd.testing.stage import staged
 
-MOST = 1000  # runs of a job that releases itself without end
+
+class InlinePolicy:
+    """A job that releases itself runs again at once, as often as its tries say. An error is the end of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._name, self._tries = plan.declared.name, plan.options.tries or MOST_RUNS
+        self.attempts = 1
+        self._runs = 0
+
+    def before(self) -> str | None:
+        self._runs += 1
+        if self.attempts > self._tries or self._runs > MOST_RUNS:
+            return f"{self._name} was released until its tries were used up"
+        return None
+
+    def after_error(self, error: Exception) -> Fail:
+        return Fail(RAISED, error)
+
+    def after_release(self, job: RunningJob, release: Release) -> None:
+        self.attempts += release.counts
 
 
 class Inline(Fake):
@@ -33,7 +56,7 @@ class Inline(Fake):
         super().__init__(services)
         self._services = services
 
-    def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
+    def _post(self, parcels: Sequence[Parcel], push: PushBatch | None = None) -> list[str]:
         sent, errors = super()._post(parcels, push), list[Exception]()
         for parcel in parcels:
             try:
@@ -43,7 +66,7 @@ class Inline(Fake):
                     raise
                 errors += self._unexpected(parcel, error)
         if push is not None and not parcels:
-            self._finish_empty()
+            errors += self._finish_empty()
         if errors:
             raise errors[0]
         return sent
@@ -53,82 +76,64 @@ class Inline(Fake):
         kept = self._kept.kept[parcel.ties.batch or ""] if parcel.ties else None
         return [] if kept and kept.new.allow_failures else [error]
 
-    def _finish_empty(self) -> None:
+    def _finish_empty(self) -> list[Exception]:
+        errors = list[Exception]()
         for id, kept in list(self._kept.kept.items()):
             if not kept.total:
-                self._call_back(kept.new, self._kept.settled(id))
+                errors += self._call_back(kept.new, self._kept.settled(id))
+        return errors
 
     def _run(self, parcel: Parcel) -> None:
-        """It, and what hangs on it. Raises what it raises, in the end."""
-        if parcel.plan is None:
-            return
-        chain, catch = self._behind(parcel)
-        how = "failed"
-        try:
-            how = "skipped" if self._attempts(parcel) else "done"
-            for each in chain:
-                self._attempts(each)
-        except Exception:
-            for each in catch:
-                self._run(each)
-            raise
-        finally:
-            if parcel.ties is not None and parcel.ties.batch is not None:
-                id = parcel.ties.batch
-                self._call_back(self._kept.kept[id].new, self._kept.ended(id, parcel.uuid, how))
+        """Run it, what follows in its chain, and the callbacks of its batch. Raises the first error, at the end."""
+        ahead, errors = deque([parcel]), list[Exception]()
+        while ahead:
+            each, effects = ahead.popleft(), list[Effect]()
+            if each.plan is None:
+                continue
+            self._waiting.begin(each)
+            try:
+                self._attempts(each, each.plan, effects.append)
+            except Exception as error:
+                errors.append(error)
+            ahead += [self._pushed(effect) for effect in effects if isinstance(effect, Push)]
+            errors += self._done(effects)
+        if errors:
+            raise errors[0]
 
-    def _call_back(self, new: NewBatch, due: Iterator[str]) -> None:
+    def _attempts(self, parcel: Parcel, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
+        declared, payload, services = plan.declared, read(parcel.body), self._services
+        job = SentJob(payload, parcel.body, declared, parcel.connection, parcel.queue, services, self._teller(parcel))
+        runner = LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
+        runner.run(declared, job.attempt, payload)
+
+    def _pushed(self, effect: Push) -> Parcel:
+        """A job of a chain, with what follows it."""
+        payload = read(effect.payload)
+        return replace(self._made[payload.id or ""], body=effect.payload, ties=payload.qd)
+
+    def _done(self, effects: Sequence[Effect]) -> list[Exception]:
+        """Write down what a server would do. Returns the errors of callbacks."""
+        errors = list[Exception]()
+        for kept in effects:
+            if isinstance(kept, Keep):  # first: a callback may ask for the result
+                self._waiting.keep(kept)
+        for ended in effects:
+            if isinstance(ended, Count):
+                new = self._kept.kept[ended.id].new
+                errors += self._call_back(new, self._kept.ended(ended.id, ended.job, ended.how))
+        return errors
+
+    def _call_back(self, new: NewBatch, due: Iterator[str]) -> list[Exception]:
+        """Run the callbacks that are due. Returns their errors."""
+        errors = list[Exception]()
         for what in due:
             callback = self._called_back(new, what)
-            if callback is not None:
-                self._run(callback)
-
-    def _attempts(self, parcel: Parcel) -> bool:
-        """Run it; its result is kept where it is asked for. Whether it was skipped. Raises what it raises."""
-        self._waiting.begin(parcel)
-        try:
-            result, skipped = self._tried(parcel)
-        except Exception as error:
-            self._waiting.end(parcel, "failed", partial(value_of_error, error, str(error)))
-            raise
-        self._waiting.end(parcel, "done", partial(value_of_result, result, 0))
-        return skipped
-
-    def _tried(self, parcel: Parcel) -> tuple[object, bool]:
-        """Until it does not release itself: its result, and whether it was skipped. Raises AttemptsExceeded: its tries are
-        used up."""
-        assert parcel.plan is not None
-        declared, tries = parcel.plan.declared, parcel.plan.options.tries or MOST
-        stages, attempt = self._services.pipeline.around(declared), 1
-        for _ in range(MOST):
-            job = self._job(parcel, attempt)
             try:
-                return run_here(declared, parcel.data, job, self._services.listeners, stages), job.skipped
-            except JobFailure:
-                if not isinstance(job.outcome, Release):
-                    raise
-            attempt += job.outcome.counts
-            if attempt > tries:
-                break
-        error = AttemptsExceeded(f"{declared.name} was released until its tries were used up")
-        tell_of_failure(declared, parcel.data, error, job, self._services.listeners)
-        raise error
-
-    def _job(self, parcel: Parcel, attempt: int) -> RunningJob:
-        return RunningJob(
-            parcel.id,
-            parcel.name,
-            parcel.queue,
-            attempt,
-            connection=parcel.connection,
-            payload=parcel.body,
-            uuid=parcel.uuid,
-            ties=parcel.ties,
-            declared=parcel.plan.declared if parcel.plan else None,
-            data=parcel.data,
-            tell=self._teller(parcel),
-            backing=self._services,
-        )
+                if callback is not None:
+                    self._run(callback)
+            except Exception as error:
+                errors.append(error)
+        return errors
 
     def _teller(self, parcel: Parcel) -> Callable[[float], None] | None:
         """Where progress is told. None: it keeps no record."""

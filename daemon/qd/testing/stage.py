@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from qd import config
-from qd.bus.here import Here, Lenient
-from qd.bus.memory import MemoryBatches
+from qd.bus.local import Lenient, LocalConnection, MemoryBatches
 from qd.bus.parcel import Parcel
 from qd.bus.services import Services
 from qd.config import ConnectionSettings, Settings
@@ -40,7 +39,7 @@ class Stored(Lenient):
         return self._locks.step(script, names, *words) if known else super().step(script, names, *words)
 
 
-class Nowhere(Here):
+class Nowhere(LocalConnection):
     """A connection without a server: it has the jobs and the batches of a fake, and a store in which only locks stand."""
 
     def __init__(self, jobs: Waiting, batches: MemoryBatches, store: Stored) -> None:

@@ -47,11 +47,10 @@ class Waiting:
         """It runs, and waits no more."""
         self._begun.add(parcel.id)
 
-    def end(self, parcel: Parcel, status: str, value: Callable[[], bytes]) -> None:
-        """value: its result or error as JSON, asked for where it is kept."""
-        if parcel.ties is not None and parcel.ties.result:
-            before = self._kept.get(parcel.id)
-            self._kept[parcel.id] = Kept(status, value(), before and before.progress, time.time())
+    def keep(self, end: Keep) -> None:
+        """Keep how a job has ended, with the progress it reported."""
+        before = self._kept.get(end.id)
+        self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
 
     # -- by key
 
