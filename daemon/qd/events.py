@@ -1,4 +1,4 @@
-"""What happens to jobs, entries, locks and workers, as frozen facts; listeners.py has those that `@app.on(JobFailed)` adds.
+"""What happens to jobs, entries, locks and workers, as frozen structs; listeners.py calls what `@app.on(JobFailed)` adds.
 
 The names are Laravel's (Queue/Events of 8 and 13), with JobCrashed, JobHandedBack and LeaseLost added. The worker and the
 bus emit; an event is made only where somebody listens (`has`). An app's own events derive from Event and go through
@@ -20,33 +20,30 @@ class Event(msgspec.Struct, frozen=True):
     """The root: a listener of Event hears all of them. Its fields are its arguments, in their order."""
 
 
-# -- where jobs are sent. delay: seconds, None for at once; a job sent by push_raw has no id and no name
+# -- sending. delay: seconds, None for a job that is due at once; a job sent by push_raw has no id and no name
 
 
-class JobQueueing(Event, frozen=True):
+class _Sent(Event, frozen=True):
+    """A job on its way to a queue."""
+
+    connection: str
+    queue: str
+    name: str | None
+    id: str | None
+    payload: bytes
+    delay: float | None
+
+
+class JobQueueing(_Sent, frozen=True):
     """A producer is about to send a job."""
 
-    connection: str
-    queue: str
-    name: str | None
-    id: str | None
-    payload: bytes
-    delay: float | None
 
-
-class JobQueued(Event, frozen=True):
+class JobQueued(_Sent, frozen=True):
     """A producer has sent a job."""
-
-    connection: str
-    queue: str
-    name: str | None
-    id: str | None
-    payload: bytes
-    delay: float | None
 
 
 class UniqueJobSkipped(Event, frozen=True):
-    """Nothing was sent: a job under the same unique name is waiting or running."""
+    """The job was not sent, because a job under the same unique name is waiting or running."""
 
     connection: str
     queue: str
@@ -55,7 +52,7 @@ class UniqueJobSkipped(Event, frozen=True):
 
 
 class QueueFailedOver(Event, frozen=True):
-    """A connection of failover does not take jobs, and the next one took them. connection: the one that failed."""
+    """A connection of a failover list failed to take a job, and the next one took it. connection: the one that failed."""
 
     connection: str
     error: BaseException
@@ -71,150 +68,137 @@ class JobRetryRequested(Event, frozen=True):
     payload: bytes
 
 
-# -- where jobs run, in the order in which they are told
+# -- running jobs, in the order in which they are emitted
 
 
-class Looping(Event, frozen=True):
-    """A worker is about to look for a job; a listener that returns False makes this turn an idle one."""
+class _OfWorker(Event, frozen=True):
+    """A worker and the queues that it serves."""
 
     connection: str
     queues: tuple[str, ...]
 
 
-class JobPopping(Event, frozen=True):
+class Looping(_OfWorker, frozen=True):
+    """A worker is about to look for a job; if a listener returns False, this turn is an idle one."""
+
+
+class JobPopping(_OfWorker, frozen=True):
     """A worker asks its queues for a job."""
 
-    connection: str
-    queues: tuple[str, ...]
 
-
-class JobPopped(Event, frozen=True):
-    """A worker has taken a job."""
+class _OfJob(Event, frozen=True):
+    """An attempt of a job on a worker."""
 
     job: RunningJob
 
 
-class JobProcessing(Event, frozen=True):
-    """An attempt begins."""
+class _OfJobWithError(_OfJob, frozen=True):
+    """An attempt that ended with an error."""
 
-    job: RunningJob
-
-
-class JobProcessed(Event, frozen=True):
-    """An attempt ended well."""
-
-    job: RunningJob
-
-
-class JobExceptionOccurred(Event, frozen=True):
-    """An attempt ended with an error; what comes of it is told by JobReleasedAfterException or JobFailed."""
-
-    job: RunningJob
     error: BaseException
 
 
-class JobReleased(Event, frozen=True):
+class JobPopped(_OfJob, frozen=True):
+    """A worker has reserved a job."""
+
+
+class JobProcessing(_OfJob, frozen=True):
+    """An attempt begins."""
+
+
+class JobProcessed(_OfJob, frozen=True):
+    """An attempt succeeded."""
+
+
+class JobExceptionOccurred(_OfJobWithError, frozen=True):
+    """An attempt raised an error; JobReleasedAfterException or JobFailed reports what becomes of the job."""
+
+
+class JobReleased(_OfJob, frozen=True):
     """The job, or a middleware, has put it back into its queue, for `delay` seconds; reason: why, in words, or ""."""
 
-    job: RunningJob
     delay: float
     reason: str = ""
 
 
-class JobReleasedAfterException(Event, frozen=True):
+class JobReleasedAfterException(_OfJob, frozen=True):
     """The job goes back into its queue after an error or a timeout, for `delay` seconds."""
 
-    job: RunningJob
     delay: float
 
 
-class JobFailed(Event, frozen=True):
-    """The job has failed for good."""
-
-    job: RunningJob
-    error: BaseException
+class JobFailed(_OfJobWithError, frozen=True):
+    """The job has failed and is not tried again."""
 
 
-class JobTimedOut(Event, frozen=True):
+class JobTimedOut(_OfJob, frozen=True):
     """The attempt ran longer than its timeout."""
 
-    job: RunningJob
 
+class JobCrashed(_OfJob, frozen=True):
+    """The processes of earlier attempts were killed before they settled the job. crashes: how many, of all attempts."""
 
-class JobCrashed(Event, frozen=True):
-    """Attempts before this one ended without an answer: their process was killed. crashes: how many in all."""
-
-    job: RunningJob
     crashes: int
 
 
-class JobHandedBack(Event, frozen=True):
-    """The job goes back to its queue unfinished, because the worker stops; nothing is spent."""
-
-    job: RunningJob
+class JobHandedBack(_OfJob, frozen=True):
+    """The job goes back to its queue unfinished, because the worker stops; the attempt does not count."""
 
 
-class JobCancelled(Event, frozen=True):
-    """Somebody has cancelled the job while it ran: it is dropped, and not tried again."""
-
-    job: RunningJob
+class JobCancelled(_OfJob, frozen=True):
+    """The job was cancelled while it ran: it is dropped, and not tried again."""
 
 
-class LeaseLost(Event, frozen=True):
+class LeaseLost(_OfJob, frozen=True):
     """The reservation is gone: the job may have run elsewhere."""
 
-    job: RunningJob
 
+class JobAttempted(_OfJob, frozen=True):
+    """The attempt is over, however it ended; always the last of its events. error: None if it succeeded."""
 
-class JobAttempted(Event, frozen=True):
-    """The attempt is over, however it ended; always the last of its events. error: None when it ended well."""
-
-    job: RunningJob
     error: BaseException | None
 
 
-# -- the schedule: task is the entry's name, at the tick's unix seconds; told by the scheduler that has taken the tick
+# -- the schedule. task: the entry's name; at: the tick's unix seconds. The scheduler that has taken the tick emits them
 
 
-class ScheduledTaskStarting(Event, frozen=True):
-    """A tick was taken: its job is sent, its function or command is about to run."""
+class _OfRun(Event, frozen=True):
+    """A tick of an entry."""
 
     task: str
     at: float
 
 
-class ScheduledTaskFinished(Event, frozen=True):
+class ScheduledTaskStarting(_OfRun, frozen=True):
+    """A tick was taken: its job is sent, or its function or command is about to run."""
+
+
+class ScheduledTaskFinished(_OfRun, frozen=True):
     """The job was sent; the function returned; the command ended with 0. runtime: seconds."""
 
-    task: str
-    at: float
     runtime: float
 
 
-class ScheduledTaskSkipped(Event, frozen=True):
+class ScheduledTaskSkipped(_OfRun, frozen=True):
     """Nothing was run at this tick; reason: why, in words."""
 
-    task: str
-    at: float
     reason: str
 
 
-class ScheduledTaskFailed(Event, frozen=True):
-    """The function raised, the command ended with another code than 0 or was killed, or the job could not be made. error: in
-    words; code: the exit code, below 0 a signal, None where there is none."""
+class ScheduledTaskFailed(_OfRun, frozen=True):
+    """The function raised, the command exited with another code than 0 or was killed, or the job could not be made.
 
-    task: str
-    at: float
+    error: in words; code: the exit code, below 0 a signal, None if there is none.
+    """
+
     runtime: float
     error: str
     code: int | None = None
 
 
-class ScheduledBackgroundTaskFinished(Event, frozen=True):
-    """An entry that runs in the background has ended, well or not; after Finished or Failed."""
+class ScheduledBackgroundTaskFinished(_OfRun, frozen=True):
+    """An entry that runs in the background has ended, well or not; follows Finished or Failed."""
 
-    task: str
-    at: float
     runtime: float
     code: int | None
 
@@ -223,8 +207,10 @@ class ScheduledBackgroundTaskFinished(Event, frozen=True):
 
 
 class LockLost(Event, frozen=True):
-    """A lock of app.lock was held in this process and is not any more, without having been released; told in the thread
-    that has found out. token: its fencing token."""
+    """A lock of app.lock that this process held was lost before it was released. token: its fencing token.
+
+    Emitted in the thread that noticed it.
+    """
 
     name: str
     token: int
@@ -233,11 +219,8 @@ class LockLost(Event, frozen=True):
 # -- workers
 
 
-class WorkerIdle(Event, frozen=True):
+class WorkerIdle(_OfWorker, frozen=True):
     """A worker has found no job, and waits for one."""
-
-    connection: str
-    queues: tuple[str, ...]
 
 
 class WorkerStarting(Event, frozen=True):
@@ -248,11 +231,11 @@ class WorkerStarting(Event, frozen=True):
 
 
 class WorkerInterrupted(Event, frozen=True):
-    """The worker was asked to stop: told once, as soon as it has no job in hand."""
+    """The worker was asked to stop. Emitted once, as soon as it has no job in hand."""
 
 
 class WorkerStopping(Event, frozen=True):
-    """A worker process leaves, with this reason and exit code. memory: bytes in use."""
+    """A worker process exits, with this reason and exit code. memory: bytes in use."""
 
     reason: str
     code: int
@@ -263,7 +246,7 @@ class WorkerStopping(Event, frozen=True):
 
 
 class WorkerPausing(Event, frozen=True):
-    """The worker takes no more jobs until it is told to resume."""
+    """The worker takes no more jobs until it is resumed."""
 
 
 class WorkerResuming(Event, frozen=True):
