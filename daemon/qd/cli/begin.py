@@ -13,48 +13,11 @@ import click
 
 from qd import __version__
 from qd import config as configuration
-from qd.cli import containers, context, output, shipped
+from qd.cli import context, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
 from qd.options.kinds import EXTRAS, scheme_of
 from qd.variables import VARIABLES
-
-FIRST_CONFIG = """\
-# `qd config show` prints every key with its value and origin, `qd work --help` says what those of [worker] do,
-# `qd config check` finds mistakes.
-
-[qd]
-app = "jobs:app"          # MODULE:ATTRIBUTE; the folder of this file comes first on sys.path
-
-[connections.redis]
-url = "embedded:"         # a private server for this project; elsewhere set QD_REDIS_URL=redis://host:6379/0
-# prefix = ""             # what every key begins with, as in Laravel: "laravel_database_"
-# queue = "default"
-
-[worker]                  # each of these is also a flag of `qd work` and a variable, QD_TIMEOUT
-# workers = 4             # the CPUs granted
-# tries = 1               # attempts; 0: without end
-# timeout = "60s"
-# backoff = [1, 5, 30]    # seconds before the next attempts
-# stop_timeout = "25s"    # what running jobs get when qd is asked to stop
-
-# [pools.mail]            # qd work --pool mail
-# queues = ["mail"]
-# workers = 2
-"""
-
-FIRST_JOBS = '''\
-"""The jobs of this project. `qd work` runs them, `welcome.dispatch(...)` or `qd dispatch mail.welcome ...` sends one."""
-
-from qd import Qd, current_job
-
-app = Qd()
-
-
-@app.job("mail.welcome", tries=5, backoff=[1, 5, 30], timeout=30)
-def welcome(to: str, subject: str = "Hello") -> None:
-    print(f"to {to}: {subject} (attempt {current_job().attempt})", flush=True)
-'''
 
 NEXT = """\
 wrote qd.toml and jobs.py. Next:
@@ -70,15 +33,15 @@ def init(target: str | None) -> None:
     """Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under
     supervisord, systemd, Docker or Kubernetes."""
     if target is None:
-        _write({"qd.toml": FIRST_CONFIG, "jobs.py": FIRST_JOBS})
+        _write({name: shipped.text_of(name) for name in ("qd.toml", "jobs.py")})
         output.say(NEXT)
         return
     project = _project()
     printed: dict[str, Callable[[shipped.Project], str]] = {
         "supervisord": shipped.supervisord,
         "systemd": shipped.systemd,
-        "docker": containers.docker,
-        "k8s": containers.kubernetes,
+        "docker": shipped.docker,
+        "k8s": shipped.kubernetes,
     }
     output.say(printed[target](project).rstrip("\n"))
     if project.kind == "embedded":

@@ -1,18 +1,22 @@
-"""What `qd init supervisord` and `qd init systemd` print: the file with which they run one project. Containers' files are
-in containers.py.
+"""The files that `qd init` writes or prints: templates/ filled with the facts of one project.
 
-The settings are those of supervisor/qd.conf and supervisor/qd@.service; a test holds them together.
+supervisord.conf, systemd.service     its settings are those of supervisor/qd.conf and qd@.service; a test compares them
+Dockerfile, kubernetes.yaml           containers
+qd.toml, jobs.py                      a first project, written as they are
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOR_EVER = 86400  # seconds, where qd waits for running jobs without end
+PROBE = json.dumps(["qd", "health", "--live"])
 
 
 @dataclass(frozen=True)
@@ -54,51 +58,24 @@ def patience(stop_timeout: float) -> int:
     return int(stop_timeout) + GRACE if stop_timeout else FOR_EVER
 
 
-# --- supervisord -----------------------------------------------------------------------------------------------------
+def text_of(name: str) -> str:
+    """The file templates/`name`."""
+    from importlib import resources  # 10 ms that only `qd init` needs
 
-SUPERVISORD_HEAD = """\
-; qd under supervisord. Copy to /etc/supervisor/conf.d/{name}.conf, then: supervisorctl reread && supervisorctl update
-;
-; It runs the schedule too, each tick once over all programs and hosts; `qd schedule work` for `qd work` runs only that.
-"""
+    return (resources.files("qd.cli") / "templates" / name).read_text(encoding="utf-8")
 
-SUPERVISORD = """
-[program:{program}]
-command={command}
-directory={root}
-user={user}
-; supervisord changes the user but leaves root's HOME in place, and the folder but not its name, PWD: with it a reload
-; enters the folder that a link in this path points to by then.
-environment=HOME="{home}",USER="{user}",PWD="{root}"
 
-autostart=true
-; Also after a clean exit: `qd restart` ends the program so that the next start runs the new code. With --no-respawn it exits
-; 1 after a worker crashed, 12 for memory, else 0: started again each time.
-autorestart=true
-; qd stays at least 1.5 s; with a larger number here add `--min-uptime` (startsecs + 0.5) to the command.
-startsecs=1
-startretries=100
-
-stopsignal=TERM
-; --stop-timeout + 10: qd ends what still runs at its own deadline and hands the jobs back.
-stopwaitsecs={patience}
-; TERM goes to the master alone, it tells its workers. A KILL goes to all.
-stopasgroup=false
-killasgroup=true
-
-redirect_stderr=true
-stdout_logfile=/var/log/supervisor/{program}.log
-stdout_logfile_maxbytes=50MB
-stdout_logfile_backups=5
-"""
+def filled(file: str, /, **facts: object) -> str:
+    return Template(text_of(file)).substitute(facts)
 
 
 def supervisord(project: Project) -> str:
     """One program a pool. A percent sign is supervisord's own, so it is doubled."""
-    text = SUPERVISORD_HEAD.format(name=project.name)
+    head, blank, program = text_of("supervisord.conf").partition("\n\n")
+    text = Template(head).substitute(name=project.name)
     for pool, stop_timeout in project.pools.items():
         words = (*project.command, *(("--pool", pool) if pool else ()))
-        text += SUPERVISORD.format(
+        text += Template(blank + program.rstrip("\n")).substitute(
             program="-".join(filter(None, ("qd", fit(pool)))),
             command=shlex.join(words).replace("%", "%%"),
             root=str(project.root).replace("%", "%%"),
@@ -106,92 +83,7 @@ def supervisord(project: Project) -> str:
             user=project.user,
             patience=patience(stop_timeout),
         )
-    return text
-
-
-# --- systemd ---------------------------------------------------------------------------------------------------------
-
-SYSTEMD = """\
-# qd under systemd. Copy to /etc/systemd/system/{unit}, then: systemctl daemon-reload && systemctl enable --now {first}
-#
-#   systemctl reload {first}      new code, worker by worker, nothing stops
-#
-# It runs the schedule too, each tick once over all units and hosts. `qd schedule work` in place of `qd work` runs only that.
-
-[Unit]
-Description=qd workers of {name}{of_pool}
-Wants=network-online.target
-# No Requires=: without its server qd waits and says so, it does not end.
-After=network-online.target redis-server.service valkey-server.service
-# A clean exit (qd restart, --stop-when-empty) may come any number of times: no start limit.
-StartLimitIntervalSec=0
-
-[Service]
-Type=notify
-NotifyAccess=main
-User={user}
-WorkingDirectory={root}
-# systemd enters the folder behind a link; by this name a reload enters the one that it points to by then.
-Environment={pwd}
-# Secrets such as {url_variable}; not needed. For a reload to read it again the user has to be able to, and qd to be told:
-# Environment=QD_ENV_FILE=/etc/qd/{instance}.env
-EnvironmentFile=-/etc/qd/{instance}.env
-ExecStart={command}
-ExecReload=/bin/kill -HUP $MAINPID
-
-TimeoutStartSec=90
-# TERM goes to the master alone, it tells its workers; --stop-timeout + 10.
-KillMode=mixed
-TimeoutStopSec={patience}
-WatchdogSec=30
-
-# Also after a clean exit: `qd restart` ends the program so that the next start runs the new code.
-Restart=always
-RestartSec=2
-# With --no-respawn: 12 for memory, a normal end, nothing to report in red; 1 after a worker crashed, a failure; else 0.
-SuccessExitStatus=12
-# Wrong usage and wrong configuration do not heal by trying again.
-RestartPreventExitStatus=2 78
-
-# A worker that the kernel ends for memory is replaced by the master: the pool goes on.
-OOMPolicy=continue
-MemoryMax=80%
-TasksMax=2048
-
-# /run/qd/{instance} and /var/lib/qd/{instance}: the only places that jobs may write to, beside their own /tmp.
-RuntimeDirectory=qd/{instance}
-StateDirectory=qd/{instance}
-UMask=0027
-{writable}
-# Take back with systemctl edit what your jobs need (a browser with its sandbox, a GPU).
-CapabilityBoundingSet=
-LockPersonality=yes
-NoNewPrivileges=yes
-PrivateDevices=yes
-PrivateTmp={private_tmp}
-PrivateUsers=yes
-ProtectClock=yes
-ProtectControlGroups=yes
-ProtectHome={protect_home}
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-ProtectProc=invisible
-ProtectSystem=strict
-RemoveIPC=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-SystemCallArchitectures=native
-SystemCallErrorNumber=EPERM
-SystemCallFilter=@system-service
-SystemCallFilter=~@privileged @resources
-
-[Install]
-WantedBy=multi-user.target
-"""
+    return text + "\n"
 
 
 def systemd(project: Project) -> str:
@@ -199,7 +91,8 @@ def systemd(project: Project) -> str:
     pools = [pool for pool in project.pools if pool]
     unit = "qd@" if pools else "qd"
     words = [_systemd_word(word) for word in project.command]
-    return SYSTEMD.format(
+    return filled(
+        "systemd.service",
         unit=f"{unit}.service",
         first=f"qd@{pools[0]}" if pools else "qd",
         name=project.name,
@@ -226,3 +119,45 @@ def _systemd_word(word: str) -> str:
 
 def _below(project: Project, *folders: str) -> bool:
     return any(str(path).startswith(folders) for path in (project.root, project.program[0]))
+
+
+def docker(project: Project) -> str:
+    """One image for all pools; the first one is what it runs when nothing else is asked for."""
+    lines = [_container_command(project, pool) for pool in project.pools]
+    others = [f"# or: {line}" for line in lines[1:]]
+    return filled(
+        "Dockerfile",
+        name=project.name,
+        patience=max(map(patience, project.pools.values())),
+        url_variable=project.url_variable,
+        url="redis://host:6379/0" if project.kind in ("redis", "unix", "embedded") else f"{project.kind}://...",
+        python=project.python,
+        packages=project.packages,
+        probe=PROBE,
+        commands="\n".join([f"CMD {lines[0]}", *others]),
+    )
+
+
+def _container_command(project: Project, pool: str) -> str:
+    """In the image the project is /app, and `qd` is on PATH."""
+    named = project.file and project.file.name not in ("qd.toml", "pyproject.toml")
+    file = ("--config", f"/app/{project.file.name}") if project.file and named else ()
+    return json.dumps(["qd", "work", *file, *project.arguments, *(("--pool", pool) if pool else ())])
+
+
+def kubernetes(project: Project) -> str:
+    """One Deployment a pool. `qd init docker` prints the image's file."""
+    return "---\n".join(
+        filled(
+            "kubernetes.yaml",
+            deployment="-".join(filter(None, (project.name, "qd", fit(pool)))),
+            name=project.name,
+            pool=fit(pool) or "default",
+            patience=patience(stop_timeout),
+            command=_container_command(project, pool),
+            probe=PROBE,
+            url_variable=project.url_variable,
+            connection=fit(project.connection),
+        )
+        for pool, stop_timeout in project.pools.items()
+    )
