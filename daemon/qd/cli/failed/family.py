@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qd.cli.failed.again import forget, retry
+from qd.cli.failed.again import forget
+from qd.cli.failed.again import retry as retry_command
 from qd.cli.failed.look import list_, show
 
 
@@ -13,5 +14,5 @@ def failed() -> None:
     """List the jobs that have failed for good, look at one, send them again, or forget them."""
 
 
-for command in (list_, show, retry, forget):
+for command in (list_, show, retry_command, forget):
     failed.add_command(command)
