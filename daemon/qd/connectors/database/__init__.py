@@ -7,12 +7,12 @@ target, opening       the url; how the manager opens queue and keyspace
 tables, jobtables     the tables: qd's own and Laravel's
 migrate, rights       who makes them; may this user use them
 
-queue                 the queue on Laravel's table jobs: sends, and hands the rest to
+queue                 the queue on Laravel's table jobs: sends, and delegates the rest
+table                 that table: its rows as payloads, transactions on them, its view for scripts
 taking, leases        a turn; what becomes of a reservation
-held                  a job in hand as rows tell it
 jobsql, turnsql       their statements
 listening, beating    the wait for a job; a keeper's beat
-singles, joining      single jobs by their ids; pushes inside a caller's transaction
+joining               pushes inside a caller's transaction
 
 keyspace, step        everything else, by the scripts of Redis: a step is one transaction
 lua                   runs such a script beside the database
@@ -20,6 +20,5 @@ commands, words       Redis's commands by their words, and its replies
 strings, hashes       commands on strings and on hashes and sets,
 lists, sorted         on lists and on sorted sets
 items, tokens         the rows under a name; the wait for a token in a list
-queued, rows          the names of queues in a step,
-jobrows               which are rows of the table of jobs
+queued, rows          the names of queues in a step, which are rows of the table of jobs
 """

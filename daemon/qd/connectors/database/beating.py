@@ -7,104 +7,102 @@ attempt; one of ours goes to the tail with its mark unanswered, so the next rese
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.connectors.base import Released
-from qd.connectors.database.held import Holding, bytes_of, dropped, member_of
+from qd.connectors.database.leases import Leases
+from qd.connectors.database.table import Holding, JobTable, bytes_of, dropped, member_of
 from qd.connectors.database.tables import SECOND
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.unit import split_mark
 
-if TYPE_CHECKING:
-    from qd.connectors.database.queue import DatabaseQueue
-
 MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
 DAY = 86400
-SWEEP = 5.0  # seconds between two looks for what has expired in the keyspace
 
 Turns = list[tuple[int, int]]  # slot and turn
 
 
-def beat(queue: DatabaseQueue, queues: Sequence[str], asked: Asked) -> Answer:
+def beat(table: JobTable, leases: Leases, queues: Sequence[str], asked: Asked) -> Answer:
     owners = [f"{asked.token}/{slot}" for slot in asked.slots]
-    us, lost, reclaimed = queue.atomic(lambda: _leases(queue, queues, asked, owners))
-    restart, down = _stamps(queue, asked, us)
-    cancelled = _cancelled(queue, queues, asked.token, us)
-    waiting = _waiting(queue, queues, us)
-    queue.sweep(SWEEP)
+    us, lost, reclaimed = table.atomic(lambda: _leases(table, leases, queues, asked, owners))
+    restart, down = _stamps(table, asked, us)
+    cancelled = _cancelled(table, queues, asked.token, us)
+    waiting = _waiting(table, queues, us)
     return Answer(us / SECOND, restart, down, -1, reclaimed >= MOST, reclaimed, waiting, cancelled, lost)
 
 
-def _leases(queue: DatabaseQueue, queues: Sequence[str], asked: Asked, owners: list[str]) -> tuple[int, Turns, int]:
+def _leases(
+    table: JobTable, leases: Leases, queues: Sequence[str], asked: Asked, owners: list[str]
+) -> tuple[int, Turns, int]:
     """Renewed before any is reclaimed. Returns the moment, whose leases are lost, and how many were reclaimed."""
-    us = queue.now_us()
-    lost = _renewed(queue, queues, owners, us, asked.lease) if asked.renew and owners and queues else []
+    us = table.now_us()
+    lost = _renewed(table, queues, owners, us, asked.lease) if asked.renew and owners and queues else []
     reclaimed = 0
     if queues and us / SECOND <= asked.reclaims_until:
-        reclaimed = _reclaimed(queue, queues, us) + _freed(queue, queues, us // SECOND - int(asked.lease))
+        reclaimed = _reclaimed(table, leases, queues, us) + _freed(table, queues, us // SECOND - int(asked.lease))
     return us, lost, reclaimed
 
 
-def _renewed(queue: DatabaseQueue, queues: Sequence[str], owners: list[str], us: int, lease: float) -> Turns:
-    many = queue.sql.many
-    rows = queue.link.execute(many("of_owners"), {"owners": owners, "queues": list(queues)}).all()
+def _renewed(table: JobTable, queues: Sequence[str], owners: list[str], us: int, lease: float) -> Turns:
+    many = table.sql.many
+    rows = table.link.execute(many("of_owners"), {"owners": owners, "queues": list(queues)}).all()
     if not rows:
         return []
     ids, now = [row.job_id for row in rows], us // SECOND
-    queue.link.execute(many("renew_jobs"), {"ids": ids, "now": now}).close()
-    found = {row.id: row for row in queue.link.execute(many("these"), {"ids": ids})}
+    table.link.execute(many("renew_jobs"), {"ids": ids, "now": now}).close()
+    found = {row.id: row for row in table.link.execute(many("these"), {"ids": ids})}
     ours = [
         row for row in rows if (job := found.get(row.job_id)) and (job.attempts, job.reserved_at) == (row.attempts, now)
     ]
     if ours:
         until = us + round(lease * SECOND)
-        queue.link.execute(
+        table.link.execute(
             many("renew_ours"), {"ids": [row.job_id for row in ours], "now": now, "until": until}
         ).close()
     return [turn_of(row.mark) for row in rows if row not in ours]
 
 
-def _reclaimed(queue: DatabaseQueue, queues: Sequence[str], us: int) -> int:
+def _reclaimed(table: JobTable, leases: Leases, queues: Sequence[str], us: int) -> int:
     """Leases of ours that ran out. A job that somebody else has taken over since is his."""
-    rows = queue.link.execute(queue.sql.many("expired"), {"us": us, "queues": list(queues), "most": MOST}).all()
-    cancel, count = queue.names(keys.CANCEL)[0], 0
+    rows = table.link.execute(table.sql.many("expired"), {"us": us, "queues": list(queues), "most": MOST}).all()
+    cancel, count = table.names(keys.CANCEL)[0], 0
     for row in rows:
         held = Holding(row.job_id, row.attempts, row.reserved_at, row.text_sum)
-        job = queue.link.execute(queue.sql.payload, held._asdict()).first()
+        job = table.link.execute(table.sql.payload, held._asdict()).first()
         if job is not None:
             text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
-            if queue.space.call("HDEL", cancel, row.mark):
+            if table.space.call("HDEL", cancel, row.mark):
                 text = dropped(text, row.mark)
-            count += queue.leases.put_back(row.queue, held, Released(text))
-        queue.leases.forget(held, row.mark)
+            count += leases.put_back(row.queue, held, Released(text))
+        leases.forget(held, row.mark)
     return count
 
 
-def _freed(queue: DatabaseQueue, queues: Sequence[str], before: int) -> int:
+def _freed(table: JobTable, queues: Sequence[str], before: int) -> int:
     """Reservations of PHP's from that second or before."""
     asked = {"queues": list(queues), "before": before, "most": MOST}
-    ids = list(queue.link.execute(queue.sql.many("foreign"), asked).scalars())
+    ids = list(table.link.execute(table.sql.many("foreign"), asked).scalars())
     if ids:
-        queue.link.execute(queue.sql.many("free"), {"ids": ids}).close()
+        table.link.execute(table.sql.many("free"), {"ids": ids}).close()
     return len(ids)
 
 
-def _stamps(queue: DatabaseQueue, asked: Asked, us: int) -> tuple[str, str]:
+def _stamps(table: JobTable, asked: Asked, us: int) -> tuple[str, str]:
     """What stands there of restarts and maintenance; the report is written."""
-    restart, down, masters = queue.names(keys.RESTART, keys.DOWN, keys.MASTERS)
+    restart, down, masters = table.names(keys.RESTART, keys.DOWN, keys.MASTERS)
     if asked.report:
         report = f'{{"seen_at":{us / SECOND:.3f},{asked.report[1:]}'
-        queue.space.call("HSET", masters, asked.token, report)
-    found = queue.space.call_many([("GET", restart), ("GET", down)])
+        table.space.call("HSET", masters, asked.token, report)
+    found = table.space.call_many([("GET", restart), ("GET", down)])
     texts = [each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in found]
     return texts[0], texts[1] or ("?" if found[1] == b"" else "")
 
 
-def _cancelled(queue: DatabaseQueue, queues: Sequence[str], token: str, us: int) -> Turns:
+def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> Turns:
     """Of this master's. What is over is forgotten, and what nobody has asked for in a day."""
-    (name,) = queue.names(keys.CANCEL)
-    flat = queue.space.call("HGETALL", name)
+    (name,) = table.names(keys.CANCEL)
+    flat = table.space.call("HGETALL", name)
     asked = {flat[n].decode("utf-8", "replace"): flat[n + 1] for n in range(0, len(flat), 2)}
     if not asked:
         return []
@@ -112,7 +110,7 @@ def _cancelled(queue: DatabaseQueue, queues: Sequence[str], token: str, us: int)
     for mark, at in asked.items():
         owner = mark.rpartition(".")[0].replace(".", "/")
         if mark.startswith(token + "."):
-            rows = [row for each in queues for row in queue.rows(queue.sql.owned, {"owner": owner, "queue": each})]
+            rows = [row for each in queues for row in table.rows(table.sql.owned, {"owner": owner, "queue": each})]
             if any(row.mark == mark for row in rows):
                 running.append(turn_of(mark))
             elif queues:
@@ -120,17 +118,17 @@ def _cancelled(queue: DatabaseQueue, queues: Sequence[str], token: str, us: int)
         elif not at.isdigit() or us / SECOND - int(at) > DAY:
             over.append(mark)
     if over:
-        queue.space.call("HDEL", name, *over)
+        table.space.call("HDEL", name, *over)
     return running
 
 
-def _waiting(queue: DatabaseQueue, queues: Sequence[str], us: int) -> list[int]:
+def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
     """Work is there, nobody holds it back, and nobody has any of it in hand."""
     if not queues:
         return []
     given: dict[str, Any] = {f"q{n}": each for n, each in enumerate(queues)} | {"now": us // SECOND}
-    found = {int(row.place) for row in queue.rows(queue.sql.waiting(len(queues)), given)}
-    paused = queue.space.call_many([("EXISTS", *queue.names(keys.paused(queues[place]))) for place in sorted(found)])
+    found = {int(row.place) for row in table.rows(table.sql.waiting(len(queues)), given)}
+    paused = table.space.call_many([("EXISTS", *table.names(keys.paused(queues[place]))) for place in sorted(found)])
     return [place for place, held in zip(sorted(found), paused, strict=True) if not held]
 
 

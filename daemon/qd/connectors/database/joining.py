@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session, scoped_session
 
 from qd.connectors.base import Connector
 from qd.connectors.connections import Connections
-from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.queue import DatabaseQueue
 from qd.connectors.database.servers import Again, Conflict, unix_us
+from qd.connectors.database.table import JobRows
 from qd.errors import ConfigError
 
 WHERE = {  # one row that says which database of which server this is, whatever it is called

@@ -9,7 +9,6 @@ and done again: nothing of it had happened.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,10 +18,9 @@ from typing import Any, TypeVar
 import sqlalchemy as sql
 
 from qd.connectors.database import commands, tables
-from qd.connectors.database.link import Link
+from qd.connectors.database.link import Link, again
 from qd.connectors.database.lua import runner
 from qd.connectors.database.rows import Rows
-from qd.connectors.database.servers import Again
 from qd.connectors.database.step import Step
 from qd.connectors.database.tokens import popped
 from qd.connectors.database.words import word
@@ -31,7 +29,6 @@ from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
 
 T = TypeVar("T")
-AGAIN = 0.001, 0.02  # seconds until it is tried again
 TOGETHER = 1000  # names that one transaction locks, as far as one step does not name more
 TIDY = 5.0  # seconds between two sweeps of a keeper
 SWEPT = 1000  # items that a sweep takes away, as far as one name has not more
@@ -141,19 +138,16 @@ class DatabaseSpace:
 
     def _done(self, names: Sequence[bytes], act: Callable[[Step], T], writes: bool = True) -> T:
         """What `act` answers in a step on these names, again when it has met another in a deadlock."""
-        until = time.monotonic() + self.link.timeout
-        while True:
+
+        def attempt() -> T:
             step = Step(self.link, self.rows, self.prefix, locks=writes)
-            try:
-                with shield, self.link.transaction() if writes else nullcontext():
-                    step.open(commands.own_names(step, names))
-                    answer = act(step)
-                    step.flush()
-                return answer
-            except Again:
-                if self.link.depth or time.monotonic() > until:
-                    raise
-                time.sleep(random.uniform(*AGAIN))
+            with shield, self.link.transaction() if writes else nullcontext():
+                step.open(commands.own_names(step, names))
+                answer = act(step)
+                step.flush()
+            return answer
+
+        return again(self.link, attempt)
 
     # -- waiting
 

@@ -7,31 +7,28 @@ qd_reserved   deleted with it; its mark, and the sum of a saved text, are the fe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sql
 
 from qd.connectors.base import Released, Reserved
-from qd.connectors.database.held import Holding, base_of, column_of, dropped, sum_of, text_of
+from qd.connectors.database.table import Holding, JobTable, base_of, column_of, dropped, sum_of, text_of
 from qd.connectors.effects import Effect
 from qd.connectors.keyspace import keys
 
-if TYPE_CHECKING:
-    from qd.connectors.database.queue import DatabaseQueue
-
 
 class Leases:
-    """Of the reservations of a queue, by whoever it is: a worker its own, a keeper those of the dead."""
+    """Ends reservations: a worker its own, a keeper those of dead workers."""
 
-    def __init__(self, queue: DatabaseQueue) -> None:
-        self.queue, self.sql, self.link = queue, queue.sql, queue.link
+    def __init__(self, table: JobTable) -> None:
+        self.table, self.sql, self.link = table, table.sql, table.link
 
     def ended(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
         """Its rows are gone. False: it was over before."""
         mark = base_of(held.mark)
         if self.sql.kind == "mysql":
             there = self.link.execute(*self.end_both(held)).rowcount == 2
-        elif (found := self.holding(held.queue, self.queue.owner, mark, held.member)) is not None:
+        elif (found := self.holding(held.queue, self.table.owner, mark, held.member)) is not None:
             there = self.one(self.sql.delete, found)
             self.forget(found, mark)
         else:
@@ -42,7 +39,7 @@ class Leases:
 
     def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
         mark, sum = base_of(held.mark), sum_of(held.member)
-        return self.sql.end_both, {"owner": self.queue.owner, "mark": mark, "queue": held.queue, "sum": sum}
+        return self.sql.end_both, {"owner": self.table.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
     def given_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
@@ -50,23 +47,23 @@ class Leases:
         found = self.holding(queue, owner, mark, member)
         if found is None:
             return False
-        (cancel,) = self.queue.names(keys.CANCEL)
-        if self.queue.space.call("HGET", cancel, mark) is not None:
+        (cancel,) = self.table.names(keys.CANCEL)
+        if self.table.space.call("HGET", cancel, mark) is not None:
             back = Released(dropped(back.text, mark))
-            self.queue.space.call("HDEL", cancel, mark)
+            self.table.space.call("HDEL", cancel, mark)
         there = self.put_back(queue, found, back)
         self.forget(found, mark)
         if there:
-            self.queue.do(effects)
+            self.table.do(effects)
         return there
 
     def put_back(self, queue: str, found: Holding, back: Released) -> bool:
         """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
-        row = self.queue.row(queue, back.text, self.queue.now_us(), back.delay, column_of)
+        row = self.table.row(queue, back.text, self.table.now_us(), back.delay, column_of)
         if back.delay <= 0 and not back.head:
             if self.one(self.sql.delete, found):
                 self.link.execute(self.sql.insert, row).close()
-                self.queue.tell({queue})
+                self.table.tell({queue})
                 return True
             return False
         more = {"payload": row["payload"], "spent": row["attempts"]}
@@ -75,13 +72,13 @@ class Leases:
         else:
             there = self.one(self.sql.put_back, found, **more, due=row["due"])
         if there and back.delay < 1:
-            self.queue.tell({queue})
+            self.table.tell({queue})
         return there
 
     def saved(self, held: Reserved, member: bytes) -> bool:
         """The job in hand stands as `member` from now on."""
         mark = base_of(held.mark)
-        found = self.holding(held.queue, self.queue.owner, mark, held.member)
+        found = self.holding(held.queue, self.table.owner, mark, held.member)
         if found is None or not self.one(self.sql.rewrite, found, payload=text_of(member)):
             return False
         self.link.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()

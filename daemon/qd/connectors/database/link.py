@@ -8,12 +8,13 @@ password. Forks and threads do not share a Link. The connection commits each sta
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy.pool import NullPool
@@ -24,6 +25,8 @@ from qd.connectors.patience import Patience
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
 from qd.process.descriptors import ready_of
 
+T = TypeVar("T")
+AGAIN = 0.001, 0.02  # seconds of the pause before a step that met another in a deadlock runs again
 NAMED = 60.0  # seconds that finding the address of a name may take
 LOOK = 1.0  # seconds after which a connection is looked at before it is used: the server may have hung up
 _left_behind: list[object] = []  # connections of a parent process: to end them is its right
@@ -269,6 +272,19 @@ class Link(Patience):
             connection.invalidate()  # closes the driver's connection without asking the server for anything
         with suppress(Exception):
             connection.close()
+
+
+def again(link: Link, act: Callable[[], T]) -> T:
+    """Run `act`; run it again if it met another transaction in a deadlock, for then nothing of it has happened. Inside a
+    transaction the whole transaction must be run again, so there the error is raised at once."""
+    until = time.monotonic() + link.timeout
+    while True:
+        try:
+            return act()
+        except Again:
+            if link.depth or time.monotonic() > until:
+                raise
+            time.sleep(random.uniform(*AGAIN))
 
 
 def names_in(found: sql.Inspector, schema: str | None) -> list[str]:

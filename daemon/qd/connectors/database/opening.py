@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qd.connectors.database import rights
-from qd.connectors.database.jobrows import JobRows
 from qd.connectors.database.jobsql import JobSql
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import check
 from qd.connectors.database.queue import DatabaseQueue
+from qd.connectors.database.table import JobRows
 from qd.connectors.keyspace.queue import bounds_of
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
 

@@ -9,47 +9,39 @@ the same transaction. One instance belongs to one thread of one process.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import sqlalchemy as sql
-
-from qd.connectors.base import STAYS, Limits, Outgoing, Released, Reserved, Sizes, Turn
-from qd.connectors.database.held import (
+from qd.connectors.base import STAYS, Found, Limits, Outgoing, Released, Reserved, Sizes, Turn
+from qd.connectors.database.leases import Leases
+from qd.connectors.database.listening import Listening, channel
+from qd.connectors.database.table import (
+    JobTable,
+    after,
     bytes_of,
     member_of,
+    owner_in,
     owners_mark,
     reserved,
-    row_of,
     spent,
     text_of,
 )
-from qd.connectors.database.leases import Leases
-from qd.connectors.database.listening import Listening, channel
-from qd.connectors.database.servers import Again
-from qd.connectors.database.singles import SingleJobs
 from qd.connectors.database.tables import SECOND
 from qd.connectors.database.taking import Taking
-from qd.connectors.database.turnsql import TurnSql
 from qd.connectors.effects import Effect
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import script
-from qd.connectors.keyspace.effects import spoken
+from qd.connectors.keyspace.jobs import KeptJobs
 from qd.connectors.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
 from qd.connectors.reserver import PRODUCER, Reserver
-from qd.process.shield import shield
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings
     from qd.connectors.database.keyspace import DatabaseSpace
 
-T = TypeVar("T")
-AGAIN = 0.001, 0.02  # seconds until what met another in a deadlock is done again: nothing of it has happened
+DAY = 86400
+SWEEP = 5.0  # seconds between two looks of a keeper for what has expired in the keyspace
 CHUNK = 1000  # rows a transaction inserts at most
 LIMITS: Limits = {"delay": "a delay ends with a whole second of the database's clock, up to one later than asked"}
 
@@ -69,16 +61,13 @@ class DatabaseQueue(KeyspaceQueue):
         max_payload: int = 0,
     ) -> None:
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
-        self.link = space.link
-        self.sql = TurnSql(self.link.server, settings.table)
-        self.taking, self.leases = Taking(self), Leases(self)
+        self.table = JobTable(settings, space, self.owner, keep, self.longest)
+        self.link, self.sql = self.table.link, self.table.sql
+        self.leases = Leases(self.table)
+        self.taking = Taking(self.table, self.leases)
+        self.jobs = SingleJobs(self.table)
         self._swept = time.monotonic()
-        self.jobs = SingleJobs(self)
         self.listening = Listening(self.link, settings.table)
-
-    def names(self, *names: str) -> list[str]:
-        """Of the keyspace, as they stand there."""
-        return self._keys(*names)
 
     @property
     def limits(self) -> Limits:
@@ -87,31 +76,6 @@ class DatabaseQueue(KeyspaceQueue):
     @property
     def stays(self) -> int:
         return STAYS if self.sql.kind == "mysql" else 1
-
-    # -- transactions
-
-    def atomic(self, act: Callable[[], T], *, said: bool = False) -> T:
-        """All that `act` executes, as one; inside of another transaction a part of that. said: see Link.transaction."""
-        return self._again(partial(self.link.transaction, said=said), act)
-
-    def _again(self, around: Callable[[], AbstractContextManager[None]], act: Callable[[], T]) -> T:
-        until = time.monotonic() + self.link.timeout
-        while True:
-            try:
-                with shield, around():
-                    return act()
-            except Again:
-                if self.link.depth or time.monotonic() > until:
-                    raise
-                time.sleep(random.uniform(*AGAIN))
-
-    def rows(self, statement: sql.TextClause, values: dict[str, Any]) -> Any:
-        """What one statement gives, in a transaction of its own if there is none: a list of rows."""
-        return self._again(nullcontext, lambda: self.link.execute(statement, values).all())
-
-    def done(self, statement: sql.TextClause, values: Any) -> int:
-        """How many rows one statement met."""
-        return self._again(nullcontext, lambda: self.link.execute(statement, values).rowcount)
 
     # -- sending
 
@@ -126,7 +90,7 @@ class DatabaseQueue(KeyspaceQueue):
         values["after"] = after(delay)
         if self.sql.listens:
             values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
-        self.done(self.sql.push, values)
+        self.table.done(self.sql.push, values)
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         """Those that need a lock or wait under a name go through steps of the keyspace, each by itself as there; of all
@@ -145,28 +109,13 @@ class DatabaseQueue(KeyspaceQueue):
 
     def _insert_many(self, jobs: Sequence[Outgoing]) -> None:
         def insert() -> None:
-            us = self.now_us()
+            us = self.table.now_us()
             self.link.execute(
-                self.sql.insert, [self.row(job.queue, job.payload, us, job.delay) for job in jobs]
+                self.sql.insert, [self.table.row(job.queue, job.payload, us, job.delay) for job in jobs]
             ).close()
-            self.tell({job.queue for job in jobs if job.delay < 1})
+            self.table.tell({job.queue for job in jobs if job.delay < 1})
 
-        self.atomic(insert)
-
-    def row(
-        self, queue: str, payload: bytes, us: int, delay: float, text: Callable[[bytes], str | bytes] = text_of
-    ) -> dict[str, Any]:
-        """What is inserted for a payload that is due `delay` seconds after `us`."""
-        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND, text)
-
-    def now_us(self) -> int:
-        return int(self.link.execute(self.sql.now).scalar_one())
-
-    def tell(self, queues: set[str]) -> None:
-        """Wake who waits for them, once the transaction is over."""
-        if self.sql.listens:
-            for queue in sorted(queues):
-                self.link.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
+        self.table.atomic(insert)
 
     # -- working
 
@@ -181,35 +130,24 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait(set(queues), seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.atomic(lambda: self.leases.ended(done, lambda: self.do(effects)))
+        return self.table.atomic(lambda: self.leases.ended(done, lambda: self.table.do(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         def keep() -> None:
-            self.keep_failed(held.queue, held.mark, record, raw, effects)
+            self.table.keep_failed(held.queue, held.mark, record, raw, effects)
 
-        return self.atomic(lambda: self.leases.ended(held, keep))
-
-    def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
-        """Into the failed store, inside the transaction that takes the job away."""
-        more, said = spoken(effects, self.settings.prefix)
-        names = self._keys(keys.failed(queue), keys.failed_at(queue), *more)
-        script("buried").call(self.space, names, id, record, raw, *self.keep.args, *said)
-
-    def do(self, effects: Sequence[Effect]) -> None:
-        if effects:
-            more, said = spoken(effects, self.settings.prefix)
-            script("ended").call(self.space, self._keys(*more), *said)
+        return self.table.atomic(lambda: self.leases.ended(held, keep))
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Of a job that `owner` has, or had until it died."""
         mark = owners_mark(owner, member)
-        return self.atomic(lambda: self.leases.given_back(queue, owner, mark, member, back, effects))
+        return self.table.atomic(lambda: self.leases.given_back(queue, owner, mark, member, back, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        return self.atomic(lambda: self.leases.saved(held, member))
+        return self.table.atomic(lambda: self.leases.saved(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        return self.atomic(lambda: self._held(queues))
+        return self.table.atomic(lambda: self._held(queues))
 
     def _held(self, queues: Sequence[str]) -> Reserved | None:
         """Locks the reservations first: no other transaction changes them between the comparisons with their jobs."""
@@ -229,16 +167,18 @@ class DatabaseQueue(KeyspaceQueue):
         return None if row is None else member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
 
     def _owned(self, queue: str, owner: str) -> Any:
-        found = self.rows(self.sql.owned, {"owner": owner, "queue": queue})
+        found = self.table.rows(self.sql.owned, {"owner": owner, "queue": queue})
         return found[0] if found else None
 
     def owners(self, queue: str) -> list[str]:
-        return [row.owner for row in self.rows(self.sql.owners, {"queue": queue})]
+        return [row.owner for row in self.table.rows(self.sql.owners, {"queue": queue})]
 
     def beat(self, queues: Sequence[str], asked: Asked) -> Answer:
         from qd.connectors.database.beating import beat  # of a keeper only
 
-        return beat(self, queues, asked)
+        answer = beat(self.table, self.leases, queues, asked)
+        self.sweep(SWEEP)
+        return answer
 
     def missing_rights(self, queue: str) -> set[str]:
         return set()
@@ -254,12 +194,30 @@ class DatabaseQueue(KeyspaceQueue):
     # -- looking
 
     def sizes(self, queue: str) -> Sizes:
-        (row,) = self.rows(self.sql.sizes, {"queue": queue})
+        (row,) = self.table.rows(self.sql.sizes, {"queue": queue})
         failed = self.space.call("HLEN", *self._keys(keys.failed(queue)))
         age = None if row.oldest is None else float(max(0, int(row.now_s) - int(row.oldest)))
         return Sizes(row.ready, row.delayed_, row.held, failed, age)
 
 
-def after(delay: float) -> int:
-    """Microseconds to add to the clock, so that whole seconds of it are never early."""
-    return round(delay * SECOND) + SECOND - 1 if delay > 0 else 0
+class SingleJobs(KeptJobs):
+    """Single jobs by their ids: as on any keyspace, but the owners of running jobs are in the table of reservations."""
+
+    def __init__(self, table: JobTable) -> None:
+        super().__init__(table.space, table.settings.prefix)
+        self.table = table
+
+    def stop(self, found: Found) -> bool:
+        """The keeper of its worker reads this at its next beat."""
+        table, (owner, mark) = self.table, owner_in(found.text)
+        name = self.prefix + keys.CANCEL
+
+        def ask() -> bool:
+            rows = table.rows(table.sql.owned, {"owner": owner, "queue": found.queue}) if mark else ()
+            if not any(row.mark == mark for row in rows):
+                return False
+            self.space.call("HSET", name, mark, table.now_us() // SECOND)
+            self.space.call("EXPIRE", name, DAY)
+            return True
+
+        return table.atomic(ask)

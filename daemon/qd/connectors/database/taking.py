@@ -11,19 +11,17 @@ while it is leased already (taken.lua).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qd.connectors.base import Reserved, Turn
-from qd.connectors.database.held import FRESH, Holding, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.jobsql import HIGHEST
+from qd.connectors.database.leases import Leases
+from qd.connectors.database.table import FRESH, Holding, JobTable, base_of, bytes_of, may_stand, reserved, sum_of
 from qd.connectors.database.tables import SECOND, key_of
 from qd.connectors.database.together import Statement
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import script
 from qd.errors import ConnectionLost
-
-if TYPE_CHECKING:
-    from qd.connectors.database.queue import DatabaseQueue
 
 MOST = 100  # payloads that a turn looks at, where those before are no jobs
 
@@ -53,11 +51,11 @@ class Looked(NamedTuple):
 
 
 class Taking:
-    def __init__(self, queue: DatabaseQueue) -> None:
-        self.queue = queue
+    def __init__(self, table: JobTable, leases: Leases) -> None:
+        self.table, self.leases = table, leases
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        look = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.queue.sql.kind, self._steps)
+        look = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.table.sql.kind, self._steps)
         malformed, acked = 0, None
         for _ in range(MOST):
             found = look(done, queues, shut, base)
@@ -78,9 +76,9 @@ class Taking:
 
     def _understood(self, row: Row, mark: str, malformed: int) -> tuple[Reserved | None, int]:
         """The job, or None and whether it was none: then it is gone already."""
-        queue = self.queue
-        if queue.longest and len(row.payload) > queue.longest:
-            why = f"{len(row.payload)} bytes, more than {queue.longest} (sixteen times max_payload)"
+        table = self.table
+        if table.longest and len(row.payload) > table.longest:
+            why = f"{len(row.payload)} bytes, more than {table.longest} (sixteen times max_payload)"
             return self._rejected(row, mark, malformed, why)
         held = reserved(row.queue, row.payload, mark, row.attempts, None) if may_stand(row.payload) else None
         if held is None:
@@ -89,47 +87,47 @@ class Taking:
 
     def _rejected(self, row: Row, mark: str, number: int, why: str) -> tuple[None, int]:
         """Into the failed store, as it is. No worker reads it."""
-        queue, id = self.queue, f"{mark}.m{number}"
+        table, id = self.table, f"{mark}.m{number}"
 
         def reject() -> None:
-            now = queue.now_us() / SECOND
+            now = table.now_us() / SECOND
             record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
-            queue.keep_failed(row.queue, id, record.encode(), row.payload)
+            table.keep_failed(row.queue, id, record.encode(), row.payload)
             self._away(row, mark)
 
-        queue.atomic(reject)
+        table.atomic(reject)
         return None, 1
 
     def _tied(self, row: Row, mark: str, held: Reserved) -> Reserved | None:
         """As it is to stand from now on; None: it was cancelled or moved meanwhile, and is gone."""
-        text = self.queue.atomic(lambda: self._taken(row, mark))
+        text = self.table.atomic(lambda: self._taken(row, mark))
         return held if text == row.payload else reserved(row.queue, text, mark, row.attempts, None) if text else None
 
     def _taken(self, row: Row, mark: str) -> bytes:
-        queue = self.queue
-        names = queue.names(keys.keyed(row.queue))
-        text: bytes = script("taken").call(queue.space, names, row.payload, *queue.names(keys.unique(""))) or b""
+        table = self.table
+        names = table.names(keys.keyed(row.queue))
+        text: bytes = script("taken").call(table.space, names, row.payload, *table.names(keys.unique(""))) or b""
         if not text:
             self._away(row, mark)
         elif text != row.payload:
-            queue.leases.one(queue.sql.rewrite, holding(row), payload=text.decode())
+            self.leases.one(table.sql.rewrite, holding(row), payload=text.decode())
         return text
 
     def _away(self, row: Row, mark: str) -> None:
-        self.queue.leases.one(self.queue.sql.delete, holding(row))
-        self.queue.leases.forget(holding(row), mark)
+        self.leases.one(self.table.sql.delete, holding(row))
+        self.leases.forget(holding(row), mark)
 
     # -- one look
 
     def _values(self, queues: tuple[str, ...]) -> dict[str, Any]:
-        values: dict[str, Any] = {"owner": self.queue.owner}
+        values: dict[str, Any] = {"owner": self.table.owner}
         for n, queue in enumerate(queues):
             values[f"q{n}"] = queue
             values[f"p{n}"] = key_of(self._paused(queue))
         return values
 
     def _paused(self, queue: str) -> bytes:
-        return f"{self.queue.settings.prefix}{keys.paused(queue)}".encode()
+        return f"{self.table.settings.prefix}{keys.paused(queue)}".encode()
 
     def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
         """The queues that are shut, or paused: found are the keys that say so."""
@@ -137,12 +135,12 @@ class Taking:
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
     def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
-        queue = self.queue
+        table = self.table
         values = self._values(queues)
         values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
-        values |= {"next": mark, "lease": round(queue.settings.retry_after * SECOND)}
+        values |= {"next": mark, "lease": round(table.settings.retry_after * SECOND)}
         values["shut"] = [n for n, name in enumerate(queues) if name in shut]
-        (found,) = queue.rows(queue.sql.turn(len(queues)), values)
+        (found,) = table.rows(table.sql.turn(len(queues)), values)
         row = None
         if found.id is not None:
             row = Row(found.id, found.queue, bytes_of(found.payload), found.attempts, found.us // SECOND)
@@ -150,46 +148,46 @@ class Taking:
         return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
     def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
-        queue = self.queue
+        table = self.table
         first = next((name for name in queues if name not in shut), None)  # it may be paused: then its row stays
 
         def step() -> Looked:
-            asked: list[Statement] = [(queue.sql.begin, {}), (queue.sql.seen(len(queues)), self._values(queues))]
+            asked: list[Statement] = [(table.sql.begin, {}), (table.sql.seen(len(queues)), self._values(queues))]
             if done is not None:
-                asked.insert(1, queue.leases.end_both(done))
+                asked.insert(1, self.leases.end_both(done))
             if first is not None:
-                asked.append((queue.sql.next_now, {"queue": first}))
-            said = queue.link.together(asked)
+                asked.append((table.sql.next_now, {"queue": first}))
+            said = table.link.together(asked)
             seen, ready = (said[-2], said[-1].rows) if first is not None else (said[-1], [])
             looked = self._found(
                 queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
             )
             last: list[Statement] = [] if looked.row is None else self._reserving(looked.row, mark, looked.us)
-            queue.link.together([*last, (queue.sql.commit, {})])
+            table.link.together([*last, (table.sql.commit, {})])
             return looked._replace(acked=done is not None and said[1].changed == 2)
 
-        return queue.atomic(step, said=True)
+        return table.atomic(step, said=True)
 
     def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
-        queue = self.queue
-        if done is None and queue.sql.kind == "sqlite":
+        table = self.table
+        if done is None and table.sql.kind == "sqlite":
             looked = self._look(queues, shut, mark, reserve=False)
             if looked.row is None:
                 return looked
 
         def step() -> Looked:
-            acked = done is not None and queue.leases.ended(done)
+            acked = done is not None and self.leases.ended(done)
             return self._look(queues, shut, mark, reserve=True)._replace(acked=acked)
 
-        return queue.atomic(step)
+        return table.atomic(step)
 
     def _look(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> Looked:
-        queue = self.queue
-        seen = queue.link.execute(queue.sql.seen(len(queues)), self._values(queues)).all()
+        table = self.table
+        seen = table.link.execute(table.sql.seen(len(queues)), self._values(queues)).all()
         looked = self._found(queues, seen, shut, self._next)
         if reserve and looked.row is not None:
             for statement, values in self._reserving(looked.row, mark, looked.us):
-                queue.link.execute(statement, values).close()
+                table.link.execute(statement, values).close()
         return looked
 
     def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> Looked:
@@ -202,19 +200,19 @@ class Taking:
                 (job,) = found
                 row = Row(job.id, name, bytes_of(job.payload), min(HIGHEST, job.attempts + 1), now)
                 return Looked(False, False, us, row, None, paused)
-        queue = self.queue
-        due = queue.link.execute(queue.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
+        table = self.table
+        due = table.link.execute(table.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
         return Looked(False, False, us, None, due, paused)
 
     def _next(self, name: str, now: int) -> Sequence[Any]:
-        return self.queue.link.execute(self.queue.sql.next_ready, {"queue": name, "now": now}).all()
+        return self.table.link.execute(self.table.sql.next_ready, {"queue": name, "now": now}).all()
 
     def _reserving(self, row: Row, mark: str, us: int) -> list[Statement]:
-        queue = self.queue
+        table = self.table
         values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
-        until = us + round(queue.settings.retry_after * SECOND)
-        more = {"queue": row.queue, "owner": queue.owner, "mark": mark, "until": until}
-        return [(queue.sql.take, values), (queue.sql.reserve, {**values, **more})]
+        until = us + round(table.settings.retry_after * SECOND)
+        more = {"queue": row.queue, "owner": table.owner, "mark": mark, "until": until}
+        return [(table.sql.take, values), (table.sql.reserve, {**values, **more})]
 
 
 def holding(row: Row) -> Holding:
