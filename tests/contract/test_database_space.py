@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.database import link, tokens
+from qd.connectors.database import link, listening
 from qd.connectors.database.keyspace import DatabaseSpace
 from qd.connectors.database.link import Link
 from qd.connectors.database.migrate import migrate
@@ -263,7 +263,7 @@ def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
 
 @POSTGRES
 def test_a_token_is_told_and_not_only_found(database: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "TOLD", 60.0)
+    monkeypatch.setattr(listening, "NOTIFIED", 60.0)
     waiter, pusher = space_of(database), space_of(database)
     pusher.call("PING")
     found = list[bool]()

@@ -11,7 +11,7 @@ queue                 the queue on Laravel's table jobs: sends, and delegates th
 table                 that table: its rows as payloads, transactions on them, its view for scripts
 taking, leases        a turn; what becomes of a reservation
 jobsql, turnsql       their statements
-listening, beating    the wait for a job; a keeper's beat
+listening, beating    the wait for a push; a keeper's beat
 joining               pushes inside a caller's transaction
 
 keyspace, step        everything else, by the scripts of Redis: a step is one transaction
@@ -19,6 +19,6 @@ lua                   runs such a script beside the database
 commands, words       Redis's commands by their words, and its replies
 strings, hashes       commands on strings and on hashes and sets,
 lists, sorted         on lists and on sorted sets
-items, tokens         the rows under a name; the wait for a token in a list
+items                 the rows under a name
 queued, rows          the names of queues in a step, which are rows of the table of jobs
 """

@@ -19,10 +19,10 @@ import sqlalchemy as sql
 
 from qd.connectors.database import commands, tables
 from qd.connectors.database.link import Link, again
+from qd.connectors.database.listening import popped
 from qd.connectors.database.lua import runner
 from qd.connectors.database.rows import Rows
 from qd.connectors.database.step import Step
-from qd.connectors.database.tokens import popped
 from qd.connectors.database.words import word
 from qd.connectors.keyspace.base import Arg, Call, Replies, Script
 from qd.errors import ConnectionLost, ServerRefused

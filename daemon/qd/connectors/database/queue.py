@@ -67,7 +67,7 @@ class DatabaseQueue(KeyspaceQueue):
         self.taking = Taking(self.table, self.leases)
         self.jobs = SingleJobs(self.table)
         self._swept = time.monotonic()
-        self.listening = Listening(self.link, settings.table)
+        self.listening = Listening(self.link)
 
     @property
     def limits(self) -> Limits:
@@ -127,7 +127,7 @@ class DatabaseQueue(KeyspaceQueue):
         return turn
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        self.listening.wait(set(queues), seconds, wake)
+        self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
         return self.table.atomic(lambda: self.leases.ended(done, lambda: self.table.do(effects)))

@@ -14,9 +14,9 @@ import sqlalchemy as sql
 
 from qd.connectors.database import tables
 from qd.connectors.database.link import Link
+from qd.connectors.database.listening import channel_of
 from qd.connectors.database.rows import Rows
 from qd.connectors.database.tables import key_of
-from qd.connectors.database.tokens import channel_of
 from qd.errors import ServerRefused
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
