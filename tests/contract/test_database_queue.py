@@ -535,7 +535,12 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
 def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_times(queue, monkeypatch):
     pauses = list[float]()
     monkeypatch.setattr(queue.link, "rest", lambda seconds, wake: pauses.append(seconds))
-    monkeypatch.setattr(listening, "ready_of", lambda fds, seconds: pauses.append(seconds) or [])
+
+    def slept(fds: object, seconds: float) -> list[int]:
+        pauses.append(seconds)
+        return []
+
+    monkeypatch.setattr(listening, "ready_of", slept)
     for _ in range(30):
         queue.wait(["a"], 60.0, -1)
     assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.3)

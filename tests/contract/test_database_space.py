@@ -457,12 +457,12 @@ def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
 
 def test_calls_inside_within_have_their_time_and_others_theirs(database: Stand) -> None:
     space = space_of(database)
-    before = space.timeout
+    before = space.link.timeout
     with space.within(25):
-        assert space.timeout == space.connect_timeout == 25
+        assert space.link.timeout == space.link.connect_timeout == 25
         assert space.call("GET", "a") is None
-    assert space.timeout == before
+    assert space.link.timeout == before
     told: list[float] = []
-    space.about = told.append
+    space.on_progress(told.append)
     space.call("GET", "a")
     assert told

@@ -167,7 +167,7 @@ def test_an_answer_that_is_none_is_a_lost_connection_and_the_next_call_is_served
 def test_a_server_that_says_nothing_is_given_up_in_time(small: Small, line: Line) -> None:
     small.acts += [silence]
     line.timeout, signs = 0.2, list[float]()
-    line.about = signs.append
+    line.on_progress(signs.append)
     with pytest.raises(ConnectionLost, match="no answer in time"):
         ask(line, small.port, seconds=0.1)
     assert signs[1:] == [0.0], "a keeper that gives up several calls is taken for one that hangs"

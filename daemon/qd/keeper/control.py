@@ -25,6 +25,11 @@ TIMES = 10.0  # rests as long as a try has lasted
 LOOK = 0.5  # seconds that a try lasts while it is away, at most
 
 
+def longest_call(jobs: ConnectionSettings) -> float:
+    """Seconds that a call to the control connection may take: renewals on the connection of the jobs wait for it."""
+    return max(0.2, jobs.retry_after / 6)
+
+
 class ControlAway(ConnectionLost):
     """A call to the control connection failed. Its log line is written."""
 
@@ -64,7 +69,7 @@ class Control:
     def _tried(self, asked: Asked) -> Answer:
         if not self.is_away:
             return beat(self.space, self.prefix, (), asked)
-        with self.space.within(min(LOOK, self.space.timeout)):
+        with self.space.within(min(LOOK, longest_call(self.jobs))):
             return beat(self.space, self.prefix, (), asked)
 
     def reports(self) -> Sequence[Any]:

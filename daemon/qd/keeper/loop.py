@@ -28,7 +28,7 @@ from qd.connectors.manager import NONE_OWN, open_keeping, open_memory
 from qd.connectors.reserver import Factory
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.aged import Aged
-from qd.keeper.control import Control, ControlAway
+from qd.keeper.control import Control, ControlAway, longest_call
 from qd.keeper.dead import Dead, named
 from qd.keeper.laravel import LaravelKeys
 from qd.keeper.maintenance import Maintenance
@@ -73,9 +73,9 @@ def run(
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)
-        at_most = max(0.2, settings.connection(settings.work.connection).retry_after / 6)  # renewals wait for it
-        control[0].connect_timeout, control[0].timeout = min(PATIENCE[0], at_most), min(PATIENCE[1], at_most)
-        control[0].about = is_alive
+        at_most = longest_call(settings.connection(settings.work.connection))
+        control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
+        control[0].on_progress(is_alive)
     return Keeper(settings, queue, control, hands, log, also).run(Inbox(line))
 
 

@@ -60,24 +60,15 @@ class Beanstalkd:
     def timeout(self) -> float:
         return self.wire.timeout
 
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self.wire.patience(self.wire.connect_timeout, seconds)
-
-    @property
-    def about(self) -> Callable[[float], None] | None:
-        return self.wire.about
-
-    @about.setter
-    def about(self, about: Callable[[float], None] | None) -> None:
-        self.wire.about = about
-
     @property
     def place(self) -> str:
         return self.wire.place
 
     def patience(self, connect: float, answer: float) -> None:
         self.wire.patience(connect, answer)
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        self.wire.on_progress(call)
 
     @contextmanager
     def _talk(self) -> Iterator[Client]:

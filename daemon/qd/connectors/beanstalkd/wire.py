@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -85,7 +84,6 @@ class Wire(Patience):
     def __init__(self, url: str) -> None:
         self.target = Target(url)
         self.connect_timeout = self.timeout = 5.0
-        self.about: Callable[[float], None] | None = None
         self.life = 0
         self._client: Client | None = None
         self._sock: Patient | None = None

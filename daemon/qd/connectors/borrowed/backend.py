@@ -36,14 +36,15 @@ class Standing(NamedTuple):
 
 class Backend(Protocol):
     """Belongs to one thread of one process, and connects on first use. Every call may raise ConnectionLost, ServerBusy or
-    ServerRefused. about: told that the caller lives, and what the next step may take."""
+    ServerRefused. timeout: seconds for each answer."""
 
     limits: Limits
     longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
     counts_ended: bool  # as reserved: jobs that are ended and not dropped yet. False: those are known here long after
     slow: bool  # a look at it lasts: the job before is acked first, by a call of its own
-    timeout: float
-    about: Callable[[float], None] | None
+
+    @property
+    def timeout(self) -> float: ...
 
     @property
     def place(self) -> str:
@@ -51,6 +52,9 @@ class Backend(Protocol):
 
     def patience(self, connect: float, answer: float) -> None:
         """Seconds to connect, and for each answer."""
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        """As Keyspace.on_progress."""
 
     def check(self, queue: str) -> None:
         """Raises ServerRefused when the server can have no queue of this name."""

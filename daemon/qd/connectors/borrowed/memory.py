@@ -29,47 +29,28 @@ class Memory:
     def __init__(self, open: Callable[[], Keyspace], server: str) -> None:
         self._open, self.named = open, Named(server)
         self._space: Keyspace | None = None
-        self._timeouts = (5.0, 5.0)
+        self._patience = (5.0, 5.0)  # seconds to connect, and for each reply
         self._about: Callable[[float], None] | None = None
 
     @property
     def space(self) -> Keyspace:
         if self._space is None:
             space = self._open()
-            space.connect_timeout, space.timeout = self._timeouts
-            space.about = self._about
+            space.patience(*self._patience)
+            if self._about is not None:
+                space.on_progress(self._about)
             self._space = space
         return self._space
 
-    @property
-    def timeout(self) -> float:
-        return self._timeouts[1]
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeouts = self._timeouts[0], seconds
+    def patience(self, connect: float, answer: float) -> None:
+        self._patience = connect, answer
         if self._space is not None:
-            self._space.timeout = seconds
+            self._space.patience(connect, answer)
 
-    @property
-    def connect_timeout(self) -> float:
-        return self._timeouts[0]
-
-    @connect_timeout.setter
-    def connect_timeout(self, seconds: float) -> None:
-        self._timeouts = seconds, self._timeouts[1]
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        self._about = call
         if self._space is not None:
-            self._space.connect_timeout = seconds
-
-    @property
-    def about(self) -> Callable[[float], None] | None:
-        return self._about
-
-    @about.setter
-    def about(self, about: Callable[[float], None] | None) -> None:
-        self._about = about
-        if self._space is not None:
-            self._space.about = about
+            self._space.on_progress(call)
 
     @property
     def place(self) -> str:

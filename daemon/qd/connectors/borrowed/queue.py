@@ -299,7 +299,7 @@ class Borrowed(BorrowedSending):
 
     def beats(self, about: Callable[[float], None]) -> None:
         super().beats(about)
-        self.backend.about = about
+        self.backend.on_progress(about)
 
     def close(self) -> None:
         """What was deleted over there need not be known here any more; what is still on its way, a keeper looks after."""

@@ -73,8 +73,7 @@ class ClusterClient(Patience):
     ) -> None:
         self.names = Names(prefix)
         self._name = name
-        self._connect_timeout, self._timeout = connect_timeout, timeout
-        self._about: Callable[[float], None] | None = None
+        self.connect_timeout, self.timeout = connect_timeout, timeout
         self.nodes = Nodes(url, self._wire)
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
@@ -83,8 +82,9 @@ class ClusterClient(Patience):
         self.left: list[Called] | None = None  # answers are collected here instead of being sent
 
     def _wire(self, url: str) -> Wire:
-        made = Wire(url, name=self._name, connect_timeout=self._connect_timeout, timeout=self._timeout)
-        made.about = self._about
+        made = Wire(url, name=self._name, connect_timeout=self.connect_timeout, timeout=self.timeout)
+        if self.about is not None:
+            made.on_progress(self.about)
         return made
 
     def opened(self, place: str) -> Wire:
@@ -114,34 +114,13 @@ class ClusterClient(Patience):
     def stranger(self) -> str:
         return f"a server of the cluster at {self.nodes.place} answers what no Redis answers"
 
-    @property
-    def timeout(self) -> float:
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self.patience(self._connect_timeout, seconds)
-
-    @property
-    def connect_timeout(self) -> float:
-        return self._connect_timeout
-
-    @connect_timeout.setter
-    def connect_timeout(self, seconds: float) -> None:
-        self.patience(seconds, self._timeout)
-
-    @property
-    def about(self) -> Callable[[float], None] | None:
-        return self._about
-
-    @about.setter
-    def about(self, told: Callable[[float], None] | None) -> None:
-        self._about = told
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        super().on_progress(call)
         for node in self.nodes:
-            node.wire.about = told
+            node.wire.on_progress(call)
 
     def patience(self, connect: float, answer: float) -> None:
-        self._connect_timeout, self._timeout = connect, answer
+        super().patience(connect, answer)
         for node in self.nodes:
             node.wire.patience(connect, answer)
 
@@ -291,7 +270,7 @@ class ClusterClient(Patience):
 
     def exchange(self, items: Sequence[Item]) -> list[Any]:
         """All replies; what was refused, and what a server that is away was asked, as exceptions in their places."""
-        return self._exchange.run(items, self._timeout)
+        return self._exchange.run(items, self.timeout)
 
 
 def _text(value: Arg) -> str:

@@ -41,31 +41,7 @@ class DatabaseSpace:
         self.link, self.rows, self.prefix = link, rows, prefix.encode()
         self._tidied = 0.0
 
-    # -- what Keyspace asks of it beside calls
-
-    @property
-    def timeout(self) -> float:
-        return self.link.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self.link.patience(self.link.connect_timeout, seconds)
-
-    @property
-    def connect_timeout(self) -> float:
-        return self.link.connect_timeout
-
-    @connect_timeout.setter
-    def connect_timeout(self, seconds: float) -> None:
-        self.link.patience(seconds, self.link.timeout)
-
-    @property
-    def about(self) -> Callable[[float], None] | None:
-        return self.link.about
-
-    @about.setter
-    def about(self, about: Callable[[float], None] | None) -> None:
-        self.link.about = about
+    # -- the connection
 
     @property
     def place(self) -> str:
@@ -74,6 +50,12 @@ class DatabaseSpace:
     @property
     def stranger(self) -> str:
         return f"the tables of qd at {self.link.place} hold what qd has not written: does another program use them?"
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.link.patience(connect, answer)
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        self.link.on_progress(call)
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return self.link.within(seconds)

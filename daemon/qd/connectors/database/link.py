@@ -43,7 +43,6 @@ class Link(Patience):
         self.place = place_of(self.url)
         self.title = title
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
         self.depth = 0  # of transactions
         self.broken = False  # nothing more can be done in this transaction, but to end it
         self._connection: sql.Connection | None = None

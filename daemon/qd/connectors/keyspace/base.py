@@ -74,12 +74,8 @@ class Keyspace(Protocol):
     """Belongs to one thread of one process, and connects on first use.
 
     Every call may raise ConnectionLost (nobody knows whether it was done), ServerBusy, WrongPassword or ServerRefused (it
-    was not). timeout: seconds until a reply, connect_timeout: until there is a connection; both are finite.
+    was not). Every wait is bounded.
     """
-
-    timeout: float
-    connect_timeout: float
-    about: Callable[[float], None] | None  # told that the caller lives, and what the next step may take
 
     @property
     def place(self) -> str:
@@ -108,6 +104,13 @@ class Keyspace(Protocol):
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
         """Take the first item of the list `name`, waited for as long as `seconds`. False: none came, or the file
         descriptor `wake` was readable. Whatever ends it from outside leaves a keyspace that can be used."""
+
+    def patience(self, connect: float, answer: float) -> None:
+        """Wait `connect` seconds for a connection and `answer` seconds for each reply, from now on. Both are finite."""
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        """Call `call` whenever the server has answered, with 0, and before a step that may take longer than a reply, with
+        the seconds that it may take."""
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         """Calls inside wait no longer than that."""

@@ -98,7 +98,7 @@ class KeyspaceQueue:
         return NONE
 
     def patience(self, connect: float, answer: float) -> None:
-        self.space.connect_timeout, self.space.timeout = connect, answer
+        self.space.patience(connect, answer)
 
     def _keys(self, *names: str) -> list[str]:
         return [self.settings.prefix + name for name in names]
@@ -255,7 +255,7 @@ class KeyspaceQueue:
         return self.space.within(seconds)
 
     def beats(self, about: Callable[[float], None]) -> None:
-        self.space.about = about
+        self.space.on_progress(about)
 
     def close(self) -> None:
         self.space.close()

@@ -69,17 +69,12 @@ class SqsBackend(Patience):
     def place(self) -> str:
         return self.address.place
 
-    @property
-    def about(self) -> Callable[[float], None] | None:
-        return self.service.line.about
-
-    @about.setter
-    def about(self, tell: Callable[[float], None] | None) -> None:
-        self.service.line.about = tell
-
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
         self.service.line.patience(connect, answer)
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        self.service.line.on_progress(call)
 
     # -- sending
 

@@ -54,7 +54,6 @@ class Line(Patience):
 
     def __init__(self, *, connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self.about: Callable[[float], None] | None = None
         self._ca: str | None = None
         self._at: tuple[str, str] = ("", "")  # scheme, host with its port
         self._http: HTTPConnection | None = None
