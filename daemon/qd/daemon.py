@@ -152,9 +152,9 @@ class Bodies:
 
 def own_of(settings: Settings) -> Mapping[str, Factory]:
     """The app's drivers, for a keeper of a connection that only the app can open: that one imports it."""
-    from qd.connectors.drivers import DRIVERS
+    from qd.options.drivers import OPENED_WITHOUT_APP
 
-    if settings.connections[settings.work.connection].driver in DRIVERS:
+    if settings.connections[settings.work.connection].driver in OPENED_WITHOUT_APP:
         return {}
     from qd.worker import template
 

@@ -24,7 +24,7 @@ from qd.events import (
     UniqueJobSkipped,
 )
 from qd.middleware import WithoutOverlapping
-from qd.options.kinds import BARE
+from qd.options.drivers import BARE
 
 HEARD = (
     JobProcessing,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qd import Qd, config
-from qd.connectors.drivers import DRIVERS, SYNC
 from qd.connectors.manager import cannot_of
+from qd.options.drivers import DRIVERS
 from tests.support.samples import ROOT
 
 PAGE = ROOT / "docs" / "connections.md"
@@ -52,7 +52,7 @@ def test_the_page_has_what_the_code_declares(app: Qd) -> None:
 
 def test_every_driver_stands_on_the_page(app: Qd) -> None:
     drivers = {found.driver for found in app.settings.connections.values()}
-    assert drivers == {*DRIVERS, SYNC}
+    assert drivers == {*DRIVERS}
 
 
 @pytest.mark.parametrize("name", ["redis", "sentinel"])

@@ -201,7 +201,7 @@ def test_an_unknown_driver_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as raised:
         shop.work.using(connection="mine").dispatch()
     assert "unknown driver 'mad' of connection 'mine' (did you mean 'made'?) (known: redis, " in str(raised.value)
-    assert ", sync, made; " in str(raised.value)
+    assert ", failover, made; " in str(raised.value)
 
 
 @pytest.mark.parametrize("word", ["redis", "sync", "failover", "null", "made"])

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from qd.connectors.drivers import MEMORIES
 from qd.log import Log
 from qd.master import keeping
 from qd.master.keeping import place_of
-from qd.options.kinds import WITH_KEYSPACE
+from qd.options.drivers import WITH_KEYSPACE
 from qd.process import child
 from qd.process.scoreboard import H, Scoreboard
 
@@ -34,17 +33,13 @@ def settings(driver: str, *, control: str = "redis://c/0", name: str = "work") -
 @pytest.mark.parametrize("driver", URLS)
 def test_leases_move_with_the_control_connection_where_they_stand_on_it(driver: str) -> None:
     moved = place_of(settings(driver)) != place_of(settings(driver, control="redis://d/0"))
-    assert moved == (driver not in MEMORIES)
+    assert moved == (driver not in WITH_KEYSPACE)
 
 
 @pytest.mark.parametrize("driver", URLS)
 def test_the_name_of_a_connection_is_where_its_leases_stand_on_another(driver: str) -> None:
     moved = place_of(settings(driver)) != place_of(settings(driver, name="renamed"))
-    assert moved == (driver not in MEMORIES)
-
-
-def test_the_drivers_with_a_keyspace_of_their_own_are_those_that_open_one() -> None:
-    assert set(WITH_KEYSPACE) == set(MEMORIES)
+    assert moved == (driver not in WITH_KEYSPACE)
 
 
 def test_a_keeper_that_has_not_been_about_yet_is_not_silent_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:

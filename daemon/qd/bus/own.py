@@ -41,8 +41,8 @@ def own_drivers(services: Services) -> dict[str, Factory]:
 
 def extension(driver: str, make: Callable[..., object], known: Mapping[str, object]) -> Factory:
     """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
-    from qd.connectors.drivers import DRIVERS
     from qd.connectors.sending_only import SendingOnly
+    from qd.options.drivers import DRIVERS
 
     if driver in DRIVERS or driver in known:
         raise DeclarationError(f"app.extend(): there is a driver '{driver}' already, choose another word")

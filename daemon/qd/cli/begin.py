@@ -16,7 +16,7 @@ from qd import config as configuration
 from qd.cli import context, output, shipped
 from qd.config import Settings, table
 from qd.config.file import PYPROJECT, find
-from qd.options.kinds import EXTRAS, scheme_of
+from qd.options.drivers import extra_of_url, scheme_of
 from qd.variables import VARIABLES
 
 NEXT = """\
@@ -111,7 +111,7 @@ def _used(found: Settings) -> list[str]:
 
 
 def _extras(urls: Sequence[str]) -> list[str]:
-    return sorted({EXTRAS[scheme_of(url)] for url in urls if scheme_of(url) in EXTRAS})
+    return sorted({extra for url in urls if (extra := extra_of_url(url))})
 
 
 def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:

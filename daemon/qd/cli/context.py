@@ -149,11 +149,11 @@ def not_running(root: Path) -> str:
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
     use."""
-    from qd.connectors.drivers import DRIVERS
     from qd.connectors.manager import open_memory
+    from qd.options.drivers import OPENED_WITHOUT_APP
     from qd.store.keyspace import KeyspaceStore
 
-    if found.connection(name).driver not in DRIVERS:  # the app's own says where it is
+    if found.connection(name).driver not in OPENED_WITHOUT_APP:  # the app's own says where it is
         return KeyspaceStore(*queue(found, name).kept)
     running(found, name)
     space, prefix = open_memory(found, name, title="qd: command", patience=given().patience)
@@ -184,10 +184,10 @@ def queue(found: Settings, name: str) -> Connector:
 def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
     """The app's drivers, where this connection or a part of it is of one: only then the app is imported. Raises
     ConfigError."""
-    from qd.connectors.drivers import DRIVERS
+    from qd.options.drivers import OPENED_WITHOUT_APP
 
     at = found.connection(name)
-    if at.driver in DRIVERS:
+    if at.driver in OPENED_WITHOUT_APP:
         return next((own for part in at.connections if (own := own_drivers(found, part))), {})
     app = app_if_named(found)
     return app.connections.own if app else {}

@@ -30,11 +30,10 @@ from qd.cli.checks import (
 from qd.cli.checks.finding import Finding, fail, ok, warn
 from qd.cli.reasons import way_out
 from qd.cli.state import refusal
-from qd.connectors.drivers import MEMORIES
 from qd.connectors.manager import cannot_of, what_is_odd
 from qd.connectors.redis.wire import Wire
 from qd.errors import ConfigError, NeedsMending, QdError
-from qd.options.kinds import BARE
+from qd.options.drivers import BARE, WITH_KEYSPACE
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -194,12 +193,12 @@ def what_waits(name: str, settings: Settings) -> str:
 
 def borrows(name: str, settings: Settings) -> bool:
     """It keeps jobs and nothing else."""
-    return settings.connections[name].driver not in MEMORIES
+    return settings.connections[name].driver not in WITH_KEYSPACE
 
 
 def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
     """What the server says of these queues that does not make any: SQS. (Of a database begin_of has said it.)"""
-    if settings.connections[name].driver in MEMORIES:
+    if settings.connections[name].driver in WITH_KEYSPACE:
         return
     try:
         for hint in what_is_odd(settings, name, queues):

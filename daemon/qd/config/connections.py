@@ -10,7 +10,7 @@ from qd.config import table
 from qd.config.layers import Layers
 from qd.config.settings import ConnectionSettings, check_connection, sent_to
 from qd.errors import ConfigError
-from qd.options.kinds import DRIVERS, SCHEMES, scheme_of
+from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
 
 
 class Configured(NamedTuple):

@@ -29,7 +29,7 @@ from qd.config.settings import (
 )
 from qd.errors import ConfigError
 from qd.options import WORK, WorkOptions
-from qd.options.kinds import BARE
+from qd.options.drivers import BARE
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else

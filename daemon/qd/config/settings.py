@@ -12,7 +12,7 @@ from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
 from qd.masks import hide, passwords_in
 from qd.options import WorkOptions
-from qd.options.kinds import BARE, DRIVERS
+from qd.options.drivers import BARE, DRIVERS
 
 
 @dataclass(frozen=True, slots=True)

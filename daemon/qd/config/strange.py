@@ -8,7 +8,7 @@ from qd import units
 from qd.config import table
 from qd.config.settings import Settings
 from qd.options import WORK
-from qd.options.kinds import DRIVERS
+from qd.options.drivers import DRIVERS
 
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}
 

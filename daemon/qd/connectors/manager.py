@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from qd.connectors.base import NONE, Connector, Limits
-from qd.connectors.drivers import DRIVERS, MEMORIES, SYNC, extras_named, loaded
+from qd.connectors.drivers import extras_named, loaded
 from qd.connectors.reserver import Factory, Reserver
 from qd.errors import ConfigError
-from qd.options.kinds import BARE, scheme_of
+from qd.options.drivers import BARE, DRIVERS, OPENED_WITHOUT_APP, SYNC, WITH_KEYSPACE, scheme_of
 from qd.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) 
     """Who opens this connection. Raises ConfigError: nobody, or its library is not installed."""
     if found.driver in own:
         return own[found.driver]
-    if found.driver in DRIVERS:
+    if found.driver in OPENED_WITHOUT_APP:
         return loaded(DRIVERS[found.driver].open)
-    known = list(dict.fromkeys([*DRIVERS, SYNC, *own]))
+    known = list(dict.fromkeys([*DRIVERS, *own]))
     if found.driver == SYNC:
         raise ConfigError(
             f"connection '{found.name}' (sync) runs jobs in the program that sends them: only an app opens it"
@@ -101,13 +101,13 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
     keyspace of its own, or a part of the control connection's; of failover its first one does. Raises ConfigError where
     there is none."""
     found = settings.connection(settings.parts(name)[0])
-    if found.driver in MEMORIES:
-        opened = loaded(DRIVERS[found.driver].memory)
+    if found.driver in WITH_KEYSPACE:
+        opened = loaded(DRIVERS[found.driver].keyspace)
         with extras_named():
             space: Keyspace = opened(located(found, settings), title, patience)
         return space, found.prefix
     control = settings.connection(settings.control)
-    if control.driver not in MEMORIES:
+    if control.driver not in WITH_KEYSPACE:
         raise ConfigError(no_memory(found.name, found.driver))
     space, _ = open_memory(settings, control.name, title=title, patience=patience)
     return space, borrowed_prefix(settings, found.name)
@@ -125,14 +125,14 @@ def borrowed_prefix(settings: Settings, name: str) -> str:
 def needs_memory(settings: Settings, name: str) -> None:
     """Raises ConfigError where the connection called `name` has no keyspace, and there is none that it could borrow."""
     found, control = settings.connection(name), settings.connections.get(settings.control)
-    if found.driver not in MEMORIES and (control is None or control.driver not in MEMORIES):
+    if found.driver not in WITH_KEYSPACE and (control is None or control.driver not in WITH_KEYSPACE):
         raise ConfigError(no_memory(found.name, found.driver))
 
 
 def check_memory(settings: Settings) -> None:
     """Raises ConfigError: what masters share, and what stands beside the jobs of many connections, has no place."""
     control = settings.connection(settings.control)
-    if control.driver not in MEMORIES:
+    if control.driver not in WITH_KEYSPACE:
         raise ConfigError(no_memory(control.name, control.driver))
 
 
@@ -140,7 +140,7 @@ def no_memory(name: str, driver: str) -> str:
     keeps = "nothing" if driver in BARE else "jobs and nothing else"
     return (
         f"connection '{name}' ({driver}) keeps {keeps}: name a connection with driver "
-        f"{' or '.join(MEMORIES)} as control of [qd], for pauses, locks and failed jobs"
+        f"{' or '.join(WITH_KEYSPACE)} as control of [qd], for pauses, locks and failed jobs"
     )
 
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.drivers import BORROWERS
 from qd.connectors.keeping import Answer, Asked
 from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.beat import beat
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
+from qd.options.drivers import BORROWERS
 
 if TYPE_CHECKING:
     from qd.config import ConnectionSettings

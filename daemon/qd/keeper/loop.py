@@ -21,7 +21,6 @@ from functools import partial
 from setproctitle import setproctitle
 
 from qd.config import Settings
-from qd.connectors.drivers import MEMORIES
 from qd.connectors.keeping import Answer, Asked, Given, Keeping
 from qd.connectors.keyspace.base import Keyspace
 from qd.connectors.manager import NONE_OWN, open_keeping, open_memory
@@ -38,6 +37,7 @@ from qd.keeper.report import Report
 from qd.keeper.restarts import Restarts
 from qd.keeper.rights import AGAIN, Rights
 from qd.log import Log, Unblocked
+from qd.options.drivers import WITH_KEYSPACE
 from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
 from qd.process.talk import Inbox
@@ -287,7 +287,7 @@ class Keeper:
     @property
     def place(self) -> str | None:
         """Where the queue is, which may be another server than before. None: only its own driver knows."""
-        own = self.queue.settings.driver in MEMORIES
+        own = self.queue.settings.driver in WITH_KEYSPACE
         return self.queue.kept[0].place if own else None
 
     def _back(self) -> None:

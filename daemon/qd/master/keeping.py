@@ -9,7 +9,7 @@ from typing import Any
 
 from qd.log import Log
 from qd.master.children import Death
-from qd.options.kinds import WITH_KEYSPACE
+from qd.options.drivers import WITH_KEYSPACE
 from qd.process import child
 from qd.process.exits import ending
 from qd.process.scoreboard import H, Scoreboard, now

@@ -10,32 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qd import units
+from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
 
-SCHEMES = {
-    **dict.fromkeys(("redis", "rediss", "unix", "embedded"), "redis"),
-    **dict.fromkeys(("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"), "redis"),
-    **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb", "sqlite"), "database"),
-    "beanstalkd": "beanstalkd",
-    "sqs": "sqs",
-}
-"""Kind of url -> the driver for it. A database's may name how it is reached, as SQLAlchemy writes it: mysql+pymysql://."""
-EXTRAS = {
-    **dict.fromkeys(("postgresql", "postgres"), "postgres"),
-    **dict.fromkeys(("mysql", "mariadb"), "mysql"),
-    "sqlite": "database",
-    "beanstalkd": "beanstalkd",
-    "sqs": "sqs",
-}
-"""Kind of url -> the extra that brings its library."""
-WITH_KEYSPACE = ("redis", "database")
-"""Drivers that keep more than jobs. What is kept beside those of any other stands on the control connection."""
-BARE = {
-    "sync": "it runs each job where it is dispatched",
-    "null": "it takes jobs and forgets them",
-    "failover": "it is for sending",
-}
-"""Drivers without a server of their own -> why nobody can work on one."""
-DRIVERS = (*dict.fromkeys(SCHEMES.values()), *BARE)
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
 
@@ -118,7 +94,7 @@ def _several(value: object) -> list[object]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-DATABASES = ("mysql", "mariadb", "postgresql", "postgres", "sqlite")
+DATABASES = tuple(DRIVERS["database"].schemes)
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -143,14 +119,6 @@ def _driver(value: object) -> str:
         return value
     near = units.did_you_mean(str(value), DRIVERS)
     raise ValueError(f"unknown driver {value!r}{near} (known: {', '.join(DRIVERS)})")
-
-
-def scheme_of(url: str) -> str:
-    """The kind of a url, as SCHEMES has it: `mysql` of mysql+pymysql://. "" for what is none."""
-    match = _SCHEME.match(url)
-    kind = match[1] if match else ""
-    base = kind.partition("+")[0]
-    return base if SCHEMES.get(base) == "database" else kind
 
 
 def _url(value: object) -> str:

@@ -19,7 +19,7 @@ from qd.config import Settings
 from qd.config.settings import sent_to
 from qd.connectors.manager import check_url
 from qd.errors import QdError
-from qd.options.kinds import WITH_KEYSPACE
+from qd.options.drivers import WITH_KEYSPACE
 from qd.process.exits import Exit
 
 if TYPE_CHECKING:

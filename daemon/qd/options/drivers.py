@@ -1,0 +1,103 @@
+"""Every driver of qd, once. Modules are named as strings: one is loaded when it is used, and a program that does not use a
+driver needs no library of it. An app's own drivers (app.extend) are not in this table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Driver(NamedTuple):
+    """open, keyspace, url and look are "module:function", "" if the driver has none.
+
+    schemes     kind of url -> the extra that brings its library, "" if it needs none. The url of a database may name how it
+                is reached, as SQLAlchemy writes it: mysql+pymysql://
+    libraries   library -> the extra that brings it
+    open        a Factory (connectors/reserver.py). "": only an app opens it
+    keyspace    opens its keyspace. A driver without one keeps jobs and nothing else: what is kept beside them is on the
+                control connection
+    url         reads a url and raises ConfigError for a wrong one, without any library
+    look        checks its queues before any work, see manager.what_is_odd
+    bare        why nobody can work on it; such a driver has no server of its own
+    """
+
+    schemes: Mapping[str, str] = {}
+    libraries: Mapping[str, str] = {}
+    open: str = ""
+    keyspace: str = ""
+    url: str = ""
+    look: str = ""
+    bare: str = ""
+
+
+SYNC = "sync"
+REDIS = ("redis", "rediss", "unix", "embedded", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+DRIVERS: Mapping[str, Driver] = {
+    "redis": Driver(
+        schemes=dict.fromkeys(REDIS, ""),
+        open="qd.connectors.redis.opening:open_queue",
+        keyspace="qd.connectors.redis.opening:open_space",
+        url="qd.connectors.redis.opening:check",
+    ),
+    "database": Driver(
+        schemes={
+            "postgresql": "postgres",
+            "postgres": "postgres",
+            "mysql": "mysql",
+            "mariadb": "mysql",
+            "sqlite": "database",
+        },
+        libraries={"sqlalchemy": "database", "lupa": "database", "psycopg": "postgres", "pymysql": "mysql"},
+        open="qd.connectors.database.opening:open_queue",
+        keyspace="qd.connectors.database.opening:open_space",
+        url="qd.connectors.database.target:check",
+        look="qd.connectors.database.opening:look",
+    ),
+    "beanstalkd": Driver(
+        schemes={"beanstalkd": "beanstalkd"},
+        libraries={"greenstalk": "beanstalkd"},
+        open="qd.connectors.beanstalkd.opening:open_queue",
+        url="qd.connectors.beanstalkd.target:Target",
+        look="qd.connectors.beanstalkd.start:look",
+    ),
+    "sqs": Driver(
+        schemes={"sqs": "sqs"},
+        libraries={"boto3": "sqs", "botocore": "sqs"},
+        open="qd.connectors.sqs.opening:open_queue",
+        url="qd.connectors.sqs.address:Address",
+        look="qd.connectors.sqs.start:look",
+    ),
+    SYNC: Driver(bare="it runs each job where it is dispatched"),
+    "null": Driver(open="qd.connectors.null:open_queue", bare="it takes jobs and forgets them"),
+    "failover": Driver(open="qd.connectors.failover:open_queue", bare="it is for sending"),
+}
+SCHEMES = {scheme: word for word, driver in DRIVERS.items() for scheme in driver.schemes}
+"""Kind of url -> its driver."""
+BARE = {word: driver.bare for word, driver in DRIVERS.items() if driver.bare}
+"""Drivers without a server of their own -> why nobody can work on one."""
+OPENED_WITHOUT_APP = tuple([word for word, driver in DRIVERS.items() if driver.open])
+WITH_KEYSPACE = tuple([word for word, driver in DRIVERS.items() if driver.keyspace])
+BORROWERS = tuple([word for word, driver in DRIVERS.items() if not (driver.keyspace or driver.bare)])
+"""Drivers that keep leases, failed jobs and delays on the control connection."""
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
+
+
+def scheme_of(url: str) -> str:
+    """The kind of a url, as in SCHEMES: `mysql` of mysql+pymysql://. "" if the text is no url."""
+    match = _SCHEME.match(url)
+    kind = match[1] if match else ""
+    base = kind.partition("+")[0]
+    return base if SCHEMES.get(base) == "database" else kind
+
+
+def extra_of_url(url: str) -> str:
+    """The extra that brings the library for a url. "": none is needed."""
+    scheme = scheme_of(url)
+    return DRIVERS[SCHEMES[scheme]].schemes[scheme] if scheme in SCHEMES else ""
+
+
+def extra_of_library(name: str) -> str:
+    """The extra that brings a library. "": it is no driver's."""
+    return next((driver.libraries[name] for driver in DRIVERS.values() if name in driver.libraries), "")
