@@ -39,14 +39,14 @@ def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Seq
     k, a = OWN[its.name]
     real, ready = [client.names.real(name) for name in names[:k]], ready_name(client.names, names[0])
     if its.name == "release":
-        real[5] = ready + ":cancel"
+        real[5] = keys.cancelled(ready)
     parts, slot = parted(names[k:], args[a:]), slot_of(ready)
     words = list[Arg](args[:a])
     for part in (part for part in parts if stays(client, part, slot)):
         real += [client.names.real(name) for name in part.names]
         words += [part.kind, *part.args]
     apart = tuple([part for part in parts if not stays(client, part, slot)])
-    note = Note(ready + ":ends", new_id(), apart)
+    note = Note(keys.ends(ready), new_id(), apart)
     if apart:
         real.append(note.home)
         words += ["ends", note.id, note.text]
@@ -65,7 +65,7 @@ def id_of(mark: str) -> str:
 
 
 def home_of(client: ClusterClient, queue: str) -> str:
-    return client.names.real(client.names.prefix + keys.ready(queue)) + ":ends"
+    return keys.ends(client.names.real(client.names.prefix + keys.ready(queue)))
 
 
 def leave(client: ClusterClient, mark: str, call: Called, queues: Iterable[str], sure: bool) -> Note | None:

@@ -244,7 +244,7 @@ def sent_aside(client: ClusterClient, batch: str, prefix: str, told: Sequence[by
         names.append(name)
     replies = send_once(client, errands)
     done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
-    home = client.names.real(f"{batch}:ends")
+    home = client.names.real(keys.ends(batch))
     chunks = [done[at : at + 1000] for at in range(0, len(done), 1000)]
     gone = client.exchange([client.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
     if not any(isinstance(reply, Exception) for reply in gone):

@@ -90,7 +90,7 @@ def reals(client: ClusterClient, names: Names) -> list[str]:
 
 def stopped(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
     real = reals(client, names[:2])
-    return client.sent(client.at(its, [*real, ready_name(client.names, names[0]) + ":cancel"], args))
+    return client.sent(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
 
 
 def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list[bytes]:
@@ -98,7 +98,7 @@ def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list
     ready, locks, jobs = reals(client, names[:3]), reals(client, names[3:]), chunked(args, 4)
     replies = first_locks(client, [(lock, job[0]) for lock, job in zip(locks, jobs, strict=True)])
     taken = [place for place, reply in enumerate(replies) if isinstance(reply, list) and reply[1] == 1]
-    home, notes, items = ready[0] + ":ends", dict[int, Note](), []
+    home, notes, items = keys.ends(ready[0]), dict[int, Note](), []
     for place in taken:
         owner, ms, delay, payload = jobs[place]
         hold = Part("hold", (names[3 + place],), (owner, ceil(float(ms) / 1000)))
@@ -170,7 +170,7 @@ def retried(client: ClusterClient, its: Script, names: Names, args: Args) -> lis
 def _moved(
     client: ClusterClient, names: Names, real: list[str], jobs: Sequence[Args], mine: list[int], locked: dict[int, Any]
 ) -> list[int]:
-    home, notes, words = real[2] + ":ends", dict[int, Note](), list[Arg]()
+    home, notes, words = keys.ends(real[2]), dict[int, Note](), list[Arg]()
     for n in mine:
         id, payload, owner, seconds, lock, _, batch, place = jobs[n]
         parts = list[Part]()
@@ -234,7 +234,7 @@ def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Seque
     """As tick.lua. Nothing is taken while the server of the queue is away: its jobs would pile up."""
     if len(names) > 1:
         _there(client, names[1])
-    home, words, notes = client.names.real(names[0] + ":ends"), list[Arg](), list[Note | None]()
+    home, words, notes = client.names.real(keys.ends(names[0])), list[Arg](), list[Note | None]()
     at, locks = 0, iter(names[5:])
     while at < len(args):
         how = str(args[at + 4])
@@ -294,7 +294,7 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
     places = [place_of(client, queue[0]) for queue in queues]
     own = [queue_item(client, its, queue, place, asked) for queue, place in zip(queues, places, strict=True)]
     homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
-    homes += [ready_name(client.names, queue[0]) + ":ends" for queue in queues]
+    homes += [keys.ends(ready_name(client.names, queue[0])) for queue in queues]
     counts = [client.plain("HLEN", home) for home in homes]
     replies = client.exchange([*shared, *own, *counts])
     about, beats, lengths = parts(replies, len(shared), len(own))
@@ -325,7 +325,7 @@ def shared_items(client: ClusterClient, names: Sequence[str], asked: Asked) -> l
 def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, asked: Asked) -> Item:
     """On the keys of one queue: where the shared ones are meant, keys that are not there."""
     real = [client.names.real(name) for name in names]
-    none, cancel = real[0] + ":none", real[0] + ":cancel"
+    none, cancel = real[0] + ":none", keys.cancelled(real[0])
     state = client.beating
     renew = asked.renew or int(place not in state.since)
     words = [asked.token, "", asked.lease, renew, state.until(place, asked.until, asked.lease), *asked.rest]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from binascii import crc_hqx
 
+from qd.connectors.keyspace.keys import ON_CLUSTER
 from qd.errors import ServerRefused
 from qd.options import BESIDE
 
 SLOTS = 16384
 MOST = 10_000  # names that are remembered
-OWN = (":ends", ":seen", ":cancel")  # endings of keys that stand beside a queue on a cluster only
 _TAGGED = re.compile(r"\{[^}]+\}")
 BORROWED = "{qd:at:"  # where another connection keeps its own, all of it in one slot: connectors/manager.py
 _GROUPS = (
@@ -74,9 +74,9 @@ class Names:
         start = real[: len(real) - len(body)]
         found = _REAL.fullmatch(body)
         if found is None or self.is_borrowed(real):
-            return None if body.startswith("queues:") and body.endswith(OWN) else real
+            return None if body.startswith("queues:") and body.endswith(ON_CLUSTER) else real
         kind, name, ending = found.groups()
-        if ending in OWN:
+        if ending in ON_CLUSTER:
             return None
         its_own = kind == "queues:" and ending not in ("", *BESIDE)  # braces of a queue's own name
         return real if its_own else f"{start}{kind}{name}{ending}"

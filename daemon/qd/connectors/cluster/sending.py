@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.connectors.cluster.client import ClusterClient
+from qd.connectors.keyspace import keys
 from qd.connectors.keyspace.base import Arg, script
 
 REMEMBERED = 86400  # seconds that the id of a job is kept, as long as its note may still be there
@@ -29,7 +30,7 @@ class Errand(NamedTuple):
         return self.id, "push", self.delay, self.payload
 
     def seen(self, client: ClusterClient) -> str:
-        return client.names.real(self.ready) + ":seen"
+        return keys.seen_ids(client.names.real(self.ready))
 
 
 def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
@@ -44,7 +45,7 @@ def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     items = []
     for ready, places in chunks:
         real = client.names.real(ready)
-        names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed", ":seen")]]
+        names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed")], keys.seen_ids(real)]
         words = [word for place in places for word in errands[place].words]
         items.append(client.at(script("once"), names, [REMEMBERED, *words]))
     for (_, places), reply in zip(chunks, client.exchange(items), strict=True):

@@ -156,6 +156,25 @@ def elsewhere(queue: str) -> str:
     return f"queues:{queue}:qd-elsewhere"
 
 
+def ends(name: str) -> str:
+    """On a cluster only: beside a queue, a batch or the ticks, whose key is called `name` there."""
+    return f"{name}:ends"
+
+
+def seen_ids(ready: str) -> str:
+    """On a cluster only: beside a queue, whose ready list is called `ready` there."""
+    return f"{ready}:seen"
+
+
+def cancelled(ready: str) -> str:
+    """On a cluster only: beside a queue, whose ready list is called `ready` there."""
+    return f"{ready}:cancel"
+
+
+ON_CLUSTER = (ends(""), seen_ids(""), cancelled(""))
+"""The endings of keys that are beside a queue on a cluster only."""
+
+
 def of_host(host: str, entry: str) -> str:
     """The name that an entry on_every_host has for one of them: a field of its ticks, the end of its overlap. No entry is
     called so by itself: its name has no such letter."""
