@@ -42,6 +42,8 @@ from qd.jobs.calls import caller, plan_of
 from qd.schedule import Schedule
 
 if TYPE_CHECKING:
+    from redis import Redis, RedisCluster
+
     from qd.config import Settings
     from qd.locks import Limiter, Lock
     from qd.testing import Fake
@@ -55,14 +57,17 @@ class Qd:
     """An app: its jobs, its listeners, its connections. One for each project; it may be used from any thread, and after
     a fork.
 
-    url: of the default connection, below QD_REDIS_URL and above qd.toml. imports: modules that declare jobs.
+    url: of the default connection, below QD_REDIS_URL and above qd.toml. redis: in its place a client of redis-py, whose
+    connection parameters are copied; qd opens its own connections with them. imports: modules that declare jobs.
     middleware: what stands around every job, outermost first: a list, and `@app.middleware` above a def appends it.
     """
 
     job: Declare
 
-    def __init__(self, url: str | None = None, *, imports: Sequence[str] = ()) -> None:
-        self.url = url
+    def __init__(
+        self, url: str | None = None, *, redis: Redis | RedisCluster | None = None, imports: Sequence[str] = ()
+    ) -> None:
+        self.url = url if redis is None else url_of(redis, url)
         self.imports = tuple(imports)
         self._services = services = Services(lambda: self.said)
         self._send = services.dispatcher
@@ -323,3 +328,12 @@ class Qd:
         from qd.testing.inline import inlined
 
         return inlined(self._services)
+
+
+def url_of(client: Redis | RedisCluster, url: str | None) -> str:
+    """Raises ConfigError: two servers are given, or a client that qd cannot connect as."""
+    if url is not None:
+        raise ConfigError("Qd(...) takes a url or redis=, not both: each names the server of the default connection")
+    from qd.connectors.redis import client_url  # only an app with a client
+
+    return client_url.url_of(client)

@@ -151,16 +151,21 @@ class Bodies:
 
 
 def own_of(settings: Settings) -> Mapping[str, Factory]:
-    """The app's drivers, for a keeper of a connection that only the app can open: that one imports it."""
+    """The app's drivers, for a keeper of a connection that only the app can open: that one imports it, and so does one that
+    needs a credential provider."""
     from qd.options.drivers import OPENED_WITHOUT_APP
 
-    if settings.connections[settings.work.connection].driver in OPENED_WITHOUT_APP:
+    has_driver = settings.connections[settings.work.connection].driver not in OPENED_WITHOUT_APP
+    used = [settings.connections[name].url for name in (settings.work.connection, settings.control)]
+    cache = settings.laravel.cache_url if settings.laravel else ""
+    if not has_driver and not any(config.provider_of(url) for url in (*used, cache)):
         return {}
     from qd.worker import template
 
     app = template.load_app(settings)
     app.settings = settings
-    app.load()
+    if has_driver:
+        app.load()
     return app.connections.own
 
 

@@ -152,7 +152,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel) -> None:
     found = Primary(sentinel.url.replace("://", "://127.0.0.1:1,"))
     for _ in range(2):
-        found.socket(60.0).close()
+        found.connection(60.0).disconnect()
         assert found.port == sentinel.primary.port
         assert found.sentinels[-1] == ("127.0.0.1", 1)
 
@@ -160,7 +160,7 @@ def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel)
 def test_one_that_says_nothing_takes_no_more_than_its_time(sentinel: Sentinel) -> None:
     with Liar(deaf) as silent:
         found = Primary(before(sentinel, silent))
-        found.socket(60.0).close()
+        found.connection(60.0).disconnect()
         assert shown(found.sentinels[0]) != address(silent)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qd.connectors.cluster.names import Names, ready_name, slot_of
-from qd.connectors.cluster.nodes import seeds_of
+from qd.connectors.cluster.seeds import seeds_of
 from qd.errors import ConfigError, ServerRefused
 
 QUEUE_KEYS = (

@@ -132,7 +132,12 @@ def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
 @pytest.mark.parametrize("section", ["qd", "connections.NAME", "laravel", "failed", "signing"])
 def test_every_other_key_is_read_from_its_variable(section, folder):
     words = {"url": "redis://other/1", "span": "7s", "count": "7", "driver": "redis", "size": "7M", "switch": "no"}
-    words |= {"keys": "a:0123456789abcdef,b:0123456789abcdef", "database": "sqlite:////failed.sqlite", "text": "/redis"}
+    words |= {
+        "keys": "a:0123456789abcdef,b:0123456789abcdef",
+        "database": "sqlite:////failed.sqlite",
+        "text": "/redis",
+        "reference": "shop.aws:provider",
+    }
     for row in SECTIONS[section].values():
         word = words.get(row.kind, "redis")
         variable = environ_name(row, "redis")

@@ -13,7 +13,7 @@ from qd.errors import ConfigError
 def test_all_parts_of_a_url_are_found() -> None:
     url = "redis+sentinel://me:p%40ss@s1:1,[::1]:2,s3/shop/3?sentinel_username=w&sentinel_password=w%21"
     found = Primary(url)
-    assert (found.user, found.password, found.service, found.db) == ("me", "p@ss", "shop", 3)
+    assert (found.login.user, found.login.password, found.service, found.db) == ("me", "p@ss", "shop", 3)
     assert found.sentinels == [("s1", 1), ("::1", 2), ("s3", 26379)]
     assert found._login == ("w", "w!")
     assert found.tls is None

@@ -43,6 +43,7 @@ class Given:
     connection: str | None = None
     json: bool = False
     only_looks: bool = False  # no embedded server is started for it
+    has_app: bool = False  # imported for its credential providers
     patience: float = 5.0  # seconds a server may take to be reached, and for each answer
 
 
@@ -153,6 +154,7 @@ def store(found: Settings, name: str) -> KeyspaceStore:
     from qd.options.drivers import OPENED_WITHOUT_APP
     from qd.store.keyspace import KeyspaceStore
 
+    with_providers(found)
     if found.connection(name).driver not in OPENED_WITHOUT_APP:  # the app's own says where it is
         return KeyspaceStore(*queue(found, name).kept)
     running(found, name)
@@ -163,9 +165,12 @@ def store(found: Settings, name: str) -> KeyspaceStore:
 
 def store_at(url: str, prefix: str) -> KeyspaceStore:
     """The small facts under `prefix` of the Redis at `url`, until the command ends."""
+    from qd.config import provider_of
     from qd.connectors.redis.opening import opened
     from qd.store.keyspace import KeyspaceStore
 
+    if provider_of(url):
+        with_providers(loaded())
     wire = opened(url, name="qd: command", patience=given().patience)
     click.get_current_context().call_on_close(wire.close)
     return KeyspaceStore(wire, prefix)
@@ -176,9 +181,33 @@ def queue(found: Settings, name: str) -> Connector:
     from qd.connectors.manager import open_queue
 
     running(found, name)
+    with_providers(found)
     opened = open_queue(found, name, title="qd: command", patience=given().patience, own=own_drivers(found, name))
     click.get_current_context().call_on_close(opened.close)
     return opened
+
+
+def with_providers(found: Settings) -> None:
+    """Import the app if a connection has a credential provider, which is part of the app or imported with it. Raises
+    ConfigError: no app is named, or it does not import."""
+    from qd.config import provider_of
+
+    if given().has_app:
+        return
+    urls = [connection.url for connection in found.connections.values()]
+    urls += [found.laravel.cache_url] if found.laravel else []
+    provider = next((name for url in urls if (name := provider_of(url))), "")
+    if not provider:
+        return
+    if not found.app:
+        raise ConfigError(
+            f"the credentials '{provider}' of a connection come with the app, and no app is named: give --app MODULE:ATTR, "
+            f"set QD_APP or write app = below [qd]{found.unfound}"
+        )
+    from qd.cli.apps import app_of
+
+    app_of(found)
+    given().has_app = True
 
 
 def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:

@@ -12,6 +12,7 @@ from qd.config.settings import (
     SigningSettings,
     check_work,
     from_json,
+    provider_of,
     to_json,
 )
 from qd.config.strange import strange_drivers, strangers
@@ -27,6 +28,7 @@ __all__ = [
     "check_work",
     "from_json",
     "load",
+    "provider_of",
     "strange_drivers",
     "strangers",
     "to_json",

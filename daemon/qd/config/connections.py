@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qd.config import table
 from qd.config.layers import Layers
-from qd.config.settings import ConnectionSettings, check_connection, sent_to
+from qd.config.settings import ConnectionSettings, check_connection, provider_of, sent_to, with_provider
 from qd.errors import ConfigError
 from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
 
@@ -56,7 +56,18 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
     }
     held["driver"] = driver_of(layers, section, held["driver"], held["url"])
     held["url"] = held["url"] and from_root(held["url"], layers.root)
+    if held["credentials"] and held["url"]:
+        check_credentials(layers.origins[f"{section}.credentials"], held["driver"], held["url"])
+        held["url"] = with_provider(held["url"], held["credentials"])
     return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
+
+
+def check_credentials(where: str, driver: str, url: str) -> None:
+    """Raises ConfigError: such a url has no place for them."""
+    if driver != "redis" or scheme_of(url) == "embedded":
+        raise ConfigError(f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)")
+    if other := provider_of(url):
+        raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
 
 
 def driver_of(layers: Layers, section: str, said: str, url: str | None) -> str:

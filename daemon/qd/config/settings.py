@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from qd import units
 from qd.config.table import CONNECTION, environ_name
@@ -14,15 +16,19 @@ from qd.masks import hide, passwords_in
 from qd.options import WorkOptions
 from qd.options.drivers import BARE, DRIVERS
 
+PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """One [connections.NAME]. url None: nobody named a server. retry_after: seconds, at least 1. table: of a database.
-    connections: of failover, those that it tries."""
+    """One [connections.NAME]. url None: nobody named a server. credentials: what provides user and password, as
+    MODULE:ATTRIBUTE, which `url` contains, too. retry_after: seconds, at least 1. table: of a database. connections: of
+    failover, those that it tries."""
 
     name: str
     driver: str = "redis"
     url: str | None = field(default=None, repr=False)  # it may hold a password
+    credentials: str = ""
     table: str = "jobs"
     connections: tuple[str, ...] = ()
     prefix: str = ""
@@ -152,6 +158,17 @@ class Settings:
         if self.file:
             return ""
         return f" (no qd.toml in {self.root}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
+
+
+def provider_of(url: str | None) -> str:
+    """The name of what provides user and password for this url, "" for nothing. It comes with the app."""
+    found = PROVIDER.search(url or "")
+    return unquote(found[1]) if found else ""
+
+
+def with_provider(url: str, name: str) -> str:
+    """The same url; connections/redis/credentials.py reads it."""
+    return f"{url}{'&' if '?' in url else '?'}credentials={name}"
 
 
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:

@@ -54,6 +54,10 @@ CONNECTION = _rows(
         shown="none; for the connection redis also REDIS_URL",
     ),
     _key(
+        "credentials", "", "reference", "of a Redis: what provides user and password at each connect, MODULE:ATTRIBUTE, "
+        "instead of those in the url", "QD_{NAME}_CREDENTIALS", shown="none",
+    ),
+    _key(
         "table", "jobs", "name", "of a database: Laravel's table of jobs", "QD_{NAME}_TABLE",
     ),
     _key(

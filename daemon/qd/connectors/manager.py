@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+from qd.config.settings import provider_of
 from qd.connectors.base import NONE, Connector, Limits
 from qd.connectors.drivers import extras_named, loaded
 from qd.connectors.reserver import Factory, Reserver
@@ -163,6 +164,18 @@ def what_is_odd(settings: Settings, name: str, queues: Sequence[str]) -> list[st
         return []
     odd: list[str] = loaded(driver.look)(found, queues, settings.work.tries)
     return odd
+
+
+def check_credentials(found: ConnectionSettings) -> None:
+    """Raises ConfigError when its credential provider cannot be imported; call it in a process that has imported the app."""
+    if not provider_of(found.url):
+        return
+    from qd.connectors.redis.urls import check_provider  # only where there is one
+
+    try:
+        check_provider(found.url or "")
+    except ConfigError as error:
+        raise ConfigError(f"connection '{found.name}': {error}") from None
 
 
 def check_url(found: ConnectionSettings) -> None:

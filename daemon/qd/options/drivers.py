@@ -39,7 +39,7 @@ DRIVERS: Mapping[str, Driver] = {
         schemes=dict.fromkeys(REDIS, ""),
         open="qd.connectors.redis.opening:open_queue",
         keyspace="qd.connectors.redis.opening:open_space",
-        url="qd.connectors.redis.opening:check",
+        url="qd.connectors.redis.urls:check",
     ),
     "database": Driver(
         schemes={

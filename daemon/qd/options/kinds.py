@@ -113,6 +113,16 @@ def _spans(value: object) -> tuple[float, ...]:
     return found
 
 
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _reference(value: object) -> str:
+    """Something in a module, by both names."""
+    if isinstance(value, str) and (value == "" or _REFERENCE.fullmatch(value.strip())):
+        return value.strip()
+    raise ValueError(f"{value!r} is not written MODULE:ATTRIBUTE (shop.aws:provider)")
+
+
 def _driver(value: object) -> str:
     """The word of a driver: one of ours, or what the app calls its own (app.extend). "" where the url says it."""
     if value == "" or (isinstance(value, str) and _WORD.fullmatch(value)):
@@ -204,6 +214,7 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "name": _name,
     "url": _url,
     "driver": _driver,
+    "reference": _reference,
     "database": _database,
     "keys": _keys,
     "names": _names,

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config import Settings
-from qd.connectors.manager import cannot_of, check_memory, check_url, driver_of
+from qd.connectors.manager import cannot_of, check_credentials, check_memory, check_url, driver_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.process import child, vitals
@@ -79,6 +79,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         served.check_limits(app, app.settings)
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
+            check_credentials(app.settings.connection(name))
             driver_of(app.settings.connection(name), app.connections.own)
         config.check_work(app.settings)
         check_memory(app.settings)

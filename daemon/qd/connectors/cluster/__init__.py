@@ -1,6 +1,7 @@
 """Redis Cluster: a keyspace whose names are spread over many servers, and the queue on it.
 
-names, nodes          what a key is called there, and its slot; which server has a slot
+seeds, nodes          the url; which server has a slot
+names                 what a key is called there, and its slot
 client, exchange      one connection to each server; commands to many servers at once, redirections followed
 ends, sending         effects on other slots are noted and done afterwards; jobs that are sent once
 answers               the answer for a job; left on another node while its own is away

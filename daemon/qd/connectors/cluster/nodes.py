@@ -2,6 +2,9 @@
 
 What stands on the others is not to wait for a server that is away: it is looked at again after a rest, for a moment only,
 and the rest is ten times as long as that.
+
+Each server is reached by a connection of redis-py (redis/client.py). Its NodesManager is not used: it makes whole clients
+with pools and retries, holds a lock while it asks one server after another, and knows no server that rests.
 """
 
 from __future__ import annotations
@@ -9,13 +12,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
-from qd.connectors.redis.target import Target
+from qd.connectors.cluster.seeds import seeds_of
 from qd.connectors.redis.wire import Wire
 from qd.errors import (
-    ConfigError,
     ConnectionLost,
     NoAnswer,
     OtherKind,
@@ -25,51 +26,10 @@ from qd.errors import (
     WrongPassword,
 )
 
-SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 REST = 0.2  # seconds that a server that is away is left alone, at least
 LOOK = (0.1, 0.5)  # seconds that a look at it lasts, the first one and the longest
 TIMES = 10.0  # rests as long as a look has lasted
 ASKED = 0.1  # seconds between two looks at the whole map
-PORT = 6379
-
-
-class Seeds(NamedTuple):
-    """A cluster's url, taken apart: some of its servers, as `host:port`, and how each of them is reached."""
-
-    places: tuple[str, ...]
-    before: str  # the scheme, user and password
-    behind: str  # the options
-
-    def url(self, place: str) -> str:
-        return f"{self.before}{place}{self.behind}"
-
-
-def seeds_of(url: str) -> Seeds:
-    """Raises ConfigError naming what is wrong in it."""
-    scheme, _, rest = url.partition("://")
-    if scheme not in SCHEMES:
-        raise ConfigError(f"unknown kind of url '{scheme}:' of a cluster (known: {', '.join(SCHEMES)})")
-    netloc, query, options = rest.partition("?")
-    netloc, _, path = netloc.partition("/")
-    if path.strip("/") not in ("", "0"):
-        raise ConfigError(f"a cluster has database 0 only: take /{path} out of the url")
-    user, at, hosts = netloc.rpartition("@")
-    places = tuple(with_port(part.strip()) for part in hosts.split(",") if part.strip())
-    if not places:
-        raise ConfigError("the url of a cluster names no server (written redis+cluster://host:6379,host:6379)")
-    found = Seeds(places, f"{SCHEMES[scheme]}://{user}{at}", f"{query}{options}")
-    for place in places:
-        if Target(found.url(place)).db:
-            raise ConfigError("a cluster has database 0 only: take db= out of the url")
-    return found
-
-
-def with_port(place: str) -> str:
-    try:
-        parts = urlsplit(f"//{place}")
-        return place if parts.port else f"{place.rstrip(':')}:{PORT}"
-    except ValueError as error:
-        raise ConfigError(f"'{place}' in the url of a cluster is not host:port ({error})") from None
 
 
 class Node:

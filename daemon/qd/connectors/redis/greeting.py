@@ -12,11 +12,11 @@ from qd.errors import ServerBusy, ServerRefused, Unreachable, Unusable
 Commands = list[tuple[Arg, ...]]
 
 
-def greeting(target: Target, name: str) -> Commands:
+def greeting(target: Target, name: str, user: str | None, password: str | None) -> Commands:
     """Who we are, which database, and who is there. name: what its list of clients shows, "" for none."""
     commands = Commands()
-    if target.password is not None:
-        commands.append(("AUTH", target.user, target.password) if target.user else ("AUTH", target.password))
+    if password is not None:
+        commands.append(("AUTH", user, password) if user else ("AUTH", password))
     if target.db:
         commands.append(("SELECT", target.db))
     if name:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from qd.connectors.keyspace.queue import bounds_of
 from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.sentinels import target_of
 from qd.connectors.redis.wire import Wire
 
 if TYPE_CHECKING:
@@ -42,16 +41,6 @@ def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0)
 
         return ClusterKeyspace(url, prefix, name=name, connect_timeout=patience, timeout=patience)
     return Wire(url, name=name, connect_timeout=patience, timeout=patience)
-
-
-def check(url: str) -> None:
-    """Raises ConfigError naming what is wrong in it. Nothing is connected."""
-    if is_cluster(url):
-        from qd.connectors.cluster.nodes import seeds_of
-
-        seeds_of(url)
-    else:
-        target_of(url)
 
 
 def is_cluster(url: str | None) -> bool:

@@ -18,7 +18,7 @@ OF_A_KEY = ("ZCARD", "HLEN", "HKEYS", "HGETALL", "EXISTS", "GET", "SCARD", "PTTL
 
 def name_of(wire: Wire) -> str:
     (said,) = wire.call_many([("ACL", "WHOAMI")])
-    return said.decode() if isinstance(said, bytes) else wire.target.user or "default"
+    return said.decode() if isinstance(said, bytes) else wire.target.login.user or "default"
 
 
 def missing(wire: Wire, prefix: str, queue: str) -> set[str]:

@@ -1,30 +1,46 @@
 """Which server is the primary now: the sentinels of a Redis or Valkey are asked for each new connection.
 
 redis+sentinel://[user:password@]s1[:26379],s2,s3/SERVICE[/DB], rediss+sentinel:// with TLS to sentinels and servers.
-user and password are the servers'. Options behind `?`: sentinel_username, sentinel_password, and the ssl_ ones of target.
+user and password are the servers'. Options behind `?`: sentinel_username, sentinel_password, sentinel_ssl (true or false:
+whether sentinels use TLS, where that differs from the servers), and those of target.
 
     a connection in use   one of them is asked again once a second: the old primary may live on
     one that answers      stays in front for the next time
     one that does not     goes behind the others, as does one whose primary is away or is none
+
+The connections are redis-py's; its Sentinel client is not used: each question here has an end, and one that broke is not
+repeated unseen, while that client retries and has no bound for the whole search.
 """
 
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import hiredis
 
-from qd.connectors.redis.target import OPTIONS, Target, options_of, parted, reason, tcp_socket, tls_context, unreached
+from qd.connectors.redis.target import (
+    OPTIONS,
+    Target,
+    login_of,
+    options_of,
+    parted,
+    reason,
+    switch,
+    tls_context,
+    unreached,
+)
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, Unusable, WrongPassword
+
+if TYPE_CHECKING:
+    from qd.connectors.redis.client import Opened
 
 KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
-OWN_OPTIONS = ("sentinel_username", "sentinel_password", *OPTIONS)
+OWN_OPTIONS = ("sentinel_username", "sentinel_password", "sentinel_ssl", *OPTIONS)
 PORT = 26379
 RESTS = 10.0
 ASK = 0.5  # seconds one sentinel may take, where a connection may take as long or longer
@@ -48,8 +64,7 @@ class Primary(Target):
         hosts, rest = without_hosts(url)
         parts = parted(rest, KINDS)
         query = options_of(parts, OWN_OPTIONS)
-        self.user = unquote(parts.username) if parts.username else None
-        self.password = unquote(parts.password) if parts.password else None
+        self.login = login_of(parts, query)
         self.path = None
         self.service, _, db = unquote(parts.path).strip("/").partition("/")
         if not self.service:
@@ -60,7 +75,9 @@ class Primary(Target):
             raise ConfigError(f"'{db or query['db']}' is no number of a database (written {WRITTEN})") from None
         self.sentinels = [address_of(each) for each in hosts.split(",")]
         self._login = query.get("sentinel_username"), query.get("sentinel_password")
-        self.tls = tls_context(query) if parts.scheme == KINDS[1] else None
+        is_tls = parts.scheme == KINDS[1]
+        self.tls = tls_context(query) if is_tls else None
+        self._sentinel_tls = (self.tls or tls_context(query)) if switch(query, "sentinel_ssl", is_tls) else None
         self.host, self.port = "", 0
         self._rests_until = 0.0
 
@@ -70,11 +87,11 @@ class Primary(Target):
             return f"{self.host}:{self.port}/{self.db} (the primary of '{self.service}')"
         return f"'{self.service}' by the sentinels {', '.join([shown(each) for each in self.sentinels])}"
 
-    def socket(self, timeout: float) -> socket.socket:
+    def connection(self, timeout: float) -> Opened:
         """To the primary; whether it knows that it is one, `wire` asks. Raises OSError, ConnectionLost."""
         self.host, self.port = self.found(timeout)
         try:
-            return tcp_socket((self.host, self.port), timeout, self.tls)
+            return super().connection(timeout)
         except OSError:
             self.doubted()
             raise
@@ -116,7 +133,7 @@ class Primary(Target):
 
     def told_by(self, sentinel: Address, seconds: float) -> Address:
         """Where the primary is by the word of one of them. Raises OSError, ConnectionLost."""
-        with Asking(sentinel, seconds, self.tls) as asking:
+        with Asking(sentinel, seconds, self._sentinel_tls) as asking:
             user, password = self._login
             if password is not None:
                 asking.ask("AUTH", *([user] if user else []), password)
@@ -148,13 +165,16 @@ class Asking:
     def __init__(self, sentinel: Address, seconds: float, tls: ssl.SSLContext | None) -> None:
         self.sentinel, self._until = sentinel, time.monotonic() + seconds
         self._reader = hiredis.Reader()
-        self._sock = tcp_socket(sentinel, seconds, tls)
+        from qd.connectors.redis import client
+
+        self._connection = client.tcp(*sentinel, seconds, tls)
+        self._sock = self._connection._sock
 
     def __enter__(self) -> Asking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sock.close()
+        self._connection.disconnect()
 
     def ask(self, *words: str) -> Any:
         """Raises OSError, WrongPassword, and Unreachable for every other refusal."""

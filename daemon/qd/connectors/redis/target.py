@@ -1,22 +1,29 @@
-"""The url of a Redis or Valkey server, taken apart, and a socket to it. `wire` asks here.
+"""The url of a Redis or Valkey server, taken apart, and a connection to it. `wire` asks here.
 
 redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
-Options behind `?`: db, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required | none).
-redis+sentinel:// is read in sentinels.py.
+Options behind `?`: db, credentials (MODULE:ATTRIBUTE, see credentials.py), and the ssl_ ones of redis-py that OPTIONS names.
+redis+sentinel:// is read in sentinels.py. Reading a url loads nothing of redis-py.
 """
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from qd.connectors.redis import credentials
 from qd.errors import ConfigError, Unreachable, Unusable
 from qd.units import did_you_mean
 
-OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+if TYPE_CHECKING:
+    from qd.connectors.redis.client import Opened
+
+FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+TLS_OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers")
+OPTIONS = ("db", "credentials", *TLS_OPTIONS)
 KINDS = ("redis", "rediss", "unix")
+SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class Target:
@@ -27,8 +34,7 @@ class Target:
     def __init__(self, url: str) -> None:
         parts = parted(url, KINDS)
         query = options_of(parts, OPTIONS)
-        self.user = unquote(parts.username) if parts.username else None
-        self.password = unquote(parts.password) if parts.password else None
+        self.login = login_of(parts, query)
         self.path = unquote(parts.path) if parts.scheme == "unix" else None
         if self.path == "":
             raise ConfigError("a unix:// url names the server's socket: unix:///run/redis/redis.sock")
@@ -43,10 +49,13 @@ class Target:
     def place(self) -> str:
         return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
 
-    def socket(self, timeout: float) -> socket.socket:
+    def connection(self, timeout: float) -> Opened:
+        """Raises OSError."""
+        from qd.connectors.redis import client
+
         if self.path:
-            return unix_socket(self.path, timeout)
-        return tcp_socket((self.host, self.port), timeout, self.tls)
+            return client.unix(self.path, timeout)
+        return client.tcp(self.host, self.port, timeout, self.tls)
 
     def doubted(self) -> None:
         """The server that was found cannot be worked with."""
@@ -75,38 +84,51 @@ def options_of(parts: SplitResult, known: Sequence[str]) -> dict[str, str]:
     return query
 
 
-def unix_socket(path: str, timeout: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
+def login_of(parts: SplitResult, query: Mapping[str, str]) -> credentials.Login:
+    """Raises ConfigError: a password and a provider of one."""
+    named = query.get("credentials", "")
+    if named and (parts.username or parts.password):
+        raise ConfigError(f"the url has a user or a password, and '{named}' provides both: remove one of them")
+    user, password = parts.username, parts.password
+    return credentials.Login(unquote(user) if user else None, unquote(password) if password else None, named)
+
+
+def switch(query: Mapping[str, str], option: str, default: bool) -> bool:
+    word = query.get(option, str(default)).lower()
+    if word not in SWITCH:
+        raise ConfigError(f"{option}={word} in a Redis url is neither true nor false")
+    return SWITCH[word]
+
+
+def tls_context(query: Mapping[str, str]) -> ssl.SSLContext:
+    """Raises ConfigError: an option that means nothing, a file that cannot be read."""
     try:
-        sock.connect(path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def tcp_socket(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
-    sock = socket.create_connection(address, timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return tls.wrap_socket(sock, server_hostname=address[0]) if tls else sock
-
-
-def tls_context(query: dict[str, str]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"))
+        context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"), capath=query.get("ssl_ca_path"))
         if query.get("ssl_certfile"):
-            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
+            password = query.get("ssl_password", "")  # never None: OpenSSL would ask the terminal
+            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"), password)
     except OSError as error:  # an SSLError is one
-        named = ", ".join(f"{key}={query[key]}" for key in OPTIONS[1:4] if key in query)
+        named = ", ".join(f"{key}={query[key]}" for key in FILES if key in query)
         raise ConfigError(f"the certificates of a Redis url cannot be read ({named}): {reason(error)}") from None
+    limit(context, query)
     checks = query.get("ssl_cert_reqs", "required")
     if checks not in ("required", "none"):
         raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is none of required, none")
+    context.check_hostname = checks == "required" and switch(query, "ssl_check_hostname", True)
     if checks == "none":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def limit(context: ssl.SSLContext, query: Mapping[str, str]) -> None:
+    """Refuse older versions of TLS, and ciphers that are not listed."""
+    try:
+        if version := query.get("ssl_min_version"):
+            context.minimum_version = ssl.TLSVersion(int(version))
+        if ciphers := query.get("ssl_ciphers"):
+            context.set_ciphers(ciphers)
+    except (ValueError, ssl.SSLError) as error:
+        raise ConfigError(f"ssl_min_version or ssl_ciphers in a Redis url is not known here: {error}") from None
 
 
 def unreached(why: Exception) -> type[Unreachable]:

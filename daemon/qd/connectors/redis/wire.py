@@ -1,8 +1,8 @@
 """One connection to a Redis or Valkey server: TCP, TLS or a unix socket, with ACL user, database and name.
 
-Small on purpose, and ours, because a queue's promises hang on it: no call is ever repeated behind the caller's back,
-every wait is bounded, and a wait for a job ends at once when a signal writes to the mailbox. The parsing of replies is
-hiredis's. Forks and threads do not share a Wire.
+redis-py opens and closes the connection (client.py), hiredis parses the replies. What the queue's guarantees depend on is
+here, on the connection's socket: no call is ever repeated behind the caller's back, every wait is bounded, and a wait for a
+job ends at once when a signal writes to the mailbox. Forks and threads do not share a Wire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 
@@ -35,6 +35,9 @@ from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefus
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield
 
+if TYPE_CHECKING:
+    from qd.connectors.redis.client import Opened
+
 NAMED = 60.0  # seconds that finding the address of a name may take
 LARGE = 1 << 20  # bytes of a reply that are worth a new reader
 RATE = 1 << 16  # bytes a second that a large reply may come at, at least
@@ -53,7 +56,8 @@ class Wire(Patience):
         self.name = name
         self.connect_timeout = connect_timeout
         self.timeout = timeout
-        self._sock: socket.socket | None = None
+        self._connection: Opened | None = None  # redis-py's
+        self._sock: socket.socket | None = None  # the connection's
         self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
         self._reader: Any = None
         self._owed: list[Owed] = []
@@ -66,20 +70,22 @@ class Wire(Patience):
         return self._sock is not None
 
     def connect(self) -> None:
-        """Open and greet. Raises Unreachable, ConnectionLost, ServerBusy or WrongPassword."""
+        """Open and greet. Raises Unreachable, Unusable, ConnectionLost, ServerBusy or WrongPassword."""
         self.close()
         if self.about is not None:
             self.about(NAMED)
+        user, password = self.target.login.ask(self.target.place)
         try:
-            self._sock = self.target.socket(self.connect_timeout)
-            self._file = identity(self._sock.fileno())
-            self._sock.settimeout(self.timeout)
+            self._connection = self.target.connection(self.connect_timeout)
+            sock: socket.socket = self._connection._sock
+            self._sock, self._file = sock, identity(sock.fileno())
+            sock.settimeout(self.timeout)
         except (OSError, ssl.SSLError) as error:
             self.close()
             raise unreached(error)(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
-        said = greeting(self.target, self.name)
+        said = greeting(self.target, self.name, user, password)
         try:
             check_welcome(self.target, said, self.call_many(said))
         except BaseException as error:
@@ -336,9 +342,11 @@ class Wire(Patience):
 
     def close(self) -> None:
         sock, self._sock, self._reader, self._owed = self._sock, None, None, []
-        if sock is None:
-            return
-        if identity(sock.fileno()) == self._file:
-            sock.close()
-        else:
-            sock.detach()
+        connection, self._connection = self._connection, None
+        if sock is not None:
+            if identity(sock.fileno()) == self._file:
+                sock.close()
+            else:
+                sock.detach()
+        if connection is not None:  # after the socket: redis-py would shut down what a job has under its number now
+            connection.disconnect()

@@ -1,0 +1,74 @@
+"""Connections of redis-py, as qd opens them.
+
+redis-py finds the address, opens the socket (TCP, TLS, unix) and closes it. Everything after that is qd's (wire.py): the
+greeting in one round trip, the reader, and the waits that a signal ends. So redis-py repeats nothing here: no retry, no
+health check, no handshake of its own. Whoever imports this file loads all of redis-py, about 0.2 s and 8 MB. So it
+is imported by the first connection of a process; that of the template, its first look at the servers, comes before it forks.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Any, Protocol
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+
+class Opened(Protocol):
+    """What qd uses of a connection of redis-py that is open."""
+
+    _sock: Any
+
+    def disconnect(self) -> None: ...
+
+
+class TlsConnection(SSLConnection):
+    """With a context that was made once, when the URL was read: it trusts the named authority and no other."""
+
+    def __init__(self, context: ssl.SSLContext, **where: Any) -> None:
+        super().__init__(**where)
+        self._context = context
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self._context.wrap_socket(sock, server_hostname=self.host)
+
+
+def tcp(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Opened:
+    """timeout: seconds to connect, and for each step of the TLS handshake. Raises OSError."""
+    where = {"host": host, "port": port, **_settings(timeout)}
+    return _connected(TlsConnection(tls, **where) if tls else Connection(**where))
+
+
+def unix(path: str, timeout: float) -> Opened:
+    """Raises OSError."""
+    return _connected(UnixDomainSocketConnection(path=path, **_settings(timeout)))
+
+
+def _settings(timeout: float) -> dict[str, Any]:
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "protocol": 2,
+        "redis_connect_func": _no_handshake,
+    }
+
+
+def _no_handshake(connection: object) -> None:
+    """wire.py greets the server itself, in one round trip."""
+
+
+def _connected(connection: Any) -> Opened:
+    try:
+        connection.connect()
+    except RedisError as error:
+        cause = error.__context__  # redis-py turns the error of the socket into a text of its own
+        connection.disconnect()
+        raise (cause if isinstance(cause, OSError) else OSError(str(error))) from None
+    opened: Opened = connection
+    return opened

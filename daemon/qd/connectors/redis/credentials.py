@@ -1,0 +1,119 @@
+"""User and password of a Redis connection: those of the URL, or of a credential provider, which is asked at each connect.
+
+A provider is what redis-py calls one, an object with get_credentials(), or a function: both return (user, password) or
+(password,). It has a name, which travels in the URL as `credentials=NAME`:
+
+    shop.aws:provider     an attribute of a module, as `credentials` in qd.toml names it
+    Qd:ElastiCache        that of the client in Qd(redis=client): known once the app is imported
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from traceback import extract_tb
+from typing import Any, NamedTuple
+
+from qd.errors import ConfigError, Unusable
+
+OF_CLIENT = "Qd:"
+_of_clients: dict[str, object] = {}
+
+
+class Login(NamedTuple):
+    """provider: the name of what provides user and password, "" where the URL has them or none are needed."""
+
+    user: str | None = None
+    password: str | None = None
+    provider: str = ""
+
+    def ask(self, place: str) -> tuple[str | None, str | None]:
+        """User and password for a new connection to `place`. Raises Unusable: the provider has none; what it raised or
+        returned is not part of the message, since it may contain the password."""
+        if not self.provider:
+            return self.user, self.password
+        try:
+            return _credentials(_getter(find(self.provider))())
+        except Exception as error:
+            why = str(error) if isinstance(error, _Unfit | ConfigError) else f"raises {_where(error)}"
+            raise Unusable(f"no credentials for Redis at {place}: '{self.provider}' {why}") from None
+
+
+class _Unfit(Exception):
+    """What a provider returned is no user and password."""
+
+
+def add(provider: object) -> str:
+    """The name for the provider of a client. The same program imported again gives the same names in the same order."""
+    kind = type(provider).__name__
+    names = (f"{OF_CLIENT}{kind}{number or ''}" for number in range(len(_of_clients) + 1))
+    name = next(name for name in names if _of_clients.get(name, provider) is provider)
+    _of_clients[name] = provider
+    return name
+
+
+def check(name: str) -> None:
+    """Raises ConfigError: there is no such provider. It is not asked."""
+    try:
+        _getter(find(name))
+    except ConfigError as error:
+        raise ConfigError(f"credentials '{name}' {error}") from None
+
+
+def find(name: str) -> object:
+    """Raises ConfigError, whose text continues the name."""
+    if name.startswith(OF_CLIENT):
+        if name not in _of_clients:
+            raise ConfigError("is part of the app, which is not imported here")
+        return _of_clients[name]
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(f"does not import: {_where(error)}") from None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise ConfigError(f"is not there: module {module} has no {path}")
+    return found
+
+
+def _getter(provider: Any) -> Callable[[], object]:
+    """Raises ConfigError."""
+    asked = provider if isinstance(provider, type) else getattr(provider, "get_credentials", provider)
+    if isinstance(asked, type) or not callable(asked):
+        raise ConfigError("is neither an object with get_credentials() nor a function")
+    found: Callable[[], object] = asked
+    return found
+
+
+def _credentials(given: object) -> tuple[str | None, str]:
+    """Raises _Unfit."""
+    if not isinstance(given, tuple | list) or len(given) not in (1, 2):
+        raise _Unfit(f"returns {_kind(given)} in place of (user, password)")
+    user, password = (None, given[0]) if len(given) == 1 else given
+    for part, word in ((user, "user"), (password, "password")):
+        if not isinstance(part, str) and not (part is None and word == "user"):
+            raise _Unfit(f"returns {_kind(part)} as {word} in place of a text")
+        if part and not _is_encodable(part):
+            raise _Unfit(f"returns a {word} that UTF-8 cannot encode")
+    return user or None, password
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _where(error: BaseException) -> str:
+    """The kind of the error and the line that raised it."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in frames if not frame.filename.startswith(("<frozen", importlib.__file__ or "<"))]
+    return type(error).__name__ + (f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")

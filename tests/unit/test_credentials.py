@@ -1,0 +1,151 @@
+"""What a credential provider may return, and what is reported of one that fails: never what it returned or raised."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from qd import config
+from qd.connectors.redis.credentials import Login, check
+from qd.connectors.redis.target import Target
+from qd.connectors.redis.urls import check_provider
+from qd.errors import ConfigError, NeedsMending, Unreachable, Unusable
+
+SECRET = "secret-0123"
+
+
+class Fixed:
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def get_credentials(self) -> Any:
+        if isinstance(self.given, BaseException):
+            raise self.given
+        return self.given
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("shop_credentials")
+    monkeypatch.setitem(sys.modules, "shop_credentials", module)
+    return module
+
+
+def ask(shop: ModuleType, provider: object) -> tuple[str | None, str | None]:
+    shop.provider = provider  # type: ignore[attr-defined]
+    return Login(provider="shop_credentials:provider").ask("h:6379/0")
+
+
+def test_without_a_provider_the_url_is_obeyed() -> None:
+    assert Login().ask("h") == (None, None)
+    assert Target("redis://me:word@h/0").login.ask("h") == ("me", "word")
+
+
+@pytest.mark.parametrize("given", [("me", "word"), ["me", "word"], ("word",), (None, "word"), ("", "word")])
+def test_user_and_password_or_a_password_alone(shop: ModuleType, given: Any) -> None:
+    assert ask(shop, Fixed(given)) == (given[0] if given[0] == "me" else None, "word")
+    assert ask(shop, lambda: given)[1] == "word"
+
+
+WRONG = [
+    (None, "returns None in place of (user, password)"),
+    (SECRET, "returns an object of type str in place of (user, password)"),
+    ((), "returns an object of type tuple in place of (user, password)"),
+    (("me", None), "returns None as password in place of a text"),
+    (("me", SECRET.encode()), "returns an object of type bytes as password in place of a text"),
+    ((b"me", SECRET), "returns an object of type bytes as user in place of a text"),
+    (("me", SECRET + "\udc80"), "returns a password that UTF-8 cannot encode"),
+    (("me\udc80", SECRET), "returns a user that UTF-8 cannot encode"),
+    (ValueError(f"bad answer: {SECRET}\nsecond line"), "raises ValueError (" + __file__),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
+def test_what_is_no_user_and_password_is_one_error_without_it(shop: ModuleType, given: Any, said: str) -> None:
+    with pytest.raises(Unusable) as raised:
+        ask(shop, Fixed(given))
+    assert str(raised.value).startswith(f"no credentials for Redis at h:6379/0: 'shop_credentials:provider' {said}")
+    assert isinstance(raised.value, NeedsMending | Unreachable)
+    assert SECRET not in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+def test_what_ends_a_job_is_not_held_back(shop: ModuleType) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask(shop, Fixed(KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module_here:provider", "does not import: ModuleNotFoundError"),
+        ("shop_credentials:other", "is not there: module shop_credentials has no other"),
+        ("shop_credentials:number", "is neither an object with get_credentials() nor a function"),
+        ("shop_credentials:Kind", "is neither an object with get_credentials() nor a function"),
+        ("Qd:NoSuchProvider", "is part of the app, which is not imported here"),
+    ],
+)
+def test_a_provider_that_is_not_there_is_named(shop: ModuleType, name: str, said: str) -> None:
+    shop.number, shop.Kind = 7, Fixed  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=name) as raised:
+        check_provider(f"redis://h/0?credentials={name}")
+    assert said in str(raised.value)
+    with pytest.raises(Unusable):
+        Login(provider=name).ask("h")
+
+
+def test_one_that_is_there_is_found_by_its_path(shop: ModuleType) -> None:
+    shop.inner = Fixed(Fixed(("a", "b")))  # type: ignore[attr-defined]
+    check("shop_credentials:inner.given")
+    assert Login(provider="shop_credentials:inner.given").ask("h") == ("a", "b")
+
+
+# -- in qd.toml
+
+
+def load(folder: Path, text: str, **environ: str) -> config.Settings:
+    path = folder / "qd.toml"
+    path.write_text(text)
+    return config.load(path, environ=environ)
+
+
+@pytest.mark.parametrize("kind", ["redis", "rediss+sentinel", "redis+cluster"])
+def test_the_url_names_the_provider(tmp_path: Path, kind: str) -> None:
+    found = load(tmp_path, f'[connections.redis]\nurl = "{kind}://h/s?a=1"\ncredentials = "shop.aws:provider"\n')
+    assert found.connection("redis").url == f"{kind}://h/s?a=1&credentials=shop.aws:provider"
+    assert config.provider_of(found.connection("redis").url) == "shop.aws:provider"
+    assert config.from_json(config.to_json(found)) == found
+
+
+def test_a_url_of_the_environment_keeps_the_provider_of_the_file(tmp_path: Path) -> None:
+    text = '[connections.redis]\ncredentials = "shop.aws:provider"\n'
+    assert load(tmp_path, text).connections["redis"].url is None
+    found = load(tmp_path, text, QD_REDIS_URL="redis://h/0")
+    assert found.connection("redis").url == "redis://h/0?credentials=shop.aws:provider"
+
+
+REFUSED = [
+    ('url = "embedded:"\ncredentials = "a:b"', "credentials are for a Redis url"),
+    ('url = "sqlite:///x"\ncredentials = "a:b"', "credentials are for a Redis url"),
+    ('url = "redis://h?credentials=c:d"\ncredentials = "a:b"', "has a credential provider, too: 'c:d'"),
+    ('url = "redis://h"\ncredentials = "a.b"', "'a.b' is not written MODULE:ATTRIBUTE"),
+]
+
+
+@pytest.mark.parametrize(("lines", "said"), REFUSED)
+def test_credentials_without_a_place_are_refused(tmp_path: Path, lines: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, f"[connections.redis]\n{lines}\n")
+    assert said in str(raised.value)
+    assert "qd.toml:3" in str(raised.value)
+
+
+def test_a_password_beside_a_provider_is_refused() -> None:
+    with pytest.raises(ConfigError, match="remove one of them") as raised:
+        Target(f"redis://me:{SECRET}@h/0?credentials=a:b")
+    assert SECRET not in str(raised.value)
