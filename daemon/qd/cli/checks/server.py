@@ -78,7 +78,8 @@ def check(wire: Wire, where: str, facts: Facts, *, clustered: bool = False) -> I
     yield latency(wire, where)
     yield skew(wire, where)
     if wire.target.tls is not None and not wire.target.tls.check_hostname:
-        way = "name the authority with ssl_ca_certs=PATH, and take ssl_cert_reqs=none out of the url"
+        options = "ssl_cert_reqs=none and ssl_check_hostname=false"
+        way = f"name the authority with ssl_ca_certs=PATH, and remove {options} from the url"
         yield warn(f"{where}.tls", "its certificate is not checked: anybody on the way can read and change jobs", way)
     if not facts:
         way = "ACL SETUSER ... +info +config|get for it, or run qd doctor with an operator's url"

@@ -39,31 +39,29 @@ class TlsConnection(SSLConnection):
 
 def tcp(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Opened:
     """timeout: seconds to connect, and for each step of the TLS handshake. Raises OSError."""
-    where = {"host": host, "port": port, **_settings(timeout)}
-    return _connected(TlsConnection(tls, **where) if tls else Connection(**where))
+    where = {"host": host, "port": port}
+    return _connected(TlsConnection, timeout, context=tls, **where) if tls else _connected(Connection, timeout, **where)
 
 
 def unix(path: str, timeout: float) -> Opened:
     """Raises OSError."""
-    return _connected(UnixDomainSocketConnection(path=path, **_settings(timeout)))
-
-
-def _settings(timeout: float) -> dict[str, Any]:
-    return {
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "retry": Retry(NoBackoff(), 0),
-        "health_check_interval": 0,
-        "protocol": 2,
-        "redis_connect_func": _no_handshake,
-    }
+    return _connected(UnixDomainSocketConnection, timeout, path=path)
 
 
 def _no_handshake(connection: object) -> None:
     """wire.py greets the server itself, in one round trip."""
 
 
-def _connected(connection: Any) -> Opened:
+def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
+    connection = kind(
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=Retry(NoBackoff(), 0),
+        health_check_interval=0,
+        protocol=2,
+        redis_connect_func=_no_handshake,
+        **where,
+    )
     try:
         connection.connect()
     except RedisError as error:
