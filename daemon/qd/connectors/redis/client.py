@@ -64,9 +64,13 @@ def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
     )
     try:
         connection.connect()
-    except RedisError as error:
-        cause = error.__context__  # redis-py turns the error of the socket into a text of its own
+    except (RedisError, AttributeError) as error:
+        cause = (
+            error.__context__
+        )  # redis-py turns the error of the socket into a text of its own, and may stumble over it
         connection.disconnect()
-        raise (cause if isinstance(cause, OSError) else OSError(str(error))) from None
+        if isinstance(cause, OSError):
+            raise cause from None
+        raise OSError(str(error)) from error
     opened: Opened = connection
     return opened
