@@ -204,8 +204,6 @@ def with_providers(found: Settings) -> None:
             f"the credentials '{provider}' of a connection come with the app, and no app is named: give --app MODULE:ATTR, "
             f"set QD_APP or write app = below [qd]{found.unfound}"
         )
-    from qd.cli.apps import app_of
-
     app_of(found)
     given().has_app = True
 
