@@ -10,10 +10,6 @@ import time
 import psutil
 import pytest
 
-from qd.master import silence
-from qd.master.children import Worker
-from qd.master.silence import Silence
-from qd.process.scoreboard import Scoreboard, State, W
 from tests.support.clock import BROUGHT, eventually
 from tests.support.procs import Procs
 from tests.support.project import MakeProject
@@ -170,56 +166,3 @@ def test_a_template_that_stands_still_is_replaced(project: MakeProject, redis: C
     push(redis, "quick")
     witness.wait("quick")
     work.stop()
-
-
-# -- the reckoning alone
-
-
-class Clock:
-    """What silence.py takes for now."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.at = 1_000_000_000_000
-        monkeypatch.setattr(silence, "now", lambda: self.at)
-
-    def pass_(self, seconds: float) -> None:
-        self.at += int(seconds * 1e9)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-def worker(clock: Clock) -> Worker:
-    slot = Scoreboard().slot(0)
-    slot[W.STATE] = State.WAITING
-    return Worker(slot, 1, 1, 0.0, pid=1, ready=True, quiet_since=clock.at)
-
-
-def looks(quiet: Silence, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
-    until = clock.at + int(seconds * 1e9)
-    while clock.at < until:
-        clock.pass_(each)
-        quiet.look([one])
-    return quiet.of(one)
-
-
-def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
-    quiet, one = Silence(), worker(clock)
-    assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
-    clock.pass_(3600)  # the whole tree was stopped
-    quiet.look([one])
-    assert quiet.of(one) == pytest.approx(6, abs=0.7)
-    one.slot[W.BEAT] = clock.at
-    assert looks(quiet, one, clock, 0.3) < 1
-
-
-def test_silence_does_not_count_in_a_job_nor_before_what_was_announced(clock: Clock) -> None:
-    quiet, one = Silence(), worker(clock)
-    one.slot[W.STATE] = State.BUSY
-    assert looks(quiet, one, clock, 60) < 1
-    one.slot[W.STATE] = State.LOOKING
-    one.slot[W.BEAT] = clock.at + int(60e9)
-    assert looks(quiet, one, clock, 59) < 0
-    assert looks(quiet, one, clock, 11) == pytest.approx(10, abs=1)

@@ -19,7 +19,7 @@ class Stopping:
     timeout: float  # seconds, 0 for ever
     linger: float  # monotonic moment before which the program does not leave by itself
     signalled: bool  # a signal asked for it
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(init=False)
     keeper_told: bool = False
     over: bool = False
     _deadline: float = 0.0
@@ -28,6 +28,7 @@ class Stopping:
     _extended_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.began = time.monotonic()
         self._deadline = self.began + self.timeout if self.timeout else 0.0
 
     def again(self) -> bool:

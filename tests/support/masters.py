@@ -1,0 +1,161 @@
+"""The parts of a master on a made-up clock, over made-up processes: nothing is forked, nobody is signaled."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from qd.log import Log
+from qd.master import boots, children, ending, late, rolling, silence, spawning, stopping
+from qd.master.children import Worker
+from qd.master.code import Code
+from qd.master.forking import Forker
+from qd.master.plan import Plan
+from qd.master.reaping import Reaper
+from qd.master.rolling import Reload
+from qd.master.spawning import Spawner
+from qd.master.state import State
+from qd.process import child, scoreboard, systemd
+from qd.process.exits import Exit
+from qd.process.hands import Seat
+from qd.process.scoreboard import W
+from qd.process.talk import Orders
+
+PLAN = Plan(
+    pool="",
+    workers=1,
+    scheduler=False,
+    preload=False,
+    respawn=True,
+    stop_timeout=0.0,
+    min_uptime=0.0,
+    memory_hard=0,
+    silence=10.0,
+    once=False,
+    stop_when_empty=False,
+    stop_when_empty_for=0.0,
+    reload=False,
+    log_format="text",
+    log_level="info",
+    template=lambda hands, stream: 0,
+    fresh=lambda hands, seat: 0,
+    keeper=lambda hands, stream, settings, queues: 0,
+)
+
+
+class Line:
+    """The orders that a template is given."""
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, Any]] = []
+
+    def give(self, **order: Any) -> bool:
+        self.given.append(order)
+        return True
+
+    def close(self) -> None: ...
+
+
+class Rig:
+    """`at`: the clock, monotonic seconds. `did`: signals sent and groups killed, as (what, pid). `full`: the system has no
+    process left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.at, self.full = 100_000.0, False
+        self.did: list[tuple[str, int]] = []
+        self.lines: list[str] = []
+        self._pids = itertools.count(1 << 23)  # above what the kernel gives
+        self._ended: list[tuple[int, int]] = []  # pid, wait status
+        clock = SimpleNamespace(monotonic=lambda: self.at)
+        for module in (boots, children, ending, rolling, spawning, stopping):
+            monkeypatch.setattr(module, "time", clock)
+        for module in (children, late, silence):
+            monkeypatch.setattr(module, "now", lambda: int(self.at * 1e9))
+        monkeypatch.setattr(Worker, "send", lambda one, number: self.did.append((signal.Signals(number).name, one.pid)))
+        monkeypatch.setattr(child, "kill_group", lambda pid: self.did.append(("killed", pid)))
+        monkeypatch.setattr(child, "ended", lambda: self._ended[0][0] if self._ended else None)
+        monkeypatch.setattr(child, "reap", lambda pid: (self._ended.pop(0)[1], 0))
+        plan = replace(PLAN, **options)
+        self.state = State(
+            plan, Log("master", write=lambda line: self.lines.append(line.decode())), systemd.Notifier({})
+        )
+        self.spawner = Spawner(self.state, cast(Forker, self))
+        self.reload = Reload(self.state, self.spawner, lambda: plan, {})
+        self.reaper = Reaper(self.state, lambda: None, self.reload)
+        self.reload.begin(plan)
+        if plan.preload:
+            assert self.state.codes.coming is not None
+            self.reload.imported(self.state.codes.coming)
+        else:
+            (first,) = self.workers
+            self.boots(first)
+            self.reload.imported(self.state.codes.coming or self.code)
+
+    # -- in place of a Forker
+
+    def template(self, code: Code) -> None:
+        code.pid, code.orders = self._pid(), cast(Orders, Line())
+
+    def fresh(self, code: Code, seat: Seat) -> int:
+        return self._pid()
+
+    def _pid(self) -> int:
+        if self.full:
+            raise BlockingIOError("no process to be had")
+        return next(self._pids)
+
+    # -- what happens
+
+    def boots(self, worker: Worker) -> None:
+        worker.is_ready(None)
+        self.state.boots[worker.role].ready()
+
+    def dies(self, pid: int, status: int = signal.SIGKILL) -> None:
+        self._ended.append((pid, status))
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """One look of the master, so much later."""
+        self.at += seconds
+        self.reaper.reap()
+        if self.state.stopping is None:
+            self.reload.go_on()
+            self.spawner.keep_number()
+        else:
+            ending.go_on(self.state, self.state.stopping)
+        for number in self.state.children.dead:  # the keeper has moved their jobs
+            self.state.board.slot(number)[W.STATE] = scoreboard.State.SETTLED
+
+    def stop(self) -> None:
+        ending.begin(self.state, "signal SIGTERM", Exit.OK, by_signal=True)
+
+    # -- what is seen
+
+    @property
+    def code(self) -> Code:
+        assert self.state.codes.serving is not None
+        return self.state.codes.serving
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [*self.state.children.workers.values()]
+
+    def orders(self, code: Code) -> list[dict[str, Any]]:
+        return cast(Line, code.orders).given
+
+    def told(self, event: str, field: str) -> list[str]:
+        """The values of a field in the lines about an event."""
+        return [match[1] for line in self.lines if (match := re.search(rf" {event} .*\b{field}=(\S+)", line))]
+
+    def close(self) -> None:
+        self.state.ear.sock.close()
+        self.state.ear.voice.sock.close()
+
+
+MakeRig = Callable[..., Rig]

@@ -1,0 +1,139 @@
+"""How the master keeps the number of its workers where they do not stay or cannot be had: ever more slowly."""
+
+from __future__ import annotations
+
+from qd.master.children import SPAWN_PATIENCE
+from qd.process.scoreboard import State, W
+from tests.support.masters import MakeRig, Rig
+
+SOON = 0.001  # seconds between two looks
+
+
+def falls(rig: Rig) -> None:
+    """The worker boots and dies before it has had a job."""
+    (worker,) = rig.workers
+    if not worker.ready:
+        rig.boots(worker)
+    rig.dies(worker.pid)
+    rig.turn(SOON)
+
+
+def test_workers_that_die_before_any_job_are_replaced_ever_more_slowly(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for delay in (0.1, 0.2, 0.4, 0.8, 1.6):
+        falls(rig)
+        rig.turn(delay - 2 * SOON)
+        assert rig.workers == [], f"another one before {delay} s"
+        rig.turn(3 * SOON)
+        assert len(rig.workers) == 1
+    assert rig.told("worker.crash_loop", "retry_in") == ["0.200", "0.400", "0.800", "1.600"], "the first is no loop yet"
+    assert len(rig.told("worker.died", "how")) == 5
+
+
+def test_the_delay_begins_anew_after_a_worker_that_has_done_a_job(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for _ in range(3):
+        falls(rig)
+        rig.turn(1.0)
+    (worker,) = rig.workers
+    rig.boots(worker)
+    worker.slot[W.JOBS] = 1
+    rig.turn(SOON)
+    rig.dies(worker.pid)
+    rig.turn(SOON)
+    falls(rig)
+    assert rig.told("worker.crash_loop", "deaths") == ["2", "3"], "the fourth is the first of its kind"
+    rig.turn(0.1)
+    falls(rig)
+    assert rig.told("worker.crash_loop", "deaths") == ["2", "3", "2"]
+
+
+def test_a_worker_that_stays_for_a_while_ends_the_crash_loop_without_a_job(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for _ in range(3):
+        falls(rig)
+        rig.turn(1.0)
+    rig.boots(rig.workers[0])
+    rig.turn(6.0)
+    rig.dies(rig.workers[0].pid)
+    rig.turn(SOON)
+    falls(rig)
+    rig.turn(0.1)
+    assert rig.told("worker.crash_loop", "deaths") == ["2", "3"]
+    assert len(rig.workers) == 1
+
+
+def test_workers_that_die_in_a_job_are_replaced_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for count in range(1, 6):
+        (worker,) = rig.workers
+        if not worker.ready:
+            rig.boots(worker)
+        worker.slot.say(b"slow", b"default")
+        worker.slot[W.STATE], worker.slot[W.JOB_AT] = State.BUSY, int(rig.at * 1e9)
+        rig.dies(worker.pid)
+        rig.turn(SOON)
+        assert len(rig.workers) == 1
+        assert rig.workers[0].pid != worker.pid
+        assert len(rig.told("worker.died", "job")) == count
+    assert rig.told("worker.crash_loop", "deaths") == []
+
+
+def test_without_processes_to_be_had_those_that_are_there_stay_and_one_line_is_told_a_step(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    (first,) = rig.workers
+    rig.full, rig.state.wanted = True, 6
+    for _ in range(100):
+        rig.turn(0.1)
+    assert rig.workers == [first]
+    assert rig.told("worker.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
+    assert set(rig.told("worker.fork_failed", "workers")) == {"1"}
+    rig.full = False
+    rig.turn(4.0)
+    assert len(rig.workers) == 6
+
+
+def test_a_template_that_cannot_be_forked_is_tried_again(make_rig: MakeRig) -> None:
+    rig = make_rig(preload=True)
+    rig.state.codes.serving = None  # as at the start
+    rig.full = True
+    rig.reload.begin(rig.state.plan)
+    for _ in range(65):
+        rig.turn(0.1)
+    assert rig.told("template.fork_failed", "retry_in") == ["1.000", "2.000", "4.000"]
+    rig.full = False
+    rig.turn(4.0)
+    coming = rig.state.codes.coming
+    assert coming is not None
+    assert rig.reload.imported(coming), "it is the first one, and serves"
+    rig.turn(SOON)
+    assert len(rig.orders(coming)) == 1
+
+
+def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(make_rig: MakeRig) -> None:
+    rig = make_rig(preload=True)
+    rig.turn(SOON)
+    template = rig.code.pid
+    assert len(rig.orders(rig.code)) == 1
+    rig.turn(SPAWN_PATIENCE + SOON)
+    assert rig.did == []
+    assert len(rig.orders(rig.code)) == 2, "asked again"
+    rig.turn(SPAWN_PATIENCE + SOON)
+    assert rig.did == [("killed", template)]
+    assert rig.told("template.silent", "pid") == [str(template)]
+    rig.dies(template)
+    rig.turn(SOON)
+    coming = rig.state.codes.coming
+    assert coming is not None
+    assert coming.pid not in (0, template)
+    rig.reload.imported(coming)
+    rig.turn(SOON)
+    assert len(rig.orders(coming)) == 1, "a worker of the new template"
+
+
+def test_an_answered_order_ends_the_suspicion(make_rig: MakeRig) -> None:
+    rig = make_rig(preload=True)
+    for _ in range(4):
+        rig.turn(SPAWN_PATIENCE + SOON)
+        rig.spawner.born(rig.workers[0])
+    assert rig.did == []
