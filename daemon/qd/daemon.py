@@ -9,7 +9,7 @@ import os
 import secrets
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from qd.variables import VARIABLES
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.connectors.base import Limits
     from qd.connectors.reserver import Factory
     from qd.worker.template import Serve
 
@@ -59,8 +58,12 @@ def run(load: Load) -> int:
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
         replan=lambda: planned_anew(load),
         announce=lambda message: announce(
-            *(log, config.from_json(message["settings"].encode())),
-            *(message["jobs"], message["entries"], message["limits"], message["unserved"]),
+            log,
+            config.from_json(message.settings.encode()),
+            message.jobs,
+            message.entries,
+            message.limits.items(),
+            message.unserved,
         ),
     )
     return master.run()
@@ -170,7 +173,12 @@ def own_of(settings: Settings) -> Mapping[str, Factory]:
 
 
 def announce(
-    log: Log, settings: Settings, jobs: int, entries: int, limits: Limits, unserved: Mapping[str, Sequence[str]]
+    log: Log,
+    settings: Settings,
+    jobs: int,
+    entries: int,
+    limits: Iterable[tuple[str, str]],
+    unserved: Mapping[str, Sequence[str]],
 ) -> None:
     """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each, and
     the declared queues without a worker."""
@@ -187,7 +195,7 @@ def announce(
         jobs=jobs,
         schedule=(entries or None) if work.runs_schedule else None,
     )
-    for what, meaning in limits.items():
+    for what, meaning in limits:
         log.info("connection.unsupported", connection=connection.name, what=what, meaning=meaning)
     for queue, names in unserved.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
-from qd.connectors.base import Limits
 from qd.connectors.manager import cannot_of, open_queue
 from qd.connectors.reserver import Factory
 from qd.keeper import loop as keeper
@@ -26,7 +25,7 @@ from qd.process import child, signals
 from qd.process.exits import Exit, StopReason, of_program, told
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, Scoreboard, State, W, Why, now
-from qd.process.talk import Ear, Orders
+from qd.process.talk import Ear, Orders, Restart
 from qd.worker import boot, served, template
 from qd.worker.alarm import Alarm
 from qd.worker.loop import IDLE, Worker, tell_job
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
-Announce = Callable[[Log, "Settings", int, int, Limits, Mapping[str, Sequence[str]]], None]
+Announce = Callable[[Log, "Settings", int, int, Iterable[tuple[str, str]], Mapping[str, Sequence[str]]], None]
 
 
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
@@ -50,7 +49,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     if not template.may_start(app, log):
         return int(Exit.CONFIG)
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
-    announce(log, app.settings, len(app.registry.names()), 0, limits, served.unserved(app, app.settings))
+    announce(log, app.settings, len(app.registry.names()), 0, limits.items(), served.unserved(app, app.settings))
     board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)
@@ -141,11 +140,14 @@ class Inline(Worker):
 
     def _hear_keeper(self) -> None:
         self.beside.watch()
-        for message, fd, sender in self.ear.read():
+        for message, fd in self.ear.read(self._reject):
             if fd is not None:
                 os.close(fd)
-            if message.get("kind") == "restart" and sender in (None, self.beside.pid):
+            if isinstance(message, Restart):
                 self._leave("qd restart")
+
+    def _reject(self, error: Exception) -> None:
+        self.log.warning("master.message_rejected", error=str(error))
 
     def _wait(self) -> None:
         if not self._leave_when_empty():

@@ -27,7 +27,7 @@ from qd.process import vitals
 from qd.process.exits import ending, signal_name
 from qd.process.hands import Hands
 from qd.process.scoreboard import Fails, H, Role, Slot, State, Verdict, W, now
-from qd.process.talk import Message
+from qd.process.talk import Order
 from qd.store.hosts import Master
 from qd.unit import Ending, answered, split_mark
 
@@ -42,14 +42,14 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 class Dead:
     def __init__(self, queue: Keeping, queues: tuple[str, ...], hands: Hands, log: Log) -> None:
         self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
-        self._told: dict[int, Message] = {}  # what the master has reported of the dead, by slot
+        self._told: dict[int, Order] = {}  # what the master has reported of the dead, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
         self._dead: list[Master] | None = None  # masters still to be settled; None: nobody has looked yet
 
-    def hear(self, messages: list[Message]) -> None:
-        for message in messages:
-            if "dead" in message:
-                self._told[message["dead"]] = message
+    def hear(self, orders: list[Order]) -> None:
+        for order in orders:
+            if "dead" in order:
+                self._told[order["dead"]] = order
 
     # -- workers of this master
 

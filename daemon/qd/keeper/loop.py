@@ -40,7 +40,7 @@ from qd.log import Log, Unblocked
 from qd.options.drivers import WITH_KEYSPACE
 from qd.process.hands import Hands
 from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
-from qd.process.talk import Inbox
+from qd.process.talk import Cancel, Inbox, Lost
 from qd.store import hosts
 from qd.store.hosts import Master
 from qd.store.stamps import read_restart
@@ -237,7 +237,7 @@ class Keeper:
                 slot[W.LOST_TURN] = turn
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
-            self.hands.voice.tell("lost", slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF)
+            self.hands.voice.tell(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
     def _tell_given(self, given: Sequence[Given]) -> None:
         for queue, member, there in given:
@@ -252,7 +252,7 @@ class Keeper:
         for number, turn in cancelled:
             if number < SLOTS:
                 generation = self.board.slot(number)[W.GENERATION]
-                self.hands.voice.tell("cancel", slot=number, generation=generation, turn=turn & 0xFFFFFFFF)
+                self.hands.voice.tell(Cancel(slot=number, generation=generation, turn=turn & 0xFFFFFFFF))
 
     # -- the reports of others
 

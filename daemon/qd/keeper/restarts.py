@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qd.keeper.laravel import LaravelKeys
 from qd.log import Log
+from qd.process import talk
 from qd.process.hands import Hands
 from qd.process.scoreboard import H, now
 from qd.store.stamps import Restart
@@ -48,11 +49,11 @@ class Restarts:
                 self.log.warning("restart.ahead", seconds=asked.at - server_now, reason=way)
             elif asked.at > self.forked:
                 at = now() - int((server_now - asked.at) * 1e9)
-                self.hands.voice.tell("restart", rolling=asked.rolling, at=at)
+                self.hands.voice.tell(talk.Restart(rolling=asked.rolling, at=at))
         if self._laravel_asks:
             self._laravel_asks = False
             if asked is None or not self._wrote(asked, server_now):
-                self.hands.voice.tell("restart", rolling=False)
+                self.hands.voice.tell(talk.Restart(rolling=False))
 
     def _wrote(self, asked: Restart, server_now: float) -> bool:
         """Whether the `qd restart` that left this stamp wrote what Laravel's key holds now. Then the stamp is enough."""

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qd.master.oom import OomKills
 from qd.master.stacks import of_the_job
@@ -46,7 +44,6 @@ class Worker:
     killed_at: float = 0.0
     beat: int = 0  # its sign of life, as it was last seen
     quiet_since: int = 0  # when it was first seen so
-    word: str = field(default_factory=lambda: secrets.token_hex(8))  # known to who makes it, and to no job before
 
     @property
     def busy(self) -> bool:
@@ -155,7 +152,6 @@ class Children:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
         self.dead = set[int]()  # slots of dead workers, until the keeper has moved their jobs
-        self.given_up = deque[str](maxlen=SLOTS)  # the words of workers that were never seen
         self.oom = OomKills()
         self._moved_at: int | None = 0  # moment from which no job of a dead worker was on its way any more
 
@@ -213,7 +209,6 @@ class Children:
         """Workers whose template died between the order and the birth. Their slots are free again."""
         lost = [w for w in self.workers.values() if not w.pid and at - w.asked_at > SPAWN_PATIENCE]
         for worker in lost:
-            self.given_up.append(worker.word)
             self.forget(worker)
         return lost
 

@@ -13,7 +13,7 @@ from qd.options.drivers import WITH_KEYSPACE
 from qd.process import child
 from qd.process.exits import ending
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.process.talk import Message, Orders
+from qd.process.talk import Order, Orders
 
 SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
 BOOTING = 15.0  # of one that has not been about yet: on a busy host its driver takes seconds to load
@@ -33,7 +33,7 @@ class Keeping:
         self._looked = self._patient_from = 0
         self._retry_at, self._delay = 0.0, 0.0
         self._leaving = self._replaced = False
-        self.dead: dict[int, Message] = {}  # of workers whose jobs are to be moved, by slot
+        self.dead: dict[int, Order] = {}  # of workers whose jobs are to be moved, by slot
         self._untold: set[int] = set()
 
     def want(self, settings: str | None) -> None:

@@ -33,7 +33,7 @@ from qd.master.telling import Face, counted, dump
 from qd.process import systemd, vitals
 from qd.process.exits import Exit
 from qd.process.scoreboard import H, Role, Verdict, now
-from qd.process.talk import Message
+from qd.process.talk import Imported
 
 MOST = 200  # of the 256 places; the rest are for those who come while others leave
 WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
@@ -70,7 +70,7 @@ class Master:
         notifier: systemd.Notifier,
         title: Callable[[str], None],
         replan: Callable[[], Plan],
-        announce: Callable[[Message], None],
+        announce: Callable[[Imported], None],
     ) -> None:
         """title: sets the process title. replan: reads the configuration again, may raise ConfigError.
         announce: is called with what the app's first import reported, to log the first line."""

@@ -72,7 +72,7 @@ class Spawner:
         seat = Seat(number, worker.generation, state.paused, role)
         if code.preload:
             order = {"slot": number, "generation": seat.generation, "paused": seat.paused}
-            if code.orders is None or not code.orders.give(**order, role=role, word=worker.word):
+            if code.orders is None or not code.orders.give(**order, role=role):
                 state.children.forget(worker)
             return
         try:

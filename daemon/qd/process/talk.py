@@ -1,8 +1,7 @@
-"""How master and children talk beside signals: JSON, one message a datagram upwards, one a line downwards.
+"""How master and children talk beside signals: JSON, one message a datagram upwards, one order a line downwards.
 
-Upwards (`Voice`, one socket for all children): news. Downwards (`Orders`, a stream a child): what to do; its end means
-leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it. A job can find the
-news socket too: the kernel tells who has sent a message, and no look takes more than MOST of them or MUCH of it.
+Upwards (`Voice`, one socket for all children): a Message. Downwards (`Orders`, a stream a child): what to do; its end means
+leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it.
 """
 
 from __future__ import annotations
@@ -11,39 +10,94 @@ import contextlib
 import json
 import os
 import socket
-import struct
-from array import array
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence  # msgspec reads the annotations
+from typing import Any
 
-Message = dict[str, Any]
+import msgspec
+
+Order = dict[str, Any]
 LARGEST = 200_000  # bytes of one message; a longer one is not heard
-# Of one look: whoever sends without end does not keep the master from its work. More than the socket holds at any moment
-# (net.unix.max_dgram_qlen, 512 by default; its buffers), so that what stood there before a look is heard in it.
-MOST = 1000  # messages
-MUCH = 5 * LARGEST  # bytes
-NOBODY = -1  # a sender that the kernel has no pid for here: of another pid namespace
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_NAMED = hasattr(socket, "SO_PASSCRED")  # Linux
 
 
-class Heard(NamedTuple):
-    """A message, the descriptor that came with it, and the pid of who sent it; None where no kernel tells (macOS)."""
+class Message(msgspec.Struct, tag_field="kind", tag=str.lower):
+    """What a child reports to its master."""
 
-    message: Message
-    fd: int | None
-    sender: int | None
+
+class Imported(Message):
+    """The app's import has succeeded. settings: as the import has completed them, JSON. preload: workers can be forked from
+    this process; warnings say what stands against it."""
+
+    code: int
+    jobs: int
+    entries: int
+    unserved: Mapping[str, Sequence[str]]
+    limits: Mapping[str, str]
+    settings: str
+    preload: bool
+    warnings: list[str]
+
+
+class OfSeat(Message):
+    """About the child of this slot and generation."""
+
+    slot: int
+    generation: int
+
+
+class Born(OfSeat):
+    """The template has forked it."""
+
+    pid: int
+
+
+class Unborn(OfSeat):
+    """The template could not fork it."""
+
+    error: str
+
+
+class Ready(OfSeat):
+    """It hears signals from now on. With it comes the descriptor of the file for its stacks, where there is one."""
+
+
+class Lost(OfSeat):
+    """The lease of its job of this turn is lost."""
+
+    turn: int
+
+
+class Cancel(OfSeat):
+    """Its job of this turn was canceled."""
+
+    turn: int
+
+
+class Restart(Message):
+    """Somebody has called `qd restart`. at: when, in monotonic ns."""
+
+    rolling: bool
+    at: int = 0
+
+
+class Changed(Message):
+    """A file of the app has changed (--reload)."""
+
+    file: str
+    code: int
+
+
+AnyMessage = Imported | Born | Unborn | Ready | Restart | Lost | Cancel | Changed
 
 
 class Voice:
-    """The children's end of the news socket."""
+    """The children's end of the socket for messages."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
-    def tell(self, kind: str, fd: int | None = None, **fields: Any) -> None:
-        """Say it, wait while the master's buffer is full. A master that is gone hears nothing, and is no error."""
-        data = json.dumps({"kind": kind, **fields}).encode()
+    def tell(self, message: AnyMessage, fd: int | None = None) -> None:
+        """Send it, wait while the master's buffer is full. A master that is gone hears nothing, and is no error."""
+        data = json.dumps(msgspec.to_builtins(message)).encode()  # msgspec's own JSON refuses paths that are not UTF-8
         with contextlib.suppress(OSError):
             if fd is None:
                 self.sock.send(data)
@@ -52,7 +106,7 @@ class Voice:
 
 
 class Ear:
-    """The master's end. `read` gives what has come, with a file descriptor where one was sent."""
+    """The master's end."""
 
     def __init__(self) -> None:
         self.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -60,45 +114,31 @@ class Ear:
         for end in (self.sock, other):  # macOS would take 2,048 bytes
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LARGEST)
-        if _NAMED:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.voice = Voice(other)
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def read(self) -> Iterator[Heard]:
-        """At most MOST of them, at most MUCH. Whoever takes one closes its descriptor."""
-        size = 0
-        for _ in range(MOST):
-            if size > MUCH:
-                return
+    def read(self, reject: Callable[[Exception], None]) -> Iterator[tuple[AnyMessage, int | None]]:
+        """All messages that have come, each with the descriptor that came with it, which the caller closes.
+
+        Args:
+            reject: Called with what is wrong about a malformed message, which is dropped.
+        """
+        while True:
             try:
-                data, ancillary, _, _ = self.sock.recvmsg(LARGEST + 4096, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4))
+                data, fds, _, _ = socket.recv_fds(self.sock, LARGEST + 4096, 1)
             except OSError:
                 return
-            size += len(data)
-            fds, sender = taken_from(ancillary)
+            fd = fds[0] if fds else None
             try:
-                message = json.loads(data)
-            except (ValueError, RecursionError):
-                message = None
-            fd = fds.pop(0) if fds and isinstance(message, dict) else None
-            for other in fds:
-                os.close(other)
-            if isinstance(message, dict):
-                yield Heard(message, fd, sender)
-
-
-def taken_from(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], int | None]:
-    """The descriptors beside a message, and the pid of its sender."""
-    fds, sender = array("i"), NOBODY if _NAMED else None
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        elif _NAMED and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0] or NOBODY
-    return fds.tolist(), sender
+                message = msgspec.convert(json.loads(data), AnyMessage)
+            except (ValueError, msgspec.ValidationError) as error:
+                if fd is not None:
+                    os.close(fd)
+                reject(error)
+                continue
+            yield message, fd
 
 
 class Orders:
@@ -135,7 +175,7 @@ class Inbox:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def read(self) -> list[Message]:
+    def read(self) -> list[Order]:
         """What has come, when readable. `ended` is set when the master has closed it or is gone."""
         try:
             data = self.sock.recv(65536)
@@ -143,6 +183,6 @@ class Inbox:
             data = b""
         self.ended = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
-        messages = [json.loads(line) for line in lines if line]
-        self.dismissed = self.dismissed or any("leave" in message for message in messages)
-        return messages
+        orders = [json.loads(line) for line in lines if line]
+        self.dismissed = self.dismissed or any("leave" in order for order in orders)
+        return orders

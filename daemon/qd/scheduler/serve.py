@@ -24,6 +24,7 @@ from qd.process.exits import StopReason
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import H, State, W, now
 from qd.process.signals import Mailbox
+from qd.process.talk import Ready
 from qd.schedule import Entry
 from qd.scheduler.guard import SECONDS
 from qd.scheduler.loop import Scheduler
@@ -45,8 +46,8 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     hands, stack_fd = boot.settled(hands, seat)
     child = Child(app, settings, app.schedule.here(settings.env), hands, seat, between)
     os.register_at_fork(after_in_child=child.slot.part)
-    ready = partial(hands.voice.tell, "ready", fd=stack_fd, slot=seat.slot, generation=seat.generation)
-    return child.run(ready)
+    ready = Ready(slot=seat.slot, generation=seat.generation)
+    return child.run(partial(hands.voice.tell, ready, stack_fd))
 
 
 class Child:

@@ -27,6 +27,7 @@ from qd.log import JobRecords, Log, Patient, cut
 from qd.process import signals, vitals
 from qd.process.hands import Hands, Seat
 from qd.process.signals import TAKE_STACK
+from qd.process.talk import Ready
 from qd.unit import LIFE
 from qd.worker.loop import Worker
 
@@ -52,7 +53,8 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     )
     worker = Worker(app, settings, queue, hands, seat, between)
     os.register_at_fork(after_in_child=worker.slot.part)
-    return worker.run(lambda: hands.voice.tell("ready", fd=stack_fd, slot=seat.slot, generation=seat.generation))
+    ready = Ready(slot=seat.slot, generation=seat.generation)
+    return worker.run(lambda: hands.voice.tell(ready, stack_fd))
 
 
 def settled(hands: Hands, seat: Seat) -> tuple[Hands, int | None]:

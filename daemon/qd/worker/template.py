@@ -30,7 +30,7 @@ from qd.process import child, vitals
 from qd.process.exits import Exit
 from qd.process.hands import Hands, Seat
 from qd.process.scoreboard import Role
-from qd.process.talk import Inbox
+from qd.process.talk import Born, Changed, Imported, Inbox, Unborn
 from qd.schedule import check_homes
 from qd.units import did_you_mean
 from qd.worker import boot, first, served
@@ -134,18 +134,19 @@ def hindered() -> list[str]:
 
 
 def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
+    limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in hindrances]
-    hands.voice.tell(
-        "imported",
+    message = Imported(
         code=code,
         jobs=len(app.registry.names()),
         entries=len(app.schedule.here(app.settings.env)),
         unserved=served.unserved(app, app.settings),
-        limits=dict(cannot_of(app.settings, app.settings.work.connection, app.connections.own)),
+        limits=dict[str, str](limits.items()),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,
         warnings=warnings,
     )
+    hands.voice.tell(message)
 
 
 def watch_of(app: Qd, began: int) -> Watch | None:
@@ -158,7 +159,7 @@ def watch_of(app: Qd, began: int) -> Watch | None:
 
 def tell_change(hands: Hands, watch: Watch) -> None:
     if changed := watch.changed():
-        hands.voice.tell("changed", file=changed, code=hands.code)
+        hands.voice.tell(Changed(file=changed, code=hands.code))
 
 
 def wait_for_end(inbox: Inbox) -> int:
@@ -174,26 +175,24 @@ def obey(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, watch: Watch | None)
         if poll.poll(LOOK if watch else None):
             for order in inbox.read():
                 seat = Seat(order["slot"], order["generation"], order["paused"], Role(order["role"]))
-                fork_one(hands, inbox, app, serve, seat, order["word"])
+                fork_one(hands, inbox, app, serve, seat)
         if watch is not None:
             tell_change(hands, watch)
     return 0
 
 
-def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat, word: str) -> None:
-    """word: goes with what is said of the birth; the master has told it to nobody else."""
-
+def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat) -> None:
     def body() -> int:
         inbox.sock.close()
         return serve(app, app.settings, replace(hands, log=hands.log.of(seat.role.word)), seat, None)
 
     def born(pid: int) -> None:
-        hands.voice.tell("born", slot=seat.slot, generation=seat.generation, word=word, pid=pid)
+        hands.voice.tell(Born(slot=seat.slot, generation=seat.generation, pid=pid))
 
     try:
         child.fork_for(hands.master, body, born)
     except OSError as error:  # the master says so, and asks again later
-        hands.voice.tell("unborn", slot=seat.slot, generation=seat.generation, word=word, error=str(error))
+        hands.voice.tell(Unborn(slot=seat.slot, generation=seat.generation, error=str(error)))
 
 
 def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, seats: Seats) -> int:

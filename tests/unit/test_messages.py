@@ -1,0 +1,130 @@
+"""qd.process.talk and qd.master.news: what children report, how the master hears it, and what it rejects."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qd.log import Log
+from qd.master.children import Children
+from qd.master.news import Messages
+from qd.process import child
+from qd.process.scoreboard import Scoreboard, W
+from qd.process.talk import AnyMessage, Born, Cancel, Changed, Ear, Imported, Lost, Ready, Restart, Unborn
+
+EACH: list[AnyMessage] = [
+    Imported(1, 2, 3, {"mail": ["a"]}, {"lease": "x"}, "{}", True, ["warns"]),
+    Born(slot=3, generation=1, pid=7),
+    Unborn(slot=3, generation=1, error="no process"),
+    Ready(slot=3, generation=1),
+    Restart(rolling=True, at=5),
+    Lost(slot=3, generation=1, turn=9),
+    Cancel(slot=3, generation=1, turn=9),
+    Changed(file=os.fsdecode(b"/app/\xff.py"), code=1),
+]
+MALFORMED = {
+    "no JSON": b"\xff{",
+    "no object": b"[]",
+    "no kind": b"{}",
+    "an unknown kind": b'{"kind":"gone"}',
+    "a field that is missing": b'{"kind":"ready","slot":0}',
+    "a field of another type": b'{"kind":"ready","slot":"0","generation":1}',
+}
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    found = Ear()
+    yield found
+    for end in (found.sock, found.voice.sock):
+        end.close()
+
+
+class Master:
+    """Messages on a state of their own; `lines` has what was logged."""
+
+    def __init__(self, ear: Ear) -> None:
+        self.lines = list[str]()
+        log = Log("master", write=lambda line: self.lines.append(line.decode()))
+        self.children = Children(Scoreboard())
+        state: Any = SimpleNamespace(ear=ear, log=log, children=self.children, stopping=None, paused=False)
+        spawner: Any = SimpleNamespace(born=lambda worker: None)
+        reload: Any = SimpleNamespace()
+        self.messages = Messages(state, spawner, reload, lambda *_: None, lambda _: None)
+
+
+@pytest.fixture
+def master(ear: Ear) -> Master:
+    return Master(ear)
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def test_each_message_arrives_as_it_was_sent(ear: Ear) -> None:
+    for message in EACH:
+        ear.voice.tell(message)
+    assert [message for message, _ in ear.read(raises)] == EACH
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=list(MALFORMED))
+def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
+    ear: Ear, master: Master, data: bytes
+) -> None:
+    worker = master.children.take(0, 1, 0.0)
+    ear.voice.sock.send(data)
+    ear.voice.tell(Ready(slot=0, generation=worker.generation))
+    master.messages.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
+    master.messages.hear()
+    assert worker.ready
+    (line,) = master.lines
+    assert "master.message_rejected" in line
+
+
+def test_an_error_of_the_master_itself_is_raised(ear: Ear, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(master.children, "found", broken)
+    ear.voice.tell(Lost(slot=0, generation=1, turn=1))
+    with pytest.raises(TypeError, match="a bug"):
+        master.messages.hear()
+    assert master.lines == []
+
+
+NOT_KEPT = {
+    "of a message that has none": b'{"kind":"lost","slot":0,"generation":1,"turn":1}',
+    "of a worker that is gone": b'{"kind":"ready","slot":0,"generation":1}',
+    "of a malformed message": b"{}",
+}
+
+
+@pytest.mark.parametrize("data", NOT_KEPT.values(), ids=list(NOT_KEPT))
+def test_a_descriptor_that_is_not_kept_is_closed(ear: Ear, master: Master, data: bytes) -> None:
+    read, write = os.pipe()
+    socket.send_fds(ear.voice.sock, [data], [write])
+    os.close(write)
+    master.messages.hear()
+    os.set_blocking(read, False)
+    assert os.read(read, 1) == b"", "the other end is still open"
+    os.close(read)
+
+
+def test_a_worker_that_was_given_up_before_it_was_born_is_killed(
+    ear: Ear, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = list[int]()
+    monkeypatch.setattr(child, "kill_group", killed.append)
+    master.children.take(0, 1, 0.0)
+    master.children.never_born(1e9)
+    later = master.children.take(0, 1, 0.0)
+    ear.voice.tell(Born(slot=0, generation=1, pid=77))
+    ear.voice.tell(Born(slot=0, generation=2, pid=78))
+    master.messages.hear()
+    assert (killed, later.slot[W.PID]) == ([77], 78)
