@@ -3,9 +3,9 @@
 base, keeping         the contracts: what who sends and works asks, and what a keeper asks besides
 effects, batches      what goes with an answer in the same step; what a batch is to a connection
 ends                  what the end of a job does to what it is tied to, as such effects
-drivers, manager      a row each driver, loaded when it is used; a name -> its queue, keyspace, first look
+drivers, manager      load a driver (options/drivers.py) when it is used; a name -> its queue, keyspace, first look
 connections           the same for an app that sends: one a thread and process
-reserver, patience    who opens a connection; how long it waits
+reserver, patience    who opens a connection; how long it waits, and whom it reports progress to
 
 keyspace              what every driver with workers is built on: names of keys, and scripts in Lua that work on them
 redis, cluster        such a keyspace by itself: one server, or many
