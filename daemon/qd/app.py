@@ -3,7 +3,7 @@
 app = Qd(imports=["shop.mail"])
 @app.job("mail.welcome", queue="mail")      jobs/declare.py
 welcome.dispatch("a@b.c")                   jobs/calls.py -> bus/send.py -> connectors
-qd work                                     app.load(), then app.registry and app.listeners
+qd work                                     app._load(), then app._registry and app._listeners
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ class Qd:
     ) -> None:
         self.url = url if redis is None else url_of(redis, url)
         self.imports = tuple(imports)
-        self._services = services = Services(lambda: self.said)
+        self._services = services = Services(lambda: self._code_settings)
         self._send = services.dispatcher
-        self.registry, self.listeners, self.connections = services.registry, services.listeners, services.connections
+        self._registry, self._listeners, self.connections = services.registry, services.listeners, services.connections
         self.middleware = services.pipeline
         self.connections.own |= own_drivers(services)
-        self.recycling: tuple[type[BaseException], ...] = ()
-        self.transactions = self._send.transactions
-        self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around load()
-        self.job = Declare(self.registry, self._send)
-        self.schedule = Schedule(services.current_settings, self.registry, self.call)
+        self._recycling: tuple[type[BaseException], ...] = ()
+        self._transactions = self._send.transactions
+        self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around _load()
+        self.job = Declare(self._registry, self._send)
+        self.schedule = Schedule(services.current_settings, self._registry, self.call)
 
     @property
-    def said(self) -> dict[str, object]:
+    def _code_settings(self) -> dict[str, object]:
         """What the code says, as config.load takes it: above the file, below the environment."""
         said: dict[str, object] = {"url": self.url, "imports": list(self.imports)}
         return {key: value for key, value in said.items() if value}
@@ -96,7 +96,7 @@ class Qd:
         """What the command line worked out counts for the app too."""
         self._services.settings = settings
 
-    def load(self) -> None:
+    def _load(self) -> None:
         """Import the modules that declare jobs. Raises whatever they raise."""
         root = str(self.settings.root)
         if root not in sys.path:
@@ -153,16 +153,16 @@ class Qd:
         """A job by the key it was dispatched with: `remind.using(key="order:42", delay=1800)`, to cancel or move it. Where
         it was sent to a queue of its own, give job.using(queue=...) here too."""
         plan = plan_of(job)
-        if plan is None or self.registry.get(plan.declared.name) is not plan.declared:
+        if plan is None or self._registry.get(plan.declared.name) is not plan.declared:
             raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made of the function or class")
         return Keyed(self._send, plan.using({"key": key}), key)
 
     def call(self, name: str, data: bytes) -> Call[Any]:
         """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,
         WrongType."""
-        declared = self.registry.get(name)
+        declared = self._registry.get(name)
         if declared is None:
-            near = ", ".join(f"'{other}'" for other in self.registry.near(name))
+            near = ", ".join(f"'{other}'" for other in self._registry.near(name))
             raise UnknownJob(
                 f"no job is called '{name}' ({f'did you mean {near}?' if near else '`qd jobs` lists them'})"
             )
@@ -190,7 +190,7 @@ class Qd:
         """
         from qd.locks import Lock  # loaded by those who lock
 
-        return Lock(self.connections, self.listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
+        return Lock(self.connections, self._listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
 
     def limiter(
         self, name: str, most: int | None = None, *, per: Duration | None = None, connection: str | None = None
@@ -248,7 +248,7 @@ class Qd:
         if not isinstance(event, Event):
             raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.events.Event")
         heard = self._services.handlers.heard(event)
-        self.listeners.emit(event)
+        self._listeners.emit(event)
         if heard:
             self._send.send_many(heard)
 
@@ -258,7 +258,7 @@ class Qd:
         make: a plain function, or a generator or one that gives a context manager, which is closed when the job has
         ended, and sees the error of one that raised. Once a job that asks for it, here and in run().
         """
-        self.registry.known.provide(kind, make)
+        self._registry.known.provide(kind, make)
 
     def payload_hook(self, hook: PayloadHook) -> PayloadHook:
         """Add to each payload that is made: hook(connection, queue, payload) returns a mapping of further keys. As a
@@ -272,11 +272,11 @@ class Qd:
         for error in errors:
             if not (isinstance(error, type) and issubclass(error, BaseException)):
                 raise DeclarationError(f"app.recycle_on was given {error!r}, which is no class of errors")
-        self.recycling = (*self.recycling, *errors)
+        self._recycling = (*self._recycling, *errors)
 
     def serializer(self, serializer: Serializer) -> None:
         """Send the objects of a family of types as model and key, and load them on the worker (see Serializer)."""
-        self.registry.known.add_serializer(serializer)
+        self._registry.known.add_serializer(serializer)
 
     @overload  # only Looping asks for an answer; the overlap is meant
     def on(  # type: ignore[overload-overlap]
@@ -299,7 +299,7 @@ class Qd:
 
         def add(listener: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if name is None and not options:
-                self.listeners.add(event, listener)
+                self._listeners.add(event, listener)
             else:
                 self._services.handlers.listen(event, listener, name, options)
             return listener

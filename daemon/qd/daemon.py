@@ -137,7 +137,7 @@ class Bodies:
         return replace(hands, log=hands.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
 
     def _complete(self, app: Qd) -> Settings:
-        return self._load(app.said)
+        return self._load(app._code_settings)
 
     def _seats(self, app: Qd) -> Serve:
         """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of
@@ -168,7 +168,7 @@ def own_of(settings: Settings) -> Mapping[str, Factory]:
     app = template.load_app(settings)
     app.settings = settings
     if has_driver:
-        app.load()
+        app._load()
     return app.connections.own
 
 

@@ -43,13 +43,13 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
     board, ear, began = Scoreboard(), Ear(), now()
-    app = template.imported(settings, lambda app: load(app.said), log)
+    app = template.imported(settings, lambda app: load(app._code_settings), log)
     if isinstance(app, Exit):
         return int(app)
     if not template.may_start(app, log):
         return int(Exit.CONFIG)
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
-    announce(log, app.settings, len(app.registry.names()), 0, limits.items(), served.unserved(app, app.settings))
+    announce(log, app.settings, len(app._registry.names()), 0, limits.items(), served.unserved(app, app.settings))
     board.set_header(H.FORKED_AT, began)
     hands = Hands(board, ear.voice, token, os.getpid(), log)
     slot = board.slot(0)

@@ -165,7 +165,7 @@ def test_a_value_is_read_as_the_type_that_the_job_declares(word: str, arrives: o
         **rest: str,
     ) -> None: ...
 
-    declared = app.registry.get("types")
+    declared = app._registry.get("types")
     assert declared is not None
     key, _, text = word.partition("=")
     assert json.loads(typed(declared, {key: text}), parse_float=Decimal) == {key: arrives}

@@ -37,7 +37,7 @@ class Rotating(CredentialProvider):
 
 def opened(client: Any) -> Connector:
     app = Qd(redis=client)
-    app.settings = config.unread(app.said)
+    app.settings = config.unread(app._code_settings)
     return app.connections.get(None)
 
 

@@ -53,7 +53,7 @@ def app(server: Server, engine: Engine) -> Iterator[Qd]:
     app = Qd(server.url)
     install(app, engine)
     install(app)  # twice is once
-    assert len(app.transactions) == 1
+    assert len(app._transactions) == 1
 
     @app.job("ship")
     def ship(order: int) -> None: ...

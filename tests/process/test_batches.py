@@ -247,7 +247,7 @@ def test_a_batch_waits_for_the_commit(shop: Project, redis: Client) -> None:
         """
         from jobs import *
         waiting = []
-        app.transactions.append(lambda act: waiting.append(act) or True)
+        app._transactions.append(lambda act: waiting.append(act) or True)
         batch = app.batch(part.bind(1), part.using(after_commit=True).bind(2)).dispatch()
         assert app.queue("default").size() == 0
         waiting.pop()()

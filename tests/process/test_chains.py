@@ -102,7 +102,7 @@ def test_a_chain_waits_for_the_commit(shop: Project, redis: Client) -> None:
         """
         from jobs import *
         waiting = []
-        app.transactions.append(lambda act: waiting.append(act) or True)
+        app._transactions.append(lambda act: waiting.append(act) or True)
         app.chain(step.bind('a'), step.using(after_commit=True).bind('b')).dispatch()
         assert app.queue("default").size() == 0
         waiting.pop()()

@@ -110,7 +110,7 @@ def test_it_is_sent(qd_fake):
 
 def test_each_test_has_its_own(qd_fake, qd_app):
     assert qd_fake.all() == []
-    assert qd_app is welcome._sender or qd_app.registry.get("after")
+    assert qd_app is welcome._sender or qd_app._registry.get("after")
 """
 
 

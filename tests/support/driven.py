@@ -38,7 +38,7 @@ def told(ended):
 
 log = Log("scheduler")
 boot.log_job_records(log)
-jobs.app.settings = settings = config.load(code=jobs.app.said)
+jobs.app.settings = settings = config.load(code=jobs.app._code_settings)
 store = beside(open_queue(settings, settings.control))
 runs = Runs(jobs.app, settings, log, store, hook_seconds=float(os.environ.get("HOOKS", "60")))
 mailbox = signals.Mailbox()

@@ -77,7 +77,7 @@ def test_load_imports_what_declares_jobs(elsewhere):
     (elsewhere / "loaded_by_test_app.py").write_text("import builtins\nbuiltins.loaded_by_test_app = 1\n")
     app, path = Qd(imports=["loaded_by_test_app"]), list(sys.path)
     try:
-        app.load()
+        app._load()
         assert sys.modules.pop("loaded_by_test_app")
         assert sys.path[0] == str(elsewhere)
     finally:
@@ -88,7 +88,7 @@ def test_load_raises_what_an_import_raises(elsewhere):
     app, path = Qd("redis://code/0", imports=["no_such_module_here"]), list(sys.path)
     try:
         with pytest.raises(ModuleNotFoundError, match="no_such_module_here"):
-            app.load()
+            app._load()
     finally:
         sys.path[:] = path
 
@@ -126,7 +126,7 @@ def test_listeners_hear_their_event_in_order(app: FakeQd):
     app.on(WorkerStopping)(lambda event: heard.append(f"first {event.reason}"))
     app.on(WorkerStopping)(lambda event: heard.append(f"second {event.code}"))
     app.on(JobFailed)(lambda event: heard.append("never"))
-    assert app.listeners.emit(WorkerStopping("memory", 12))
+    assert app._listeners.emit(WorkerStopping("memory", 12))
     assert heard == ["first memory", "second 12"]
 
 
@@ -150,13 +150,13 @@ def test_a_looping_listener_that_returns_false_is_reported(app: FakeQd):
     heard: list[int] = []
     app.on(Looping)(lambda event: False)
     app.on(Looping)(lambda event: heard.append(1))
-    assert app.listeners.emit(Looping("redis", ("default",))) is False
+    assert app._listeners.emit(Looping("redis", ("default",))) is False
     assert heard == [1]
 
 
 def test_returning_none_is_consent(app: FakeQd):
     app.on(Looping)(lambda event: None)
-    assert app.listeners.emit(Looping("redis", ("default",))) is True
+    assert app._listeners.emit(Looping("redis", ("default",))) is True
 
 
 def test_events_are_frozen():

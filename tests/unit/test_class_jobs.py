@@ -138,7 +138,7 @@ def test_send_waits_for_the_commit_too(app: FakeQd):
         waiting.append(act)
         return True
 
-    app.transactions.append(open_transaction)
+    app._transactions.append(open_transaction)
     Charge().using(after_commit=True).dispatch()
     assert asked == []
     waiting[0]()
@@ -335,6 +335,6 @@ def test_an_initvar_is_refused_when_the_class_is_declared(app: FakeQd):
 def test_only_errors_can_recycle(app: FakeQd):
     app.recycle_on(OSError)
     app.recycle_on(ValueError, KeyError)
-    assert app.recycling == (OSError, ValueError, KeyError)
+    assert app._recycling == (OSError, ValueError, KeyError)
     with pytest.raises(DeclarationError, match=r"app.recycle_on was given 7, which is no class of errors"):
         app.recycle_on(7)  # type: ignore[arg-type]

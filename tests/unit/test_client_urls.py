@@ -46,7 +46,7 @@ CLIENTS: list[tuple[redis.Redis, str]] = [
 @pytest.mark.parametrize(("client", "url"), CLIENTS)
 def test_the_url_has_the_parameters_of_the_client(client: redis.Redis, url: str) -> None:
     assert url_of(client) == url
-    assert Qd(redis=client).said == {"url": url}
+    assert Qd(redis=client)._code_settings == {"url": url}
 
 
 def test_a_password_arrives_as_the_client_has_it() -> None:

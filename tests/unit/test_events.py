@@ -42,7 +42,7 @@ class AsyncCallable:
 def test_a_listener_that_could_not_be_called_is_refused_where_it_is_added(app: FakeQd, listener: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.on(JobFailed)(listener)
-    assert not app.listeners.has(JobFailed)
+    assert not app._listeners.has(JobFailed)
 
 
 def takes_more_with_defaults(event: object, heard: list[object], more: int = 0) -> None:
@@ -53,7 +53,7 @@ def test_anything_that_takes_one_event_is_a_listener(app: FakeQd):
     heard: list[object] = []
     app.on(Looping)(heard.append)
     app.on(Looping)(partial(takes_more_with_defaults, heard=heard))
-    app.listeners.emit(Looping("redis", ("mail",)))
+    app._listeners.emit(Looping("redis", ("mail",)))
     assert heard == [Looping("redis", ("mail",))] * 2
 
 
@@ -69,5 +69,5 @@ def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: Fake
 def test_the_time_announced_for_listeners_is_taken_back_after_them(app: FakeQd) -> None:
     announced: list[float] = []
     app.on(Looping)(lambda event: announced.append(-1.0))
-    assert Telling(app.listeners, WorkOptions(), announced.append).looping(lambda: None)
+    assert Telling(app._listeners, WorkOptions(), announced.append).looping(lambda: None)
     assert announced == [SECONDS, -1.0, 0.0]

@@ -214,7 +214,7 @@ def test_a_job_that_waits_for_a_commit_is_noted_after_it_and_not_after_a_rollbac
         after.append(act)
         return True
 
-    app.transactions.append(open_one)
+    app._transactions.append(open_one)
     with app.fake() as fake:
         welcome.using(after_commit=True).dispatch("a@b.c")
         assert fake.all() == []

@@ -314,7 +314,7 @@ def test_types_that_json_cannot_tell_apart_are_refused_when_a_job_is_declared(ap
     with pytest.raises(DeclarationError) as error:
         app.job("orders.ship")(ship)
     assert "the type of the parameter 'value' of job 'orders.ship' cannot be used: JSON cannot tell" in str(error.value)
-    assert app.registry.names() == []
+    assert app._registry.names() == []
 
 
 def test_further_names_fields_and_commands_are_refused_when_they_are_declared_too(app: FakeQd):
@@ -384,7 +384,7 @@ def test_a_raw_job_may_say_what_it_likes(app: FakeQd):
     @app.job("hooks.any", raw=True)
     def hook(data: datetime | str) -> None: ...
 
-    assert app.registry.names() == ["hooks.any"]
+    assert app._registry.names() == ["hooks.any"]
 
 
 def test_a_class_job_has_models_as_fields(app: FakeQd):

@@ -132,7 +132,7 @@ def test_a_handler_may_be_async_and_take_what_is_provided(app: FakeQd):
     app.provide(Session, Session)
     app.map(SendInvoice, handler)
     assert app.bind(SendInvoice(7)).run() == (7, "Session", 3)
-    declared = app.registry.get(f"{__name__}.SendInvoice")
+    declared = app._registry.get(f"{__name__}.SendInvoice")
     assert declared is not None
     assert declared.is_async
     with pytest.raises(UnknownParameters, match="no parameter 'other'"):
@@ -254,7 +254,7 @@ def test_queued_listeners_are_jobs_and_are_sent_in_one_round_trip(app: FakeQd):
     assert (second.queue, second.delay, second.read["job"]) == ("default", 5.0, "books.paid")
     assert first.read["data"] == second.read["data"] == {"order_id": 7}
     assert first.trip == second.trip
-    assert app.registry.names() == ["books.paid", f"{__name__}.thank"]
+    assert app._registry.names() == ["books.paid", f"{__name__}.thank"]
 
 
 def test_a_queued_listener_gets_the_event(app: FakeQd):
@@ -301,7 +301,7 @@ def test_after_commit_counts_for_queued_listeners(app: FakeQd):
         waiting.append(act)
         return True
 
-    app.transactions.append(open_transaction)
+    app._transactions.append(open_transaction)
     app.on(OrderPaid, queue="mail", after_commit=True)(thank)
     app.emit(OrderPaid(7))
     assert app.sent == []

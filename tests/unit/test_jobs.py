@@ -22,7 +22,7 @@ HERE = __name__
 
 
 def declared(app: FakeQd, name: str) -> Declared:
-    found = app.registry.get(name)
+    found = app._registry.get(name)
     assert found is not None
     return found
 
@@ -37,7 +37,7 @@ def at_the_top(to: str, subject: str = "Hello") -> str:
 
 def test_a_job_is_called_after_its_module_and_function(app: FakeQd):
     assert app.job(at_the_top).name == f"{HERE}.at_the_top"
-    assert app.registry.names() == [f"{HERE}.at_the_top"]
+    assert app._registry.names() == [f"{HERE}.at_the_top"]
 
 
 def test_a_given_name_holds(app: FakeQd):
@@ -50,7 +50,7 @@ def test_a_class_is_called_after_its_module_and_class(app: FakeQd):
     class Charge(Job[None]):
         def handle(self) -> None: ...
 
-    assert app.registry.names() == [f"{HERE}.test_a_class_is_called_after_its_module_and_class.Charge"]
+    assert app._registry.names() == [f"{HERE}.test_a_class_is_called_after_its_module_and_class.Charge"]
 
 
 def test_the_plain_call_is_the_function_itself(app: FakeQd):
@@ -76,9 +76,9 @@ def lambda_free() -> None: ...
 def test_near_names_are_found(app: FakeQd):
     for name in ("mail.welcome", "mail.goodbye", "shop.charge"):
         app.job(name)(at_the_top)
-    assert app.registry.near("mail.wellcome")[0] == "mail.welcome"
-    assert app.registry.near("zzz") == []
-    assert app.registry.get("mail.wellcome") is None
+    assert app._registry.near("mail.wellcome")[0] == "mail.welcome"
+    assert app._registry.near("zzz") == []
+    assert app._registry.get("mail.wellcome") is None
 
 
 # -- what cannot be a job
@@ -140,7 +140,7 @@ class AsyncFailed(Job[None]):
 def test_what_cannot_be_a_job_is_refused_where_it_is_declared(app: FakeQd, target, words):
     with pytest.raises(DeclarationError, match=words):
         app.job(target)
-    assert app.registry.names() == []
+    assert app._registry.names() == []
 
 
 def test_a_method_is_refused_inside_its_class(app: FakeQd):

@@ -173,7 +173,7 @@ class Transaction:
     def __init__(self, app: Qd) -> None:
         self.open = True
         self.acts: list[Callable[[], object]] = []
-        app.transactions.append(self._offered)
+        app._transactions.append(self._offered)
 
     def _offered(self, act: Callable[[], object]) -> bool:
         if self.open:

@@ -208,7 +208,7 @@ def test_a_wrong_shape_is_refused_at_the_declaration(app: FakeQd, stage: Any, sa
         def work() -> None: ...
 
     assert said in str(refused.value)
-    assert app.registry.get("shop.x") is None
+    assert app._registry.get("shop.x") is None
 
 
 def test_async_middleware_before_sync_is_refused(app: FakeQd):

@@ -512,7 +512,7 @@ def test_jobs_that_ask_for_none_of_it_have_no_extras(app: FakeQd, shelf: Shelf, 
     def plain(to: str) -> None: ...
 
     plain.run("you")
-    declared: Any = app.registry.get("plain")
+    declared: Any = app._registry.get("plain")
     assert declared.signature.extras is None
 
 

@@ -115,7 +115,7 @@ def test_arguments_that_do_not_convert_are_given_as_json(app: FakeQd) -> None:
     @app.job("x")
     def work(n: int, when: datetime = NOON) -> None: ...
 
-    declared = app.registry.get("x")
+    declared = app._registry.get("x")
     job = RunningJob("id", "x", "default", 1, declared=declared, data=b'{"n":"many"}')
     assert job.arguments == {"n": "many"}
     assert RunningJob("id", "y", "default", 1, data=b'{"n":"1"}').arguments == {"n": "1"}

@@ -381,7 +381,7 @@ def test_a_job_has_one_lock(app: FakeQd, report):
         (report.using(key="a").bind(), "its job has key="),
     ]:
         app = FakeQd()
-        app.registry.add(report._plan.declared)
+        app._registry.add(report._plan.declared)
         app.schedule(what).daily().without_overlapping()
         with pytest.raises(DeclarationError, match=said):
             app.schedule.entries()

@@ -54,7 +54,7 @@ def test_the_first_key_signs_and_all_of_them_verify(keys: tuple[str, ...]):
 
 def test_every_way_to_send_signs():
     app = app_with(NEW)
-    queue, job = app.queue("php"), app.registry.get("mail.welcome")
+    queue, job = app.queue("php"), app._registry.get("mail.welcome")
     assert job is not None
     calls = [app.call("mail.welcome", b'{"to":"a"}') for _ in range(3)]
     calls[0].dispatch()

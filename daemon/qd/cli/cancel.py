@@ -84,7 +84,7 @@ def by_key(job: str, key: str, queue: str | None) -> int:
 
 def place_of(app: Qd | None, job: str) -> str:
     """The connection: the one that is asked for, else the job's own, else the default one."""
-    declared = app.registry.get(job) if app else None
+    declared = app._registry.get(job) if app else None
     if declared is None or declared.options.connection is None or context.given().connection:
         return context.place(context.settings())
     return declared.options.connection

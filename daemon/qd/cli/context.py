@@ -238,7 +238,7 @@ def app_if_named(found: Settings) -> Qd | None:
         return None
     held = app_of(found)
     try:
-        held.load()
+        held._load()
     except QdError:
         raise
     except (Exception, SystemExit) as error:
@@ -256,7 +256,7 @@ def app_of(found: Settings) -> Qd:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"app '{found.app}' ({found.origins['qd.app']}) does not import: {_told(error)}") from error
-    held.settings = loaded(held.said)
+    held.settings = loaded(held._code_settings)
     return held
 
 

@@ -176,7 +176,7 @@ def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, A
 
 def called(found: Qd, name: str, data: object, words: tuple[str, ...]) -> Call[Any]:
     """Raises UnknownJob, WrongType and UnknownParameters."""
-    declared = found.registry.get(name)
+    declared = found._registry.get(name)
     try:
         return found.call(name, typed(declared, texts_of(words)) if declared and words else encoded(data))
     except UnknownParameters as error:
@@ -189,7 +189,7 @@ def called(found: Qd, name: str, data: object, words: tuple[str, ...]) -> Call[A
 
 
 def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
-    declared = found.registry.get(name)
+    declared = found._registry.get(name)
     own = declared.options if declared else JobOptions()
     connection = found.settings.connection(sending.get("connection", own.connection))
     return str(sending.get("queue") or own.queue or connection.queue)
@@ -259,7 +259,7 @@ def plain(result: object) -> Any:
 @context.options
 def jobs() -> None:
     """List the jobs that the app declares."""
-    registry = app().registry
+    registry = app()._registry
     declared = [found for name in registry.names() if (found := registry.get(name))]
     if context.given().json:
         return output.document({"jobs": [described(job) for job in declared]})

@@ -52,7 +52,7 @@ def _with_code(pool: str | None) -> Settings:
     if not found.app:
         return found
     try:
-        return loaded(pool, context.app_of(found).said)
+        return loaded(pool, context.app_of(found)._code_settings)
     except ConfigError as error:
         output.note(f"qd config show: {error}; what Qd(...) says is missing here")
         return found

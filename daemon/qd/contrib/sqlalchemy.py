@@ -45,8 +45,8 @@ def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Sessi
     for engine in engines:
         leave_behind(engine if isinstance(engine, Engine) else engine.sync_engine)
     watch_sessions()
-    if wait_for_commit not in app.transactions:
-        app.transactions.append(wait_for_commit)
+    if wait_for_commit not in app._transactions:
+        app._transactions.append(wait_for_commit)
     if session is not None:
         app.provide(Session, partial(of_a_job, session))
         app.serializer(MappedObjects())

@@ -150,7 +150,7 @@ def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker
     """In the block all connections of the app lead to databases of `server`. root: the project's folder. folder: takes
     the log."""
     server.empty()
-    settings = moved(settings_of(root, code=app.said), server)
+    settings = moved(settings_of(root, code=app._code_settings), server)
     worker = Worker(name_of(app, settings.app), settings, app, folder)
     with app._services.using(settings):
         try:

@@ -80,7 +80,7 @@ class Scheduler:
         self._control = self._reach(settings.control)
         guard = guard or Guard()
         guard.before, self._about = self._user_code, still
-        self._teller = Teller(app.listeners, log, host, guard)
+        self._teller = Teller(app._listeners, log, host, guard)
         self._taker = Taker(self._standing, self._teller, guard)
         if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
             self._taker.theirs = "Laravel's maintenance mode"

@@ -73,7 +73,7 @@ class Runner:
         random.seed()
         boot.own_stdin()
         vitals.oom_score_adj(boot.OOM_SCORE)
-        self.app.listeners.worker = self._pid
+        self.app._listeners.worker = self._pid
         self._own_log()
         boot.print_by_line()
 
@@ -157,10 +157,10 @@ class Runner:
             self._only_here(0)
 
     def _tell(self, event: Callable[..., events.Event], *facts: object) -> None:
-        if not self.app.listeners.has(event):  # type: ignore[arg-type]
+        if not self.app._listeners.has(event):  # type: ignore[arg-type]
             return
         try:
-            self.app.listeners.emit(event(*facts))
+            self.app._listeners.emit(event(*facts))
         except BaseException as error:
             self._only_here(1)
             fields = {

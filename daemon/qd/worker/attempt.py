@@ -52,7 +52,7 @@ class Attempts:
         self._keep, self._tell = keep, tell
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
-        self.hooks = Hooks(app.listeners, alarm)
+        self.hooks = Hooks(app._listeners, alarm)
         self.judge = Judge(self.hooks)
         self._pipeline = app.middleware
         self._result: object = None
@@ -82,11 +82,11 @@ class Attempts:
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
-        declared = self.app.registry.get(payload.job)
+        declared = self.app._registry.get(payload.job)
         if declared is None and ending_of(reserved.before) is Ending.CANCELLED:
             return Cancelled(JobCancelled("the job was cancelled"))
         if declared is None:
-            return self._unroutable(payload, now, unknown_job(self.app.registry, payload.job))
+            return self._unroutable(payload, now, unknown_job(self.app._registry, payload.job))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         attempt = Attempt(
@@ -207,7 +207,7 @@ class Attempts:
         except BaseException as raised:
             error = raised
         only_here(error)
-        if isinstance(error, self.app.recycling):
+        if isinstance(error, self.app._recycling):
             self.recycle = error
         if job.outcome is not None:
             return self.judge.by_hand(attempt)
@@ -217,7 +217,7 @@ class Attempts:
         return self.judge.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
-        declared, job, listeners = attempt.declared, attempt.job, self.app.listeners
+        declared, job, listeners = attempt.declared, attempt.job, self.app._listeners
         if listeners.has(events.JobPopped):
             listeners.emit(events.JobPopped(job))
         if listeners.has(events.JobProcessing):
@@ -247,5 +247,5 @@ class Attempts:
             payload = read(reserved.member)
         except Malformed:
             return
-        job = self._running(payload, reserved, self.app.registry.get(payload.job))
+        job = self._running(payload, reserved, self.app._registry.get(payload.job))
         self.hooks.hear(HOOK_SECONDS, events.LeaseLost, job)

@@ -100,4 +100,4 @@ class Ending:
 
     @property
     def _is_heard(self) -> bool:
-        return self.attempts.app.listeners.has(events.LeaseLost)
+        return self.attempts.app._listeners.has(events.LeaseLost)

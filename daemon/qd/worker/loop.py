@@ -72,7 +72,7 @@ class Worker:
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.ending = Ending(settler, self.answering, self.attempts, self.slot)
-        self.telling = Telling(app.listeners, self.work, self._about)
+        self.telling = Telling(app._listeners, self.work, self._about)
         self.titles = Titles(seat.slot, self.work.pool)
         self.maintenance = ShutQueues(self.board, self.work.queues, self.work.force)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)

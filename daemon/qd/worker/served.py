@@ -73,8 +73,8 @@ def check_limits(app: Qd, settings: Settings) -> None:
 
 def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
     """Each job inside a RateLimited whose limit the app has not declared, and what is wrong."""
-    for name in app.registry.names():
-        job = app.registry.get(name)
+    for name in app._registry.names():
+        job = app._registry.get(name)
         for stage in app.middleware.around(job) if job is not None else ():
             try:
                 if isinstance(stage, RateLimited):
@@ -84,8 +84,8 @@ def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
 
 
 def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
-    for name in app.registry.names():
-        if (job := app.registry.get(name)) is not None:
+    for name in app._registry.names():
+        if (job := app._registry.get(name)) is not None:
             yield name, job.options
     for entry in app.schedule.here(settings.env):
         if isinstance(entry.task, JobTask):

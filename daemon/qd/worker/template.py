@@ -72,7 +72,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
     try:
         app = load_app(settings)
         app.settings = complete(app)
-        app.load()
+        app._load()
         app.settings = complete(app)
         app.schedule.entries()  # what is wrong with one of them is told here
         app.settings = served.resolved(app, app.settings)
@@ -138,7 +138,7 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in hindrances]
     message = Imported(
         code=code,
-        jobs=len(app.registry.names()),
+        jobs=len(app._registry.names()),
         entries=len(app.schedule.here(app.settings.env)),
         unserved=served.unserved(app, app.settings),
         limits=dict[str, str](limits.items()),

@@ -81,7 +81,7 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
             "app", error, f"mend it; `python -c 'import {found.app.partition(':')[0]}'` shows the same", Exit.CONFIG
         )
         return
-    names = project.app.registry.names()
+    names = project.app._registry.names()
     if names:
         yield ok("app", f"{found.app} declares {count(len(names), 'job')}")
     elif len(project.app.schedule) + len(found.schedule.entries):  # their functions and commands need no worker
@@ -99,7 +99,7 @@ def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
     from qd.worker.served import resolved
 
     for pool in project.pools:
-        found = project.pools[pool] = loaded(pool, app.said)
+        found = project.pools[pool] = loaded(pool, app._code_settings)
         try:
             project.pools[pool] = resolved(app, found)
         except QdError as error:

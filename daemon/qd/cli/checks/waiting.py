@@ -120,8 +120,8 @@ def judged(queue: str, there: Standing, seen: Seen, app: Qd | None) -> Iterator[
         way = "let their producer sign with one of the keys below [signing], or add its key there"
         yield warn(what, f"{seen.refused.total()} {of} will be refused and never run: {why}", way)
     for name, place in seen.names.items():
-        if app is not None and app.registry.get(name) is None:
-            near = did_you_mean(name, app.registry.names())
+        if app is not None and app._registry.get(name) is None:
+            near = did_you_mean(name, app._registry.names())
             said = f"'{name}' {place} is no job of this app{near}: it fails after unroutable_ttl"
             yield fail(what, said, "deploy the code that declares it, or name its module in imports = of [qd]")
     yield from of_php(queue, there)
@@ -175,8 +175,8 @@ def unworked(connection: str, project: Project, masters: list[Master]) -> Iterat
         return
     worked = {(found.work.connection, queue) for found in project.pools.values() for queue in found.work.queues}
     worked |= {(master.connection, queue) for master in masters for queue in master.queues}
-    for name in project.app.registry.names():
-        declared = project.app.registry.get(name)
+    for name in project.app._registry.names():
+        declared = project.app._registry.get(name)
         assert declared is not None
         place = project.app.settings.connections.get(declared.options.connection or project.app.settings.default)
         queue = declared.options.queue or (place.queue if place else "")

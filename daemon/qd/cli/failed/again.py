@@ -235,7 +235,7 @@ def teller(connection: str) -> Callable[[list[Record]], None]:
         found = None
     if found is None:
         return lambda records: None
-    return partial(tell_retried, found.listeners, connection)
+    return partial(tell_retried, found._listeners, connection)
 
 
 def forgotten(at: Place) -> Step:

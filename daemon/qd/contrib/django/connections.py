@@ -20,7 +20,7 @@ def watch(app: Qd) -> None:
     """Have the connections looked after in every job of `app`, and let its jobs wait for commits."""
 
     def around(job: RunningJob, call_next: Callable[[], object]) -> object:
-        declared = app.registry.get(job.name)
+        declared = app._registry.get(job.name)
         close = close_both if declared is not None and declared.is_async else close_old
         close()
         try:
@@ -29,7 +29,7 @@ def watch(app: Qd) -> None:
             close()
 
     app.middleware.append(around)
-    app.transactions.append(wait_for_commit)
+    app._transactions.append(wait_for_commit)
     for last in (JobExceptionOccurred, JobTimedOut):  # told after failed() and the listeners of JobFailed
         app.on(last)(lambda _: close_old())
 

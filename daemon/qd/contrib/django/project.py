@@ -53,7 +53,7 @@ def install(app: Qd) -> None:
         app = Qd("redis://localhost:6379/0")
         qd.contrib.django.install(app)
     """
-    if connections.wait_for_commit in app.transactions:
+    if connections.wait_for_commit in app._transactions:
         return
     app.serializer(Models())
     connections.watch(app)

@@ -82,7 +82,7 @@ class QdBackend(BaseTaskBackend):
 
     def job_of(self, task: Task[..., Any]) -> JobFunction[..., Any, Any]:
         declared.setdefault(task.module_path, task)
-        known = self.app.registry.get(task.module_path)
+        known = self.app._registry.get(task.module_path)
         if known is None:
             run = running_async if inspect.iscoroutinefunction(task.func) else running
             said = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
@@ -128,7 +128,7 @@ jobs: dict[tuple[Qd, str], JobFunction[..., Any, Any]] = {}
 def declared_as(app: Qd, task: Task[..., Any]) -> None:
     """Its place is that of the task, not of the line here that declares all of them."""
     code = getattr(inspect.unwrap(task.func), "__code__", None)
-    found = app.registry.get(task.module_path)
+    found = app._registry.get(task.module_path)
     if code is not None and found is not None:
         found.where = f"{code.co_filename}:{code.co_firstlineno}"
 
