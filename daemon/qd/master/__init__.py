@@ -1,9 +1,9 @@
 """The process that supervisord or systemd sees. It knows the kernel only: no Redis, no app, no threads.
 
 loop, plan            starts, reaps, kills on time, keeps the number; what it is handed
-children, forking     a slot each; one fork each
+children, forking     a slot each, and how each one died; one fork each
 spawning, boots       as many as are wanted; those that do not stay
-reaping, deaths       the ended ones, and what is told of them
+reaping               the children that ended
 oom, stacks           what killed them; where they hung
 late, silence         what is over its time; what gives no sign of life
 keeping               the keeper, watched and replaced
