@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import string
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from qd.connectors.reserver import Factory
     from qd.worker.template import Serve
 
-SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
-ANSWER = 10.0  # seconds that a connection and an answer of Redis may take together
 NAMED = 5  # jobs that a warning about their queue names
 Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
 
@@ -86,26 +83,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
     config.check_work(settings)
     bodies = Bodies(settings, load)
-    return Plan(
-        pool=work.pool,
-        workers=work.workers,
-        scheduler=work.runs_schedule,
-        preload=not work.no_preload and sys.platform == "linux",
-        respawn=not work.no_respawn,
-        stop_timeout=work.stop_timeout,
-        min_uptime=work.min_uptime,
-        memory_hard=work.memory_hard,
-        silence=max(SILENCE, 3 * work.sleep + work.rest + ANSWER),
-        once=work.once,
-        stop_when_empty=work.stop_when_empty,
-        stop_when_empty_for=work.stop_when_empty_for,
-        reload=work.reload,
-        log_format=work.log_format,
-        log_level=work.log_level,
-        template=bodies.template,
-        fresh=bodies.fresh,
-        keeper=bodies.keeper,
-    )
+    return Plan(work, bodies.template, bodies.fresh, bodies.keeper)
 
 
 class Bodies:

@@ -53,7 +53,7 @@ app.schedule(backup, every=1, name="backup").without_overlapping()
 IMPATIENT = (
     sys.executable,
     "-c",
-    "from qd import daemon; daemon.SILENCE = daemon.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
+    "from qd.master import plan; plan.SILENCE = plan.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
 )
 
 

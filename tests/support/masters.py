@@ -22,28 +22,16 @@ from qd.master.reaping import Reaper
 from qd.master.rolling import Reload
 from qd.master.spawning import Spawner
 from qd.master.state import State
+from qd.options import WorkOptions
 from qd.process import child, scoreboard, systemd
 from qd.process.exits import Exit
 from qd.process.hands import Seat
 from qd.process.scoreboard import W
 from qd.process.talk import Orders
 
+WORK = WorkOptions(no_schedule=True, no_preload=True, stop_timeout=0.0, sleep=0.0)  # silent for 10 s at most
 PLAN = Plan(
-    pool="",
-    workers=1,
-    scheduler=False,
-    preload=False,
-    respawn=True,
-    stop_timeout=0.0,
-    min_uptime=0.0,
-    memory_hard=0,
-    silence=10.0,
-    once=False,
-    stop_when_empty=False,
-    stop_when_empty_for=0.0,
-    reload=False,
-    log_format="text",
-    log_level="info",
+    WORK,
     template=lambda hands, stream: 0,
     fresh=lambda hands, seat: 0,
     keeper=lambda hands, stream, settings, queues: 0,
@@ -82,7 +70,7 @@ class Rig:
         monkeypatch.setattr(child, "kill_group", lambda pid: self.did.append(("killed", pid)))
         monkeypatch.setattr(child, "ended", lambda: self._ended[0][0] if self._ended else None)
         monkeypatch.setattr(child, "reap", lambda pid: (self._ended.pop(0)[1], 0))
-        plan = replace(PLAN, **options)
+        plan = replace(PLAN, work=replace(WORK, **options))
         self.state = State(
             plan, Log("master", write=lambda line: self.lines.append(line.decode())), systemd.Notifier({})
         )

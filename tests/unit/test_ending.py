@@ -8,7 +8,7 @@ from tests.support.masters import MakeRig
 
 def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(make_rig: MakeRig) -> None:
     """Without a stop timeout: nothing else would end it. The template goes first, with what it may still fork."""
-    rig = make_rig(preload=True)
+    rig = make_rig(no_preload=False)
     rig.turn()
     (worker,) = rig.workers
     rig.state.children.born(worker.slot.number, worker.generation, 1 << 23 | 99)

@@ -94,7 +94,7 @@ def test_without_processes_to_be_had_those_that_are_there_stay_and_one_line_is_t
 
 
 def test_a_template_that_cannot_be_forked_is_tried_again(make_rig: MakeRig) -> None:
-    rig = make_rig(preload=True)
+    rig = make_rig(no_preload=False)
     rig.state.codes.serving = None  # as at the start
     rig.full = True
     rig.reload.begin(rig.state.plan)
@@ -111,7 +111,7 @@ def test_a_template_that_cannot_be_forked_is_tried_again(make_rig: MakeRig) -> N
 
 
 def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(make_rig: MakeRig) -> None:
-    rig = make_rig(preload=True)
+    rig = make_rig(no_preload=False)
     rig.turn(SOON)
     template = rig.code.pid
     assert len(rig.orders(rig.code)) == 1
@@ -132,7 +132,7 @@ def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(mak
 
 
 def test_an_answered_order_ends_the_suspicion(make_rig: MakeRig) -> None:
-    rig = make_rig(preload=True)
+    rig = make_rig(no_preload=False)
     for _ in range(4):
         rig.turn(SPAWN_PATIENCE + SOON)
         rig.spawner.born(rig.workers[0])

@@ -23,12 +23,12 @@ def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> 
         code: What the program exits with.
         by_signal: Leave as soon as everything is settled, without waiting for `min_uptime`.
     """
-    deadline = state.plan.stop_timeout or None
+    deadline = state.plan.work.stop_timeout or None
     fate = "handed back" if any(worker.has_job for worker in state.children.workers.values()) else "ended"
     running = state.busy
     hint = f"what still runs then is {fate}; a second signal ends it now" if running and deadline else None
-    linger = 0.0 if by_signal else state.started_at + state.plan.min_uptime
-    state.stopping = Stopping(code, state.plan.stop_timeout, linger, by_signal)
+    linger = 0.0 if by_signal else state.started_at + state.plan.work.min_uptime
+    state.stopping = Stopping(code, state.plan.work.stop_timeout, linger, by_signal)
     state.notifier.stopping()
     if state.codes.coming is not None and not state.codes.coming.imported:
         state.codes.give_up()

@@ -82,7 +82,7 @@ class Master:
         self.reaper = Reaper(state, self.messages.hear, self.reload)
         self.late = Late(state.children, log)
         self.emptiness = Emptiness()
-        self._face, self.liveness = Face(title, notifier), Liveness(plan.pool, log, os.environ)
+        self._face, self.liveness = Face(title, notifier), Liveness(plan.work.pool, log, os.environ)
 
     # -- the loop
 
@@ -112,7 +112,7 @@ class Master:
         state.children.free_settled()
         state.children.oom.look()
         self.reaper.reap()
-        self.late.end(state.plan.memory_hard, state.plan.silence)
+        self.late.end(state.plan.work.memory_hard, state.plan.silence)
         if state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()
@@ -126,7 +126,7 @@ class Master:
     def _stop_when_empty(self) -> None:
         state, plan = self.state, self.state.plan
         empty = state.children.all_found_nothing()
-        reason = self.emptiness.reason(empty, state.jobs_done, plan.stop_when_empty, plan.stop_when_empty_for)
+        reason = self.emptiness.reason(empty, state.jobs_done, plan.work.stop_when_empty, plan.work.stop_when_empty_for)
         if reason is not None:
             ending.begin(state, reason, Exit.OK)
 
@@ -135,8 +135,8 @@ class Master:
         if (
             state.stopping is not None
             or state.codes.coming is not None
-            or state.plan.stop_when_empty
-            or state.plan.once
+            or state.plan.work.stop_when_empty
+            or state.plan.work.once
         ):
             waits.append(QUICK)
         deadline = self.late.next()
@@ -198,7 +198,7 @@ class Master:
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
 
     def _resize(self, number: int) -> None:
-        self.state.wanted = min(max(1, number), MOST) if self.state.plan.workers else 0
+        self.state.wanted = min(max(1, number), MOST) if self.state.plan.work.workers else 0
         self.state.log.info("master.resized", workers=self.state.wanted)
 
     # -- what it shows
@@ -207,7 +207,7 @@ class Master:
         state, children = self.state, self.state.children
         down = state.board.header(H.DOWN)
         word = "stopping" if state.stopping else "paused" if state.paused else "down" if down else ""
-        self._face.show(counted(children, only_schedule=not state.plan.workers), word)
+        self._face.show(counted(children, only_schedule=not state.plan.work.workers), word)
         workers, leads = len(children.of(Role.WORKER)), state.plan.leads
         if self._face.ready(children.serving(role=leads), max(1, state.wants()[leads])):
             state.log.info("master.ready", workers=workers)

@@ -87,9 +87,9 @@ class Reaper:
         crash or a kill, 12 for memory, else 0)."""
         state = self.state
         boots = state.boots[death.worker.role]
-        if state.plan.once:
+        if state.plan.work.once:
             begin(state, "once", Exit.OK)
-        elif not state.plan.respawn:
+        elif state.plan.work.no_respawn:
             crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
             leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
             begin(state, f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)

@@ -106,7 +106,7 @@ class Reload:
             return
         if self._waits(coming):
             return self._drain(serving)
-        wants = {Role.WORKER: coming.plan.workers, Role.SCHEDULER: coming.plan.schedulers(coming.entries)}
+        wants = {Role.WORKER: coming.plan.work.workers, Role.SCHEDULER: coming.plan.schedulers(coming.entries)}
         if not all(self._step(coming, serving, role, wanted) for role, wanted in wants.items()):
             return
         self._promote()
@@ -116,9 +116,9 @@ class Reload:
 
     def _take_over(self, plan: Plan) -> None:
         """The new code serves: from now on its configuration counts."""
-        self.state.plan, self.state.wanted = plan, plan.workers
+        self.state.plan, self.state.wanted = plan, plan.work.workers
         self._revive_in = REVIVE[0]
-        self.log.tune(plan.log_format, plan.log_level)
+        self.log.tune(plan.work.log_format, plan.work.log_level)
 
     def _revive_template(self) -> None:
         """A template that died is replaced, with new workers: theirs is gone. While the code is bad: ever more slowly."""

@@ -29,7 +29,7 @@ class State:
         self.mailbox = signals.Mailbox()
         self.keeper = Keeping(self.board, log)
         self.boots = {role: Boots() for role in Role}
-        self.wanted = plan.workers  # TTIN and TTOU change it
+        self.wanted = plan.work.workers  # TTIN and TTOU change it
         self.paused = False
         self.stopping: Stopping | None = None
         self.started_at = 0.0  # monotonic; set by Master.run
