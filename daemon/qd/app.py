@@ -164,7 +164,7 @@ class Qd:
         if declared is None:
             near = ", ".join(f"'{other}'" for other in self._registry.near(name))
             raise UnknownJob(
-                f"no job is called '{name}' ({f'did you mean {near}?' if near else '`qd jobs` lists them'})"
+                f"no job is called '{name}' ({f'did you mean {near}?' if near else '`qd declared` lists them'})"
             )
         with suppress(NoProvider):  # that is for who runs it
             declared.prepare(data)

@@ -184,7 +184,7 @@ def test_a_number_for_a_text_is_sent_as_text(project: Projects, redis: Client) -
         (("mail.welcom", "to=ada"), "did you mean 'mail.welcome'?"),
         (("mail.welcome", "tp=ada"), "'tp'"),
         (("mail.welcome",), "needs parameter 'to', which was not given (to=...)\n"),
-        (("nope",), "no job is called 'nope' (`qd jobs` lists them)\n"),
+        (("nope",), "no job is called 'nope' (`qd declared` lists them)\n"),
         (("mail.welcome", "to=7", "count=seven"), "argument 'count' is of the wrong type: expected int, got str"),
         (("mail.welcome", "--data", "[1]"), ""),
     ],
@@ -213,13 +213,13 @@ def test_what_does_not_fit_the_declaration_is_not_sent(
 )
 def test_an_app_that_does_not_import_is_one_line_and_78(project: Projects, source: str, said: str) -> None:
     shop = project(source)
-    result = shop.qd("jobs")
+    result = shop.qd("declared")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (78, "", 1), result.stderr
     assert said.format(root=shop.root) in result.stderr
 
 
 def test_without_any_app_there_is_nothing_to_list_or_run(qd: Run) -> None:
-    for words in (("jobs",), ("run", "x")):
+    for words in (("declared",), ("run", "x")):
         result = qd(*words)
         assert result.exit_code == 78
         assert "--app MODULE:ATTR" in result.stderr or "QD_APP" in result.stderr
@@ -264,12 +264,12 @@ def test_a_job_that_fails_itself_is_one_line(project: Projects) -> None:
 
 def test_jobs_lists_what_the_app_declares(project: Projects) -> None:
     shop = project(JOBS)
-    said = shop.qd("jobs")
+    said = shop.qd("declared")
     assert said.returncode == 0
     (row,) = [line.split() for line in said.stdout.splitlines() if line.startswith("mail.welcome")]
     assert row[:5] == ["mail.welcome", "mail", "tries=5", "timeout=30s", "backoff=1s,5s"]
     assert row[5].startswith(f"{shop.root}/jobs.py:")
-    found = {job["name"]: job for job in json.loads(shop.qd("jobs", "--json").stdout)["jobs"]}
+    found = {job["name"]: job for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]}
     assert sorted(found) == ["boom", "gives.up", "later", "mail.welcome", "whole"]
     assert (found["later"]["async"], found["boom"]["async"]) == (True, False)
     assert found["mail.welcome"]["options"] == {"queue": "mail", "tries": 5, "timeout": 30.0, "backoff": [1.0, 5.0]}
@@ -306,11 +306,13 @@ def b(to: str) -> None: ...
 
 def test_jobs_names_the_middleware(project: Projects) -> None:
     shop = project(STAGES)
-    said = shop.qd("jobs")
+    said = shop.qd("declared")
     assert said.returncode == 0, said.stderr
     assert "middleware=jobs.mine, jobs.mine, jobs.Timed " in said.stdout
     assert " at 0x" not in said.stdout
-    found = {job["name"]: job["options"]["middleware"] for job in json.loads(shop.qd("jobs", "--json").stdout)["jobs"]}
+    found = {
+        job["name"]: job["options"]["middleware"] for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]
+    }
     assert found["a.mine"] == ["jobs.mine", "jobs.mine", "jobs.Timed"]
     assert found["b.shipped"] == [
         "RateLimited('stripe', 100 per 60 s)",
@@ -326,7 +328,7 @@ def test_jobs_names_the_middleware(project: Projects) -> None:
 
 
 def test_an_app_without_jobs_says_where_to_look(project: Projects) -> None:
-    result = project().qd("jobs")
+    result = project().qd("declared")
     assert (result.returncode, result.stdout) == (0, "")
     assert "imports" in result.stderr
 

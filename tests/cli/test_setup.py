@@ -219,12 +219,12 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
 
 def test_where_no_file_was_found_is_told(folder):
     where = f"(no qd.toml in {folder}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
-    for words in (("jobs",), ("work",), ("schedule", "list")):
+    for words in (("declared",), ("work",), ("schedule", "list")):
         done = real(*words, QD_REDIS_URL="redis://h/0")
         assert (done.returncode, where in done.stderr) == (78, True), done.stderr
     assert where in real("status").stderr
     (folder / "qd.toml").write_text("[qd]\n")
-    assert "current folder" not in real("status").stderr + real("jobs").stderr
+    assert "current folder" not in real("status").stderr + real("declared").stderr
 
 
 def test_check_names_variables_that_nothing_reads(folder, monkeypatch):

@@ -153,15 +153,15 @@ def test_qd_work_finds_the_project_by_its_own_module(shop: Framed, witness: Witn
 
 
 def test_without_settings_the_way_out_is_said(shop: Framed):
-    done = shop.qd("jobs", "--app", "shop.qd:app")
+    done = shop.qd("declared", "--app", "shop.qd:app")
     assert done.returncode == 78
     assert "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`" in done.stderr
 
 
 def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
-    jobs = manage(shop, "qd", "jobs", "--settings", "shop.settings")
+    jobs = manage(shop, "qd", "declared", "--settings", "shop.settings")
     assert (jobs.returncode, "apay" in jobs.stdout) == (0, True), jobs.stderr
-    assert manage(shop, "qd", "jobs", "--nonsense").returncode == 2
+    assert manage(shop, "qd", "declared", "--nonsense").returncode == 2
     assert manage(shop, "qd", "run", "fails", "order_id=0").returncode == 1
     assert manage(shop, "qd", "size-of-all").returncode == 2
     assert manage(shop, "qd", "status", QD_REDIS_URL="redis://127.0.0.1:1").returncode == 69
@@ -169,7 +169,7 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
 
 
 def test_manage_may_be_called_from_another_folder(shop: Framed):
-    words = [PYTHON, str(shop.root / "manage.py"), "qd", "jobs"]
+    words = [PYTHON, str(shop.root / "manage.py"), "qd", "declared"]
     done = subprocess.run(words, cwd="/", env=shop.env(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, "apay" in done.stdout) == (0, True), done.stderr
 
@@ -194,14 +194,14 @@ else:
 def test_an_unknown_key_is_refused_by_name(shop: Framed):
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text().replace('{"url":', '{"urls":'))
-    done = manage(shop, "qd", "jobs")
+    done = manage(shop, "qd", "declared")
     assert done.returncode == 78
     assert done.stderr.startswith("qd: unknown key 'urls' in QD of the Django settings (did you mean 'url'?)")
 
 
 def test_a_broken_jobs_module_is_told_with_its_line(shop: Framed):
     (shop.root / "shop" / "jobs.py").write_text("import nowhere_at_all\n")
-    done = manage(shop, "qd", "jobs")
+    done = manage(shop, "qd", "declared")
     assert done.returncode == 78
     assert "No module named 'nowhere_at_all'" in done.stderr
     assert "shop/jobs.py:1" in done.stderr

@@ -203,7 +203,7 @@ def test_tries_and_other_options_of_jobs_are_options_of_the_backend(shop_with, r
 
 
 def test_qd_jobs_lists_a_task_as_it_was_declared(shop_with, redis: Client):
-    done = manage(shop := shop_with('"tries": 3'), "qd", "jobs", "--json")
+    done = manage(shop := shop_with('"tries": 3'), "qd", "declared", "--json")
     found = {job["name"]: job for job in json.loads(done.stdout)["jobs"]}["shop.tasks.aadd"]
     line = DECLARED.splitlines().index('@task(queue_name="mail")') + 1
     assert found["declared_at"] == f"{shop.root}/shop/tasks.py:{line}"

@@ -111,9 +111,9 @@ def test_run_in_a_request_shares_its_context(shop: Framed):
 
 
 def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
-    jobs = flask(shop, "--app", "shop:create_app", "qd", "jobs")
+    jobs = flask(shop, "--app", "shop:create_app", "qd", "declared")
     assert (jobs.returncode, "greet" in jobs.stdout) == (0, True), jobs.stderr
-    assert flask(shop, "--app", "shop:create_app", "qd", "jobs", "--nonsense").returncode == 2
+    assert flask(shop, "--app", "shop:create_app", "qd", "declared", "--nonsense").returncode == 2
     assert flask(shop, "--app", "shop:create_app", "qd", "health", "--max-ready", "0").returncode in (0, 1)
     assert "Usage: qd" in flask(shop, "--app", "shop:create_app", "qd", "work", "--help").stdout.replace(
         "python -m ", ""
@@ -124,13 +124,13 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
 def test_an_unknown_key_is_refused_by_name(shop: Framed):
     text = (shop.root / "shop.py").read_text().replace('{"url":', '{"urls":')
     (shop.root / "shop.py").write_text(text)
-    done = flask(shop, "--app", "shop:create_app", "qd", "jobs")
+    done = flask(shop, "--app", "shop:create_app", "qd", "declared")
     assert done.returncode != 0
     assert "unknown key 'urls' in QD of the Flask app's config (did you mean 'url'?)" in done.stderr
 
 
 def test_an_app_without_the_extension_is_told_where_it_is_missing(framed: Callable[..., Framed]):
     bare = framed(shop="from flask import Flask\napp = Flask('shop')\n")
-    done = bare.qd("jobs", "--app", "qd.contrib.flask:found", FLASK_APP="shop")
+    done = bare.qd("declared", "--app", "qd.contrib.flask:found", FLASK_APP="shop")
     assert done.returncode == 78
     assert "the Flask app shop has no qd: call QdFlask().init_app(app) where it is made" in done.stderr

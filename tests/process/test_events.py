@@ -273,6 +273,6 @@ def test_queued_listeners_and_commands_run_on_a_worker(shop: Project, witness: W
     work.stop()
     assert witness.starting("at once") == ["at once 7"]
     assert witness.starting("thanks") == ["thanks 7 USD jobs.thank"]
-    listed = shop.qd("jobs").stdout
+    listed = shop.qd("declared").stdout
     for name in ("jobs.thank", "books.paid", "mail.invoice"):
         assert name in listed

@@ -47,7 +47,7 @@ call = "jobs:touch"
 cron = "* * * * * *"
 
 [schedule.entries.command]
-qd = "jobs"
+qd = "declared"
 in_background = true
 without_overlapping = true
 every = "500ms"

@@ -39,7 +39,7 @@ EACH_KIND = """
 app.schedule(report.bind(7)).every_minute().name("job")
 app.schedule(lambda: note("call")).every_minute().name("call")
 app.schedule.shell("echo shell >> witness").every_minute().name("shell")
-app.schedule.qd("jobs").every_minute().name("qd")
+app.schedule.qd("declared").every_minute().name("qd")
 """
 
 PRINTS = """

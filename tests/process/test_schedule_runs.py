@@ -191,7 +191,7 @@ def test_a_function_may_send_jobs_and_a_command_of_qds_reads_the_same_configurat
         @app.job("mail")
         def mail(n: int) -> None: ...
         add("send", lambda: mail.dispatch(7))
-        add("list", ("jobs", "--json"), output=Path("list.json"))
+        add("list", ("declared", "--json"), output=Path("list.json"))
         """
     )
     driven.project.allowed.add("list.json")

@@ -113,7 +113,7 @@ SHOWING = [
     ["config", "show"],
     ["config", "show", "--json"],
     ["status", "--json"],
-    ["jobs"],
+    ["declared"],
     ["health"],
     ["doctor"],
 ]
@@ -223,8 +223,8 @@ COMMANDS = [
     ["status", "--json"],
     ["health"],
     ["doctor"],
-    ["jobs"],
-    ["jobs", "--json"],
+    ["declared"],
+    ["declared", "--json"],
     ["pause", RED],
     ["resume", RED],
 ]
@@ -238,7 +238,7 @@ COMMANDS += [
 ]
 COMMANDS += [
     ["status", "-c", RED],
-    ["jobs", "--app", RED],
+    ["declared", "--app", RED],
     ["status", "--config", RED],
     [RED],
     ["restart", "--wait", RED],

@@ -136,7 +136,7 @@ SHELL = "shell = 'ls'"
     ("keys", "says"),
     [
         ("every = 1", "nothing says what it runs: add job, call, shell or qd"),
-        ("shell = 'ls', qd = 'jobs', every = 1", "shell and qd both say what it runs"),
+        ("shell = 'ls', qd = 'declared', every = 1", "shell and qd both say what it runs"),
         (SHELL, "nothing says when it runs: add cron or every"),
         (f"{SHELL}, every = 1, cron = '* * * * *'", "cron and every both say when"),
         (f"{SHELL}, every = 1, queue = 'a'", "queue does not go with shell, that is about jobs"),

@@ -32,7 +32,7 @@ COMMANDS = {
     "up": ("maintenance", "up"),
     "dispatch": ("queues", "dispatch"),
     "run": ("queues", "run"),
-    "jobs": ("queues", "jobs"),
+    "declared": ("queues", "declared"),
     "job": ("job", "job"),
     "clear": ("queues", "clear"),
     "cancel": ("cancel", "cancel"),

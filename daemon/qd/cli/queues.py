@@ -252,21 +252,21 @@ def plain(result: object) -> Any:
         return repr(result)
 
 
-# -- jobs
+# -- declared
 
 
 @click.command()
 @context.options
-def jobs() -> None:
+def declared() -> None:
     """List the jobs that the app declares."""
     registry = app()._registry
-    declared = [found for name in registry.names() if (found := registry.get(name))]
+    jobs = [found for name in registry.names() if (found := registry.get(name))]
     if context.given().json:
-        return output.document({"jobs": [described(job) for job in declared]})
-    if not declared:
+        return output.document({"jobs": [described(job) for job in jobs]})
+    if not jobs:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
     head = ("job", "queue", "options", "declared at")
-    output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in declared])
+    output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in jobs])
 
 
 def options_of(job: Declared) -> dict[str, Any]:

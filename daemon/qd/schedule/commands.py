@@ -14,7 +14,7 @@ GROUPS = {
     "embedded": ("status", "stop"),
 }
 COMMANDS = (
-    "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "jobs", "job", "clear",
+    "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
     "cancel", *GROUPS, "doctor", "init", "migrate",
 )  # fmt: skip
 ENDLESS = {("work",), ("schedule", "work")}
