@@ -27,7 +27,7 @@ class Keeper:
         self.told: list[str] = []
         self.key: bytes | None = None
         self.at, self._first = max(ASKED, imported), True
-        voice = SimpleNamespace(tell=lambda word, *, rolling, at=0: self.told.append("rolling" if rolling else word))
+        voice = SimpleNamespace(tell=lambda message: self.told.append("rolling" if message.rolling else "restart"))
         forked = now() - int((self.at - imported) * 1e9)
         hands = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), voice=voice)
         wire = SimpleNamespace(call=lambda command, *names: [self.key, *[None] * (len(names) - 1)])
