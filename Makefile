@@ -39,11 +39,12 @@ compiled: $(STAMP)
 collected: compiled
 	-@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
+# With QD_TESTS_EXEC=1 programs are executed as users do it, not forked from a warm process (tests/support/warm.py).
 faults: $(STAMP)
-	@$(BIN)/python -m pytest -m "fault and not slow" --reliability=docs/reliability.md $(ARGS)
+	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m "fault and not slow" --reliability=docs/reliability.md $(ARGS)
 
 soak: $(STAMP)
-	@$(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
+	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
 
 check: static test
 

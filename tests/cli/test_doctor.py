@@ -21,6 +21,7 @@ from qd.connectors.redis.wire import Wire
 from qd.payload import make
 from tests.cli.conftest import report
 from tests.cli.test_look import on_a_terminal
+from tests.support import warm
 from tests.support.certificates import Certificates
 from tests.support.clock import eventually
 from tests.support.doctor import doctor, edited
@@ -89,7 +90,7 @@ def test_it_writes_nothing_into_the_server(shop: Project, redis: Client) -> None
 
 def test_it_is_ended_by_ctrl_c_as_every_command(shop: Project) -> None:
     shop.jobs("import time\ntime.sleep(60)\napp = 1")
-    process = subprocess.Popen([*QD, "doctor"], cwd=shop.root, env=shop.env(), stdout=subprocess.PIPE)
+    process = warm.Popen([*QD, "doctor"], cwd=shop.root, env=shop.env(), stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"ok    configuration: ")  # a line comes as soon as it is known
     process.send_signal(signal.SIGINT)

@@ -611,6 +611,7 @@ def test_a_name_server_that_hangs_in_c_is_69_soon(project: Callable[..., Project
 
 def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
     shop = project()
+    shop.fresh = True  # what it imports is the point
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--allow-none']\n"
     code += "try:\n    main()\nfinally:\n"
     code += (
@@ -704,6 +705,7 @@ def test_live_is_asked_alone(qd: Run) -> None:
 
 def test_live_loads_no_configuration_and_no_connector(project: Callable[..., Project]) -> None:
     shop = project()
+    shop.fresh = True  # what it imports is the point
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--live']\ntry:\n    main()\n"
     code += "finally:\n    print(*[n for n in ('qd.config', 'qd.connectors', 'hiredis', 'ssl') if n in sys.modules])"
     done = shop.python(code.replace("finally", "except SystemExit"))

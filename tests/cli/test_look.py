@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import pty
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
 from tests.cli.conftest import Run, document, done, report
+from tests.support import warm
 from tests.support.procs import QD
 from tests.support.project import Project
 from tests.support.resp import Client
@@ -220,7 +220,7 @@ def test_a_narrow_terminal_is_given_what_fits(project: Callable[..., Project], r
 def on_a_terminal(command: list[str], columns: int, shop: Project) -> tuple[int, str]:
     """Exit code and output of a program that believes in a terminal."""
     ours, theirs = pty.openpty()
-    program = subprocess.Popen(command, cwd=shop.root, env=shop.env(COLUMNS=str(columns)), stdout=theirs, stdin=theirs)
+    program = warm.Popen(command, cwd=shop.root, env=shop.env(COLUMNS=str(columns)), stdout=theirs, stdin=theirs)
     os.close(theirs)
     said = b""
     with contextlib.suppress(OSError):  # a terminal whose other end is closed

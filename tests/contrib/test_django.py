@@ -11,6 +11,7 @@ from datetime import datetime
 import pytest
 
 from tests.contrib.conftest import PYTHON, Framed
+from tests.support import warm
 from tests.support.marks import FAILED
 from tests.support.procs import waiting
 from tests.support.pushing import failed
@@ -115,7 +116,7 @@ def witness(shop: Framed) -> Witness:
 
 
 def manage(shop: Framed, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [PYTHON, "manage.py", *words],
         cwd=shop.root,
         env=shop.env(**env),
@@ -170,7 +171,7 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
 
 def test_manage_may_be_called_from_another_folder(shop: Framed):
     words = [PYTHON, str(shop.root / "manage.py"), "qd", "declared"]
-    done = subprocess.run(words, cwd="/", env=shop.env(), capture_output=True, text=True, timeout=30, check=False)
+    done = warm.run(words, cwd="/", env=shop.env(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, "apay" in done.stdout) == (0, True), done.stderr
 
 

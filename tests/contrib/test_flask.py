@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.contrib.conftest import PYTHON, Framed
+from tests.support import warm
 from tests.support.resp import Client
 from tests.support.witness import Witness
 
@@ -69,7 +70,7 @@ def witness(shop: Framed) -> Witness:
 
 
 def flask(shop: Framed, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [PYTHON, "-m", "flask", *words],
         cwd=shop.root,
         env=shop.env(),

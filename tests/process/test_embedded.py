@@ -21,6 +21,7 @@ from qd.embedded import places, server
 from qd.embedded.home import Address
 from qd.errors import ConfigError
 from qd.process import vitals
+from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.peers import missing
 from tests.support.project import SOURCE, MakeProject, Project, ready
@@ -66,7 +67,7 @@ def starter(root: Path) -> subprocess.Popen[str]:
     """A process that wants the server, says its url, and waits for its end."""
     code = "import sys; from pathlib import Path; from qd import embedded\n"
     code += "print(embedded.resolve('embedded:', Path(sys.argv[1])), flush=True); sys.stdin.read()"
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", code, str(root)],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.procs import QD
 from tests.support.project import Project
@@ -40,7 +41,7 @@ def test_no_workers_runs_jobs_in_this_very_process_with_its_input(shop: Project,
     shop.jobs(JOBS + ask)
     push_laravel(redis, "ask", timeout=1)
     command = [*QD, "work", "-w", "0", "--once"]
-    process = subprocess.Popen(
+    process = warm.Popen(
         command, cwd=shop.root, env=shop.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     output, _ = process.communicate("typed\n", timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from qd.cli.schedule.minute import AWAY, MINUTE, minute_of
+from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.moved import MovedServer
 from tests.support.procs import QD, Procs
@@ -290,7 +290,7 @@ def test_a_server_that_is_away_to_the_end_of_the_minute_is_69(project: MakeProje
     shop, _ = shop_of(project, 'app.schedule(report.using(connection="other").bind(7)).every_minute().name("job")\n')
     shop.config(f'[connections.other]\nurl = "unix://{shop.root}/nobody.sock"\n')
     over = f"from qd.cli.schedule import minute; minute.GRACE = -{MINUTE}; from qd.cli.main import main; main()"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", over, "schedule", "run", "--reason"], cwd=shop.root, env=shop.env(), capture_output=True,
         text=True, check=False,
     )  # fmt: skip

@@ -146,6 +146,7 @@ def loaded() -> None:
 """
     )
     shop = project(jobs=source)
+    shop.fresh = True  # what it imports is the point
     witness = Witness(shop)
     work = shop.work("-w", "1")
     push(redis, "loaded")

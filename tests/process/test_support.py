@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.peers import missing
 from tests.support.procs import Procs
@@ -77,3 +82,91 @@ def test_project_runs_in_its_own_folder_with_its_own_server(project, server):
     one = project()
     assert one.python("import os; print(os.getcwd())").stdout.strip() == str(one.root)
     assert server.url in (one.root / "qd.toml").read_text()
+
+
+# -- forks of the warm process (support/warm.py)
+
+SAME = {
+    "arguments": "import sys; print(sys.argv, sys.orig_argv, sys.path, sys.stdin, sys.stdout, sys.stderr)",
+    "main": "print(sorted(map(str, globals().items())))",
+    "environment": "import os; print(sorted(os.environ.items()), os.getcwd(), os.umask(0))",
+    "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')))",
+    "family": "import os; p = os.getpid(); print(os.getppid(), os.getpgid(0) == p, os.getsid(0) == p)",
+    "signals": "from signal import *; print([getsignal(s) for s in valid_signals()], pthread_sigmask(SIG_BLOCK, []))",
+    "title": "import setproctitle as s; s.setproctitle('x' * 200); print(open('/proc/self/cmdline').read().rstrip('\\0'))",
+    "threads": "import os, threading; print(threading.get_native_id() == threading.main_thread().native_id == os.getpid())",
+    "end": "import atexit, threading, time; atexit.register(print, 'end'); threading.Thread(target=print, args='t').start()",
+    "error": "def f(): raise KeyError(1)\nf()",
+    "message": "raise SystemExit('over')",
+    "code": "raise SystemExit(3)",
+    "interrupt": "raise KeyboardInterrupt",
+    "stdout": "import os; os.close(1); print('lost')",
+    "syntax": "syntax error(",
+    "open file": "import atexit; file = open('written', 'w'); atexit.register(file.write, 'text')",
+    "child": "import os; pid = os.fork() or exit(4); print(os.waitpid(pid, 0)[1])",
+    "full": "import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); print('lost'); sys.exit(5)",
+}
+
+
+@pytest.mark.parametrize("code", SAME.values(), ids=SAME)
+def test_forked_program_behaves_like_an_executed_one(tmp_path, code: str):
+    words = [sys.executable, "-c", code, "word"]
+    ends = []
+    for fresh in (False, True):
+        done = warm.run(
+            words, fresh=fresh, cwd=tmp_path, env=os.environ, capture_output=True, text=True, start_new_session=True
+        )
+        written = {file.name: file.read_text() for file in tmp_path.iterdir()}
+        ends.append((done.returncode, done.stdout, done.stderr, written))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    "more", [{"fresh": True}, {"env": {**os.environ, "PYTHONHASHSEED": "1"}}, {"env": None}, {"pass_fds": [2]}],
+    ids=["fresh", "hash seed", "no environment", "descriptors"],
+)  # fmt: skip
+def test_program_is_executed_where_a_fork_would_differ(tmp_path, monkeypatch, more: dict[str, Any]):
+    monkeypatch.delenv("QD_TESTS_EXEC", raising=False)
+    assert preloaded(tmp_path) == f"{warm.POSSIBLE}\n"
+    assert preloaded(tmp_path, **more) == "False\n"
+
+
+def test_variable_has_all_programs_executed(tmp_path, monkeypatch):
+    monkeypatch.setenv("QD_TESTS_EXEC", "1")
+    assert preloaded(tmp_path) == "False\n"
+
+
+def preloaded(folder: Path, **more: Any) -> str:
+    words = [sys.executable, "-c", "import sys; print('qd.cli.work' in sys.modules)"]
+    found: str = warm.run(words, cwd=folder, capture_output=True, text=True, **{"env": os.environ, **more}).stdout
+    return found
+
+
+def test_forked_program_has_limits_mask_and_random_numbers_of_its_own(tmp_path, monkeypatch):
+    code = "import os, random, resource, uuid\nprint(resource.getrlimit(resource.RLIMIT_CORE), os.umask(0))\n"
+    code += "print(random.random(), uuid.uuid4())"
+    limit, mask = resource.getrlimit(resource.RLIMIT_CORE), os.umask(0o27)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, limit[1]))
+        words = [sys.executable, "-c", code]
+        one, two = (
+            warm.run(words, cwd=tmp_path, env=os.environ, capture_output=True, text=True).stdout.splitlines()
+            for _ in range(2)
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+        os.umask(mask)
+    assert one[0] == two[0] == f"{(0, limit[1])} {0o27}"
+    assert one[1] != two[1]
+
+
+def test_warm_process_ends_with_its_pytest_process(tmp_path):
+    code = "import os, sys\nfrom tests.support import warm\n"
+    code += "warm.run([sys.executable, '-c', ''], env=os.environ)\n"
+    code += "print(warm.WARM._process and warm.WARM._process.pid, flush=True)\n"
+    code += "os.kill(os.getpid(), 9)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(warm.ROOT), str(warm.SOURCE)])}
+    done = warm.run([sys.executable, "-c", code], fresh=True, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    if done.stdout != "None\n":
+        eventually(lambda: not psutil.pid_exists(int(done.stdout)), 20, what="the end of the warm process")

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.procs import QD
 from tests.support.project import SOURCE
 from tests.support.resp import Client
@@ -119,7 +120,7 @@ class Deployed:
         env = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
         env |= {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [*QD, *arguments, "--config", str(current / "qd.toml")]
-        return subprocess.run(command, cwd=current, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return warm.run(command, cwd=current, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     def log(self) -> str:
         """What qd has written, as supervisord keeps it."""

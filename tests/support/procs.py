@@ -15,6 +15,7 @@ from typing import IO
 
 import psutil
 
+from tests.support import warm
 from tests.support.clock import eventually
 
 QD = (sys.executable, "-m", "qd")
@@ -46,9 +47,10 @@ class Lines:
 class Procs:
     """A started program and its whole session: whatever it forks is found again by the session's number."""
 
-    def __init__(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(
+    def __init__(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], fresh: bool = False) -> None:
+        self.process = warm.Popen(
             [*arguments],
+            fresh=fresh,
             cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from qd import embedded
 from qd.cli.main import command
+from tests.support import warm
 from tests.support.procs import QD, Procs, waiting
 
 SOURCE = Path(__file__).resolve().parents[2] / "daemon"
@@ -32,11 +33,13 @@ START = 60.0  # seconds that a start may take on a machine that is busy with oth
 
 class Project:
     """`jobs` is the text of jobs.py (without an `app =` the usual imports and `app = Qd()` come first), `config` is
-    added to qd.toml. `run` is the runtime folder the project's processes see, empty again after a clean end."""
+    added to qd.toml. `run` is the runtime folder the project's processes see, empty again after a clean end. `fresh`: its
+    programs are executed, not forked from the warm process (support/warm.py)."""
 
     def __init__(self, root: Path, url: str, jobs: str = "", config: str = "") -> None:
         self.root, self.url = root, url
         self.run = Path(tempfile.mkdtemp(prefix="qd-run-"))
+        self.fresh = False
         self.started: list[Procs] = []
         self.program: Sequence[str] = QD  # of `qd work`
         self.allowed = set(ALLOWED)
@@ -59,7 +62,9 @@ class Project:
 
     def work(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
         """`qd work ...`, started. The test ends it; what it leaves running fails the test. within: words before it."""
-        procs = Procs([*within, *self.program, "work", *arguments], cwd=self.root, env=self.env(**env))
+        procs = Procs(
+            [*within, *self.program, "work", *arguments], cwd=self.root, env=self.env(**env), fresh=self.fresh
+        )
         self.started.append(procs)
         return procs
 
@@ -71,8 +76,9 @@ class Project:
 
     def qd(self, *arguments: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """`qd ...`, run to its end."""
-        return subprocess.run(
+        return warm.run(
             [*QD, *arguments],
+            fresh=self.fresh,
             cwd=self.root,
             env=self.env(**env),
             stdin=subprocess.DEVNULL,
@@ -105,8 +111,9 @@ class Project:
 
     def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
         """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
-        done = subprocess.run(
+        done = warm.run(
             [QD[0], "-c", textwrap.dedent(code)],
+            fresh=self.fresh,
             cwd=self.root,
             env=self.env(**env),
             stdin=subprocess.DEVNULL,
