@@ -34,7 +34,7 @@ class DjangoQd(Qd):
         install(self)
 
     @property
-    def said(self) -> dict[str, object]:
+    def _code_settings(self) -> dict[str, object]:
         """settings.QD counts as what Qd(...) was given. Raises ConfigError."""
         asked = asked_for()
         return {key: asked[key] for key in ("url", "imports") if asked.get(key)}
