@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import psutil
 
-from qd import embedded
+from qd.drivers import embedded
 
 GALLERY = Path(__file__).resolve().parent / "gallery"
 QD = (sys.executable, "-m", "qd")

@@ -11,9 +11,9 @@ from weakref import WeakSet
 import pytest
 from hypothesis import HealthCheck, settings
 
-from qd import masks
-from qd.config import Settings
-from qd.connectors.connections import Own
+from qd import redaction
+from qd.config.settings import Settings
+from qd.drivers.connections import ThreadConnections
 from tests.support import clock, reliability, stalls
 from tests.support.project import Project
 from tests.support.resp import Client
@@ -67,24 +67,24 @@ def kept_together(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def unhidden() -> Iterator[None]:
     """What a test has configured as a secret is a word like any other to those after it in this process."""
-    before = set(masks._hidden), masks._pattern
+    before = set(redaction._hidden), redaction._pattern
     yield
-    masks._hidden.clear()
-    masks._hidden.update(before[0])
-    masks._pattern = before[1]
+    redaction._hidden.clear()
+    redaction._hidden.update(before[0])
+    redaction._pattern = before[1]
 
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test's apps have opened is closed with it. The collector may take a socket before the app that would close it:
     that warns, in whichever test it happens."""
-    made, begin = WeakSet[Own](), Own.__init__
+    made, begin = WeakSet[ThreadConnections](), ThreadConnections.__init__
 
-    def begun(own: Own, settings: Settings) -> None:
+    def begun(own: ThreadConnections, settings: Settings) -> None:
         begin(own, settings)
         made.add(own)
 
-    monkeypatch.setattr(Own, "__init__", begun)
+    monkeypatch.setattr(ThreadConnections, "__init__", begun)
     yield
     for own in list(made):
         own.close()

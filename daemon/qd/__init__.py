@@ -15,9 +15,9 @@ __version__ = "0.1.0"
 # public name -> the module that defines it
 _HOMES = {
     "ArgumentError": "qd.errors",
-    "Batch": "qd.bus.batch",
+    "Batch": "qd.dispatch.batch",
     "BatchFinished": "qd.errors",
-    "BatchState": "qd.connectors.batches",
+    "BatchState": "qd.drivers.types",
     "Call": "qd.jobs",
     "DeclarationError": "qd.errors",
     "Duration": "qd.jobs",
@@ -28,7 +28,7 @@ _HOMES = {
     "JobFunction": "qd.jobs",
     "JobInterrupted": "qd.errors",
     "JobTimeout": "qd.errors",
-    "Keyed": "qd.bus.send",
+    "Keyed": "qd.dispatch.dispatcher",
     "LeaseLost": "qd.errors",
     "Limiter": "qd.locks",
     "Lock": "qd.locks",
@@ -43,14 +43,14 @@ _HOMES = {
     "Provided": "qd.arguments",
     "Qd": "qd.app",
     "QdError": "qd.errors",
-    "Queue": "qd.bus.send",
-    "RunningJob": "qd.bus.running",
+    "Queue": "qd.dispatch.dispatcher",
+    "RunningJob": "qd.jobs.context",
     "Scheduled": "qd.schedule",
     "SendOptions": "qd.jobs",
     "Serialized": "qd.arguments",
     "Serializer": "qd.arguments",
     "UnknownBatch": "qd.errors",
-    "current_job": "qd.bus.running",
+    "current_job": "qd.jobs.context",
     "provided": "qd.arguments",
 }
 

@@ -1,16 +1,14 @@
 # The public names, for type checkers. `_HOMES` in __init__.py loads the same names at run time.
 
 from qd.app import Qd as Qd
-from qd.arguments import Provided as Provided
-from qd.arguments import Serialized as Serialized
-from qd.arguments import Serializer as Serializer
-from qd.arguments import provided as provided
-from qd.bus.batch import Batch as Batch
-from qd.bus.running import RunningJob as RunningJob
-from qd.bus.running import current_job as current_job
-from qd.bus.send import Keyed as Keyed
-from qd.bus.send import Queue as Queue
-from qd.connectors.batches import BatchState as BatchState
+from qd.arguments.injection import Provided as Provided
+from qd.arguments.injection import Serialized as Serialized
+from qd.arguments.injection import Serializer as Serializer
+from qd.arguments.injection import provided as provided
+from qd.dispatch.batch import Batch as Batch
+from qd.dispatch.dispatcher import Keyed as Keyed
+from qd.dispatch.dispatcher import Queue as Queue
+from qd.drivers.types import BatchState as BatchState
 from qd.errors import ArgumentError as ArgumentError
 from qd.errors import BatchFinished as BatchFinished
 from qd.errors import DeclarationError as DeclarationError
@@ -26,17 +24,19 @@ from qd.errors import NoResult as NoResult
 from qd.errors import NotInJob as NotInJob
 from qd.errors import QdError as QdError
 from qd.errors import UnknownBatch as UnknownBatch
-from qd.jobs import Call as Call
-from qd.jobs import Duration as Duration
-from qd.jobs import Handle as Handle
-from qd.jobs import Job as Job
-from qd.jobs import JobFunction as JobFunction
-from qd.jobs import Middleware as Middleware
-from qd.jobs import NeverSent as NeverSent
-from qd.jobs import Options as Options
-from qd.jobs import SendOptions as SendOptions
-from qd.locks import Limiter as Limiter
-from qd.locks import Lock as Lock
-from qd.schedule import Scheduled as Scheduled
+from qd.jobs.context import RunningJob as RunningJob
+from qd.jobs.context import current_job as current_job
+from qd.jobs.job import Call as Call
+from qd.jobs.job import Job as Job
+from qd.jobs.job import JobFunction as JobFunction
+from qd.jobs.job import NeverSent as NeverSent
+from qd.jobs.plan import Duration as Duration
+from qd.jobs.plan import Handle as Handle
+from qd.jobs.plan import Middleware as Middleware
+from qd.jobs.plan import Options as Options
+from qd.jobs.plan import SendOptions as SendOptions
+from qd.locks.limiter import Limiter as Limiter
+from qd.locks.lock import Lock as Lock
+from qd.schedule.builder import Scheduled as Scheduled
 
 __version__: str

@@ -2,7 +2,7 @@
 
 app = Qd(imports=["shop.mail"])
 @app.job("mail.welcome", queue="mail")      jobs/declare.py
-welcome.dispatch("a@b.c")                   jobs/calls.py -> bus/send.py -> connectors
+welcome.dispatch("a@b.c")                   jobs/job.py -> dispatch/dispatcher.py -> connectors
 qd work                                     app._load(), then app._registry and app._listeners
 """
 
@@ -15,38 +15,30 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from qd.arguments import Serializer
-from qd.bus.batch import Batch, BatchCall, batch_in_hand
-from qd.bus.chain import Chain
-from qd.bus.handlers import Handles
-from qd.bus.hooks import PayloadHook
-from qd.bus.own import extension, own_drivers
-from qd.bus.send import Keyed, Queue
-from qd.bus.services import Services, limit_of
-from qd.connectors.drivers import loaded
+from qd.arguments.injection import Serializer
+from qd.dispatch.batch import Batch, BatchCall, batch_in_hand
+from qd.dispatch.chain import Chain
+from qd.dispatch.dispatcher import Keyed, Queue
+from qd.dispatch.extensions import extension, own_drivers
+from qd.dispatch.handlers import Handles
+from qd.dispatch.route import PayloadHook
+from qd.dispatch.services import Services, limit_of
+from qd.drivers.connections import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
-from qd.jobs import (
-    Call,
-    Declare,
-    Duration,
-    Handle,
-    Job,
-    JobFunction,
-    Options,
-    Place,
-    Plan,
-    SendOptions,
-)
-from qd.jobs.calls import caller, plan_of
-from qd.schedule import Schedule
+from qd.jobs.declare import Declare
+from qd.jobs.job import Call, Job, JobFunction, caller, plan_of
+from qd.jobs.plan import Duration, Handle, Options, Place, Plan, SendOptions
+from qd.schedule.declare import Schedule
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
 
-    from qd.config import Settings
-    from qd.locks import Limiter, Lock
-    from qd.testing import Fake
+    from qd.config.settings import Settings
+    from qd.locks.limiter import Limiter
+    from qd.locks.lock import Lock
+    from qd.testing.fake import Fake
+
 
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
@@ -188,7 +180,7 @@ class Qd:
         ttl: seconds after which it falls free when nobody gives it back; renew: it is extended while this process lives.
         timeout: seconds that `with` waits, None: without end. connection: None is the default one. Raises ArgumentError.
         """
-        from qd.locks import Lock  # loaded by those who lock
+        from qd.locks.lock import Lock  # loaded by those who lock
 
         return Lock(self.connections, self._listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
 
@@ -197,7 +189,7 @@ class Qd:
     ) -> Limiter:
         """At most `most` starts in any `per` seconds, on all hosts together; without figures those of app.limit(name). With
         RateLimited(name) on the same connection they are counted together. Raises DeclarationError."""
-        from qd.locks import Limiter
+        from qd.locks.limiter import Limiter
 
         return Limiter(self.connections, name, self._services.limits.figures(name, most, per), connection=connection)
 
@@ -239,7 +231,7 @@ class Qd:
                 f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
                 " the job with `using(after_commit=True)`"
             )
-        joined: Callable[..., AbstractContextManager[None]] = loaded("qd.connectors.database.joining:joined")
+        joined: Callable[..., AbstractContextManager[None]] = loaded("qd.drivers.database.joined:joined")
         return joined(self.connections, session, connection)
 
     def emit(self, event: Event) -> None:
@@ -308,10 +300,10 @@ class Qd:
 
     def extend(self, driver: str, factory: Callable[..., object]) -> None:
         """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
-        object that does what qd.connectors.base.Connector says.
+        object that does what qd.drivers.base.Connector says.
 
-        For `qd work` it is factory(settings, who), who a qd.connectors.reserver.Reserver, and the object also does what
-        qd.connectors.keeping.Keeping says. Raises DeclarationError: the word is taken.
+        For `qd work` it is factory(settings, who), who a qd.drivers.base.Reserver, and the object also does what
+        qd.drivers.base.Keeping says. Raises DeclarationError: the word is taken.
         """
         self.connections.own[driver] = extension(driver, factory, self.connections.own)
 
@@ -334,6 +326,6 @@ def url_of(client: Redis | RedisCluster, url: str | None) -> str:
     """Raises ConfigError: two servers are given, or a client that qd cannot connect as."""
     if url is not None:
         raise ConfigError("Qd(...) takes a url or redis=, not both: each names the server of the default connection")
-    from qd.connectors.redis import client_url  # only an app with a client
+    from qd.drivers.redis import client_url  # only an app with a client
 
     return client_url.url_of(client)

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 from setproctitle import setproctitle
 
 from qd import __version__, config
-from qd.config import Settings
+from qd.config.file import VARIABLES
+from qd.config.settings import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
-from qd.masks import mask_url
-from qd.master.loop import MOST, Master
-from qd.master.plan import Plan
-from qd.process import systemd, vitals
-from qd.process.hands import Hands, Seat
+from qd.master.code import Assignment, ChildContext, MasterPlan
+from qd.master.master import MOST, Master
+from qd.process import proc, systemd
 from qd.process.scoreboard import Role
-from qd.variables import VARIABLES
+from qd.redaction import mask_url
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.connectors.reserver import Factory
+    from qd.drivers.base import Factory
     from qd.worker.template import Serve
+
 
 NAMED = 5  # jobs that a warning about their queue names
 Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
@@ -42,7 +42,7 @@ def run(load: Load) -> int:
     settings = load(None)
     if settings.work.workers == 0 and not settings.work.only_schedule:
         config.check_work(settings)
-        from qd.inline import run_inline  # for breakpoints: no master at all
+        from qd.foreground import run_inline  # for breakpoints: no master at all
 
         return run_inline(settings, load, token(), announce)
     log = Log("master", format=settings.work.log_format, level=settings.work.log_level, write=Unblocked())
@@ -66,13 +66,13 @@ def run(load: Load) -> int:
     return master.run()
 
 
-def planned_anew(load: Load) -> Plan:
+def planned_anew(load: Load) -> MasterPlan:
     """The plan of a reload, with the variables of the file as they are now. Children of the plan before keep theirs."""
     VARIABLES.put(VARIABLES.read())
     return plan_of(load(None), load)
 
 
-def plan_of(settings: Settings, load: Load) -> Plan:
+def plan_of(settings: Settings, load: Load) -> MasterPlan:
     """What the master needs of the settings, and the bodies of its children."""
     work = settings.work
     if work.workers > MOST:
@@ -83,7 +83,7 @@ def plan_of(settings: Settings, load: Load) -> Plan:
         raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
     config.check_work(settings)
     bodies = Bodies(settings, load)
-    return Plan(work, bodies.template, bodies.fresh, bodies.keeper)
+    return MasterPlan(work, bodies.template, bodies.fresh, bodies.keeper)
 
 
 class Bodies:
@@ -93,23 +93,23 @@ class Bodies:
         self.settings, self._load = settings, load
         self._variables = VARIABLES.found
 
-    def template(self, hands: Hands, line: Any) -> int:
+    def template(self, hands: ChildContext, line: Any) -> int:
         from qd.worker import template
 
         return template.run(self._ours(hands), line, self.settings, self._complete, self._seats)
 
-    def fresh(self, hands: Hands, seat: Seat) -> int:
+    def fresh(self, hands: ChildContext, seat: Assignment) -> int:
         from qd.worker import template
 
         return template.run_fresh(self._ours(hands), seat, self.settings, self._complete, self._seats)
 
-    def keeper(self, hands: Hands, line: Any, resolved: str, also: tuple[str, ...]) -> int:
-        from qd.keeper import loop
+    def keeper(self, hands: ChildContext, line: Any, resolved: str, also: tuple[str, ...]) -> int:
+        from qd.keeper import keeper as loop
 
         found = config.from_json(resolved.encode())
         return loop.run(self._ours(hands), line, found, also, own_of(found))
 
-    def _ours(self, hands: Hands) -> Hands:
+    def _ours(self, hands: ChildContext) -> ChildContext:
         """A child's hands. Its environment is that of its plan, also where a reload was refused since."""
         VARIABLES.put(self._variables)
         return replace(hands, log=hands.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
@@ -125,9 +125,9 @@ class Bodies:
         work = self.settings.work
         if not work.runs_schedule or not (work.only_schedule or app.schedule.here(app.settings.env)):
             return boot.serve
-        from qd.scheduler import serve as scheduler
+        from qd.scheduler import process
 
-        serves = {Role.WORKER: boot.serve, Role.SCHEDULER: scheduler.serve}
+        serves = {Role.WORKER: boot.serve, Role.SCHEDULER: process.serve}
         return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
 
 
@@ -183,7 +183,7 @@ def announce(
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)
     if os.geteuid() == 0:
         hint = "give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
-        log.line("info" if vitals.in_container() else "warning", "master.is_root", {"hint": hint})
+        log.line("info" if proc.in_container() else "warning", "master.is_root", {"hint": hint})
     if only and not entries:
         hint = (
             "declare entries with app.schedule(...) or in [schedule.entries.NAME]; HUP then reads them, or `qd restart`"

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from qd.masks import masked
 from qd.process.descriptors import identity
+from qd.redaction import redact
 from qd.traces import shown
 
 PATIENCE = 3.0  # seconds that a worker waits for whoever reads its lines
@@ -92,7 +92,7 @@ class Unblocked:
             return False
 
 
-class Patient(Unblocked):
+class WaitingLogWriter(Unblocked):
     """Waits for a slow reader, but not for ever. After a line that found none it drops at once, until there is room."""
 
     def __call__(self, line: bytes) -> None:
@@ -166,7 +166,7 @@ class Log:
         if LEVELS[level] < self.least:
             return
         make = as_json if self.format == "json" else as_text
-        line = masked(make(time.time(), level, self.role, event, fields))
+        line = redact(make(time.time(), level, self.role, event, fields))
         self.write(line.encode("utf-8", "backslashreplace"))
 
 

@@ -1,6 +1,6 @@
 """Tracebacks as people read them: the frames of the app and of its libraries, without those of qd and of importlib.
 
-    job raised      worker/attempt.py, bus/pipeline.py, ... jobs.py, worker/alarm.py   ->  jobs.py
+    job raised      worker/attempt.py, jobs/pipeline.py, ... jobs.py, worker/timeout.py   ->  jobs.py
     app imported    worker/template.py, importlib ... shop/queue.py                    ->  shop/queue.py
 
 With `--log-level debug` all frames are kept.

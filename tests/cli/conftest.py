@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from qd.cli.failed import progress
+from qd.cli.failed import retry
 from qd.cli.main import command
-from qd.connectors.redis.wire import Wire
+from qd.drivers.redis.connection import RedisConnection
 from tests.support.resp import Client
 from tests.support.server import Server
 
@@ -44,21 +44,23 @@ def configured(folder: Path, server: Server) -> Callable[[str], None]:
 @pytest.fixture
 def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's clock stands, for the test and for the `qd` that it runs in this process: ages are exact."""
-    moment, call, call_many, asked = redis.call("TIME"), Wire.call, Wire.call_many, Client.call
+    moment, call, call_many, asked = redis.call("TIME"), RedisConnection.call, RedisConnection.call_many, Client.call
 
-    def many(wire: Wire, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def many(wire: RedisConnection, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         replies = call_many(wire, commands)
         return [moment if command == ("TIME",) else reply for command, reply in zip(commands, replies, strict=True)]
 
-    monkeypatch.setattr(Wire, "call", lambda wire, *words: moment if words == ("TIME",) else call(wire, *words))
-    monkeypatch.setattr(Wire, "call_many", many)
+    monkeypatch.setattr(
+        RedisConnection, "call", lambda wire, *words: moment if words == ("TIME",) else call(wire, *words)
+    )
+    monkeypatch.setattr(RedisConnection, "call_many", many)
     monkeypatch.setattr(Client, "call", lambda client, *words: moment if words == ("TIME",) else asked(client, *words))
 
 
 @pytest.fixture
 def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command that takes long says nothing of how far it has come: on a busy machine each may."""
-    monkeypatch.setattr(progress, "EVERY", 3600.0)
+    monkeypatch.setattr(retry, "EVERY", 3600.0)
 
     def run(*words: str) -> Result:
         return CliRunner().invoke(command, words, prog_name="qd")

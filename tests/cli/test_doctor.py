@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from qd import __version__
-from qd.cli.checks import server
-from qd.connectors.redis import rights
-from qd.connectors.redis.wire import Wire
-from qd.payload import make
+from qd.cli.checks import servers
+from qd.drivers.redis import acl
+from qd.drivers.redis.connection import RedisConnection
+from qd.payload.build import make
 from tests.cli.conftest import report
 from tests.cli.test_look import on_a_terminal
 from tests.support import warm
@@ -373,7 +373,7 @@ def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     texts = [path.read_text() for path in folder.glob("*.lua") if path.stem not in others]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     called.remove("SET")  # of unique jobs and locks: not each worker needs it
-    tried = [*rights.quiet_tries("", "q"), *rights.writing_tries("", "q")]
+    tried = [*acl.quiet_tries("", "q"), *acl.writing_tries("", "q")]
     assert called - {str(one[0]) for one in tried} == set()
 
 
@@ -391,26 +391,26 @@ def test_a_certificate_that_is_not_checked(shop: Project, tmp_path: Path) -> Non
 
 
 def test_a_clock_that_is_wrong(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = server.clock
-    wire = Wire(own.url)
-    assert server.skew(wire, "redis").sign == "ok"
-    monkeypatch.setattr(server, "clock", lambda: real() + 30)
-    line = server.skew(wire, "redis")
+    real = servers.clock
+    wire = RedisConnection(own.url)
+    assert servers.skew(wire, "redis").sign == "ok"
+    monkeypatch.setattr(servers, "clock", lambda: real() + 30)
+    line = servers.skew(wire, "redis")
     assert line.sign == "warn"
     assert re.fullmatch(
         r"this clock is (2[5-9]|3[0-5])\.\d s ahead of the server's", line.value
     )  # as slow as its answer is
-    monkeypatch.setattr(server, "clock", lambda: real() - 90)
-    line = server.skew(wire, "redis")
+    monkeypatch.setattr(servers, "clock", lambda: real() - 90)
+    line = servers.skew(wire, "redis")
     assert line.sign == "fail"
     assert re.fullmatch(r"this clock is (8[5-9]|9[0-5])\.\d s behind the server's", line.value)
     wire.close()
 
 
 def test_a_server_that_is_far_away(own: Server) -> None:
-    wire = Wire(own.url)
+    wire = RedisConnection(own.url)
     times = iter([0.02] * 50)
-    line = server.latency(wire, "redis", lambda _: next(times))
+    line = servers.latency(wire, "redis", lambda _: next(times))
     assert (line.sign, "20.00 ms p50" in line.value, "at most 50 jobs a second" in line.value) == ("warn", True, True)
 
 
@@ -419,7 +419,7 @@ def test_a_server_that_is_far_away(own: Server) -> None:
     [({"redis_version": "6.0.16"}, "fail"), ({"redis_version": "6.2.0"}, "ok"), ({"valkey_version": "8.1.1"}, "ok")],
 )
 def test_versions(facts: dict[str, str], sign: str) -> None:
-    assert server.version("redis", facts).sign == sign
+    assert servers.version("redis", facts).sign == sign
 
 
 def test_an_embedded_server_is_not_started(shop: Project) -> None:

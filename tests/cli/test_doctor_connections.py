@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from qd.bus.at_once import LIMITS as SYNC
-from qd.connectors.base import Limits
-from qd.connectors.failover import LIMITS as FAILOVER
-from qd.connectors.null import LIMITS as NULL
+from qd.dispatch.sync import LIMITS as SYNC
+from qd.drivers.send_only import LIMITS as FAILOVER
+from qd.drivers.send_only import NULL_LIMITS as NULL
+from qd.drivers.types import Gaps
 from tests.support.project import MakeProject, Project
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.sentinel import Sentinel
@@ -18,7 +18,7 @@ EACH = [("sync", SYNC), ("null", NULL), ("failover", FAILOVER)]
 
 
 @pytest.mark.parametrize(("driver", "limits"), EACH, ids=[row[0] for row in EACH])
-def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str, limits: Limits) -> None:
+def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str, limits: Gaps) -> None:
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
     more = 'connections = ["redis"]\n' if driver == "failover" else ""
     shop.config(f'[connections.x]\ndriver = "{driver}"\n{more}')

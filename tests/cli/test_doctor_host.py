@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from qd.cli.checks import host, supervisord, systemd
-from qd.cli.checks.finding import Finding
+from qd.cli.checks import Finding, supervisors
+from qd.cli.checks import project as host
 from qd.cli.checks.project import Project as Looked
-from qd.process import live
+from qd.process import liveness
 from tests.support.doctor import Line, doctor, edited
 from tests.support.procs import QD
 from tests.support.project import Project
@@ -63,7 +63,7 @@ def setting_of(line: Finding) -> str:
     ],
 )
 def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
-    judged = partial(judged_by, supervisord.check, folder / "my.conf")
+    judged = partial(judged_by, supervisors.check, folder / "my.conf")
     good = (ROOT / "supervisor" / "qd.conf").read_text()
     assert judged(good).sign == "ok"
     line = judged(edited(good, key, value))
@@ -108,7 +108,7 @@ def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
     ],
 )
 def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path) -> None:
-    judged = partial(judged_by, systemd.check, folder / "my.service")
+    judged = partial(judged_by, supervisors.check_systemd, folder / "my.service")
     good = (ROOT / "supervisor" / "qd@.service").read_text()
     assert judged(good).sign == "ok"
     line = judged(edited(good, key, value))
@@ -164,17 +164,17 @@ def test_loaded_units_are_judged_as_systemctl_shows_them(
     """Another program stands for systemctl: it says what that of systemd 252 does."""
     program = tmp_path / "systemctl"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(systemd, "BOOTED", tmp_path)
+    monkeypatch.setattr(supervisors, "BOOTED", tmp_path)
     for kill, sign in (("mixed", "ok"), ("control-group", "fail")):
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{SHOWN % kill}END\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        (found,) = systemd.check(Looked(), None)
+        (found,) = supervisors.check_systemd(Looked(), None)
         assert (found.what, found.sign) == ("qd@mail.service", sign)
 
 
 def test_lengths_of_time_as_systemd_writes_them() -> None:
     said = {"90": 90, "1min 30s": 90, "infinity": float("inf"), "500ms": 0.5, "0": 0, "": 0, "2h": 7200}
-    assert {text: systemd.seconds(text) for text in said} == said
+    assert {text: supervisors.unit_seconds(text) for text in said} == said
 
 
 # -- this host
@@ -198,7 +198,7 @@ def test_root_is_a_warning_and_in_a_container_information(
 ) -> None:
     machine({})
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("qd.process.vitals.in_container", lambda: container)
+    monkeypatch.setattr("qd.process.proc.in_container", lambda: container)
     (found,) = [each for each in host.check(Looked()) if each.what == "root"]
     assert found.sign == sign
 
@@ -218,7 +218,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     """machine({"proc/meminfo": "..."}): the host's files, as far as a test cannot have them real."""
     root = tmp_path / "machine"
     monkeypatch.setattr(host, "ROOT", root)
-    monkeypatch.setattr("qd.process.vitals.rss_of", lambda pid: 50 << 20)  # this process has loaded more than an app
+    monkeypatch.setattr("qd.process.proc.rss_of", lambda pid: 50 << 20)  # this process has loaded more than an app
 
     def write(files: dict[str, str]) -> None:
         for name, text in {"proc/meminfo": "MemTotal: 16000000 kB\n", **files}.items():
@@ -280,7 +280,7 @@ def test_huge_pages_for_everybody(machine: Callable[..., None]) -> None:
 
 
 def test_a_folder_for_signs_of_life_that_others_may_write_to(shop: Project) -> None:
-    where = live.folder(shop.env())
+    where = liveness.folder(shop.env())
     where.mkdir()
     where.chmod(0o777)
     line = doctor(shop).line("health --live")

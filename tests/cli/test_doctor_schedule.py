@@ -9,8 +9,8 @@ import pytest
 
 from qd import Qd
 from qd.cli import context
-from qd.cli.checks import fleet, scheduled
-from qd.cli.checks.finding import Finding
+from qd.cli.checks import Finding, fleet
+from qd.cli.checks.fleet import check_schedule
 from qd.cli.main import command
 from qd.store import schedule
 from tests.cli.conftest import report
@@ -37,7 +37,7 @@ def look(configured: object) -> Iterator[Look]:
         app.schedule(job.bind()).every_minute().name("report")
         app.schedule(tidy).hourly().name("tidy")
         app.schedule(tidy).hourly().environments("moon").name("elsewhere")
-        yield lambda: list(scheduled.check(app, settings, fleet.read(settings)))
+        yield lambda: list(check_schedule(app, settings, fleet.read(settings)))
 
 
 def ticked(redis: Client, *, report: float, tidy: float) -> None:
@@ -117,7 +117,7 @@ def test_a_command_that_qd_would_refuse(configured: object) -> None:
         app.schedule.shell("qd-has-no-such-command").daily().name("backup")
         app.schedule.qd("failed list --nosuch").daily()
         app.schedule.qd("failed list --neither").daily().environments("moon")
-        refused, *others = scheduled.check(app, settings, fleet.read(settings))
+        refused, *others = check_schedule(app, settings, fleet.read(settings))
     assert (refused.sign, [one.sign for one in others]) == ("fail", ["warn"])  # nobody runs it
     assert "qd failed list --nosuch: No such option" in refused.value
 
@@ -129,7 +129,7 @@ def test_hours_that_no_tick_meets(configured: object) -> None:
         app.schedule(tidy).daily().between("23:00", "23:30").name("tidy")
         app.schedule(tidy).hourly().between("23:00", "23:30").name("well")
         app.schedule(tidy).daily().when(False).name("switched off")
-        never, *others = scheduled.check(app, settings, fleet.read(settings))
+        never, *others = check_schedule(app, settings, fleet.read(settings))
     assert (never.sign, [one.sign for one in others]) == ("fail", ["warn"])  # nobody runs it
     assert never.value.startswith(f"tidy ({__file__}:")
     assert never.value.endswith(") never comes: 0 0 * * * is always outside of 23:00-23:30")

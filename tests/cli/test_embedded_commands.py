@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-START = "from pathlib import Path; from qd import embedded; embedded.resolve('embedded:', Path.cwd())"
+START = "from pathlib import Path; from qd.drivers import embedded; embedded.resolve('embedded:', Path.cwd())"
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from qd.cli.failed import again
-from qd.connectors.redis.wire import Wire
-from qd.payload import make, read
+from qd.cli.failed import retry
+from qd.drivers.redis.connection import RedisConnection
+from qd.payload.build import make
+from qd.payload.format import Relations, read, written
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
-from qd.store.keyspace import KeyspaceStore
-from qd.ties import Ties, written
 from tests.cli.conftest import Run, document, done
 from tests.support.burying import bury
 from tests.support.project import Project
@@ -182,7 +182,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
     for n in range(30):
         bury(redis, f"a{n}", at=time.time())
     steps: list[int] = []
-    whole = again.resent
+    whole = retry.resent
 
     def failing(at: Any, force: bool) -> Callable[[list[Any]], list[str | None]]:
         step = whole(at, force)
@@ -197,8 +197,8 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
 
         return run
 
-    monkeypatch.setattr(again, "resent", failing)
-    monkeypatch.setattr(again, "CHUNK", 10)
+    monkeypatch.setattr(retry, "resent", failing)
+    monkeypatch.setattr(retry, "CHUNK", 10)
     assert done(qd("failed", "retry", "--all")) == "30 jobs sent again\n"
     assert steps == [10, 10, 10]
     assert len(left(redis)) == 30
@@ -212,7 +212,7 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
         waits.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr("qd.cli.failed.again.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr("qd.cli.failed.retry.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     for n in range(25):
         bury(redis, f"a{n}", at=NOW - n)
     done(qd("failed", "retry", "--all", "--rate", "10"))
@@ -222,7 +222,7 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
     bury(redis, "a", at=NOW)
-    wire = Wire(f"unix://{redis.path}")
+    wire = RedisConnection(f"unix://{redis.path}")
     store = FailedStore(KeyspaceStore(wire))
     records = list(store.of_queue("mail"))
     assert store.retry("mail", records, NOW) == [None]
@@ -238,20 +238,20 @@ def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Cli
     assert ready(redis) == []
 
 
-def tied(id: str, ties: Ties) -> bytes:
+def tied(id: str, ties: Relations) -> bytes:
     raw = make("mail.welcome", b"{}", uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(NOW))
     return raw.replace(b',"id":', written(ties) + b',"id":', 1)
 
 
 @pytest.mark.leaves("qd:unique:n", "qd:job:*", "qd:batch:B", "queues:*")
 def test_a_refused_retry_changes_nothing(redis: Client) -> None:
-    bury(redis, "held", raw=tied("held", Ties(unique="n", result=60)))
-    bury(redis, "free", raw=tied("free", Ties(result=60)))
+    bury(redis, "held", raw=tied("held", Relations(unique="n", result=60)))
+    bury(redis, "free", raw=tied("free", Relations(result=60)))
     for id in ("held", "free"):
         redis.call("HSET", f"qd:job:job-{id}", "status", "failed")
     redis.call("HSET", "qd:batch:B", "cancelled_at", 1)
     redis.call("SET", "qd:unique:n", "another")
-    wire = Wire(f"unix://{redis.path}")
+    wire = RedisConnection(f"unix://{redis.path}")
     try:
         store = FailedStore(KeyspaceStore(wire))
         held, free = store.read("mail", [("held", NOW), ("free", NOW)])

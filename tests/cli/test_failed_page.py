@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qd.payload import read
+from qd.payload.format import read
 from tests.support.marks import FAILED
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push

@@ -21,8 +21,8 @@ import hiredis
 import pytest
 from click.testing import Result
 
-from qd.cli import reasons as reasons_module
-from qd.process import live, vitals
+from qd.cli import state
+from qd.process import liveness, proc
 from tests.cli.conftest import Run, document, done, report
 from tests.support.clock import eventually
 from tests.support.procs import QD
@@ -629,11 +629,13 @@ def sign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """sign(pool="mail", age=12, ...): what a living master (this process) wrote so long ago, by a clock that stands."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(folder))
     pid, now = os.getpid(), time.time()
-    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(liveness, "time", SimpleNamespace(time=lambda: now))
 
     def write(pool: str = "", age: float = 0.5, keeper: float = 0.1) -> Path:
-        live.write(live.Live(pid, vitals.start_time(pid), pool, 2, True, keeper), {"RUNTIME_DIRECTORY": str(folder)})
-        file = live.path(folder, pool, pid)
+        liveness.write(
+            liveness.Live(pid, proc.start_time(pid), pool, 2, True, keeper), {"RUNTIME_DIRECTORY": str(folder)}
+        )
+        file = liveness.path(folder, pool, pid)
         os.utime(file, (now - age,) * 2)
         return file
 
@@ -651,7 +653,7 @@ def test_live_without_url_file_or_app(qd: Run, folder: Path, sign: Callable[...,
     code, said = lives(qd)
     assert (code, said) == (
         1,
-        f"no master lives here: none gives a sign in {folder}; start `qd work`, as this user\n",
+        f"no master runs here: no liveness file in {folder}; start `qd work`, as this user\n",
     )
     sign()
     assert lives(qd) == (0, "ok: 1 master here\n")
@@ -663,7 +665,7 @@ def test_live_of_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
     sign("mail")
     assert lives(qd, "--pool", "mail")[0] == 0
     code, said = lives(qd, "--pool", "default")
-    assert (code, "no master of pool default lives here" in said) == (1, True)
+    assert (code, "no master of pool default runs here" in said) == (1, True)
     sign(age=60)
     assert lives(qd, "--pool", "mail")[0] == 0
     assert lives(qd)[0] == 1
@@ -707,7 +709,7 @@ def test_live_loads_no_configuration_and_no_connector(project: Callable[..., Pro
     shop = project()
     shop.fresh = True  # what it imports is the point
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--live']\ntry:\n    main()\n"
-    code += "finally:\n    print(*[n for n in ('qd.config', 'qd.connectors', 'hiredis', 'ssl') if n in sys.modules])"
+    code += "finally:\n    print(*[n for n in ('qd.config', 'qd.drivers', 'hiredis', 'ssl') if n in sys.modules])"
     done = shop.python(code.replace("finally", "except SystemExit"))
     assert done.stdout.splitlines()[1:] == [""]
 
@@ -737,7 +739,7 @@ def done_not(result: Result) -> str:
 
 
 def test_the_page_names_each_kind_of_reason() -> None:
-    code = (Path(reasons_module.__file__)).read_text()
+    code = (Path(state.__file__)).read_text()
     told = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert told
     rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
 from qd.errors import ConnectionLost
 from tests.support.liar import TIME, Liar, always
 from tests.support.project import MakeProject
@@ -48,7 +48,7 @@ def test_a_push_that_is_not_answered_with_its_number_was_none() -> None:
             client.sendall(TIME if b"TIME" in data else b"+OK\r\n")
 
     with Liar(greets) as liar:
-        queue = RedisQueue(ConnectionSettings(name="redis", url=liar.url), Reserver("Tok3nTok3n", 1))
+        queue = RedisQueue(ConnectionSettings(name="redis", url=liar.url), ClientIdentity("Tok3nTok3n", 1))
         for send in (
             lambda: queue.push("a", b"{}"),
             lambda: queue.later("a", b"{}", 1.0),

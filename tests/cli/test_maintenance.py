@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from qd.cli.maintenance import of_day
+from qd.cli.control import of_day
 from tests.cli.conftest import Run, document, done, report
 from tests.support.resp import Client
 

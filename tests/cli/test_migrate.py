@@ -84,8 +84,8 @@ def test_without_a_database_there_is_nothing_to_do(configured: Any, qd: Run) -> 
 
 TOGETHER = """
 import sys
-from qd.connectors.database.link import Link
-from qd.connectors.database.migrate import check, migrate
+from qd.drivers.database.connection import DatabaseConnection as Link
+from qd.drivers.database.migrations import check, migrate
 link = Link(sys.argv[1], timeout=30)
 sys.stdin.readline()
 migrate(link, "jobs")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qd.connectors.keyspace import keys
+from qd.drivers.keyspace import keys
 from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.server import Server

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.cluster.queue import ClusterQueue
+from qd.config.settings import ConnectionSettings
+from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_cluster_nodes import partial_cluster  # noqa: F401
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.cli.queues import given_data, typed, value_of
+from qd.cli.dispatch import given_data, typed, value_of
 from tests.cli.conftest import Run, document, done
 from tests.support.clock import eventually
 from tests.support.project import Project

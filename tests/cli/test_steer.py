@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.cli.steer import replaced
-from qd.store.hosts import Master, Scheduler, Worker
+from qd.cli.control import replaced
+from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 from tests.cli.conftest import Run, document, done, report
 from tests.support.clock import eventually
 from tests.support.project import Project
@@ -97,9 +97,9 @@ def test_a_rolling_restart_says_what_was_replaced(qd: Run, redis: Client, server
     found = document(qd("restart", "--rolling", "--wait", "1m", "--json"))["masters"][0]
     thread.join()
     assert (found["back"], found["new_pid"], found["workers_replaced"]) == (True, 411, 3)
-    was, back = (Master("T1", "app-1", 411, 0.0, 0.0, pool="mail") for _ in "12")
-    was.workers, was.schedulers = [Worker(slot, 600 + slot) for slot in range(4)], [Scheduler(9, 609)]
-    back.workers = [Worker(10, 700), Worker(0, 600, job="mail.welcome"), Worker(1, 601)]
+    was, back = (MasterReport("T1", "app-1", 411, 0.0, 0.0, pool="mail") for _ in "12")
+    was.workers, was.schedulers = [WorkerReport(slot, 600 + slot) for slot in range(4)], [SchedulerReport(9, 609)]
+    back.workers = [WorkerReport(10, 700), WorkerReport(0, 600, job="mail.welcome"), WorkerReport(1, 601)]
     text = "3 workers and the scheduler replaced after 3.1s, pid 411 stays; 1 old worker still to finish a job"
     assert replaced(was, back, "3.1s") == text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qd.cli import streams
+from qd.cli import output
 from tests.cli.test_main import leaves
 from tests.support.procs import QD
 from tests.support.project import Project
@@ -46,7 +46,7 @@ WORDS = {
 # Runs every command in a fork: importing qd for each of them would take a second.
 DRIVER = """
 import json, os, sys, traceback
-import qd.app, qd.bus.send, qd.connectors.redis.queue, qd.daemon
+import qd.app, qd.dispatch.dispatcher, qd.drivers.redis.queue, qd.daemon
 from qd.cli import main
 
 modes = {"plain": os.devnull, "full": "/dev/full", "closed": None}
@@ -135,7 +135,7 @@ def test_a_framework_s_command_hands_over_without_stdout() -> None:
     """`manage.py qd ... >&-`: Python started without stdout, or with one that nobody reads any more."""
     full = open("/dev/full", "w")  # noqa: SIM115  # its close() would fail, too
     full.write("x")
-    streams.flush((None, full))
+    output.flush((None, full))
     with contextlib.suppress(OSError):
         full.close()
 
@@ -162,4 +162,4 @@ def test_live_is_asked_from_a_deleted_folder_too(project: Projects, tmp_path: Pa
     gone = ["sh", "-c", f"rmdir {folder} && exec {' '.join(QD)} health --live"]
     done = subprocess.run(gone, cwd=folder, env=shop.env(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "no master lives here" in done.stdout
+    assert "no master runs here" in done.stdout

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 
 from qd import config
 from qd.cli import context
-from qd.cli.flags import work_flags
-from qd.options import WORK
+from qd.cli.work import work_flags
+from qd.options.tables import WORK
 
 URL = '[connections.redis]\nurl = "redis://h/0"\n[connections.reports]\n'
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qd import payload
-from qd.arguments import signature_of
+from qd.arguments.signature import signature_of
 from qd.errors import WrongType
-from qd.unit import answered, original
+from qd.payload.reservation import answered, original
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(path.relative_to(GOLDEN).as_posix() for path in GOLDEN.glob("laravel*/*.json"))

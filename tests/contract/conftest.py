@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
 from tests.contract.kinds import KINDS, Kind, Served, Shop, Tried
 from tests.contract.serving import (  # noqa: F401  fixtures
     durable_redis,
@@ -73,7 +73,7 @@ def connect(settings: ConnectionSettings) -> Iterator[Connect]:
     opened: list[RedisQueue] = []
 
     def make(slot: int = 1, *, token: str = "Tok3nTok3n", turns: int = 0, **bounds: Any) -> RedisQueue:
-        opened.append(RedisQueue(settings, Reserver(token, slot, turns), **bounds))
+        opened.append(RedisQueue(settings, ClientIdentity(token, slot, turns), **bounds))
         return opened[-1]
 
     yield make

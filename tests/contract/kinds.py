@@ -13,10 +13,12 @@ from typing import Any
 
 from click.testing import Result
 
-from qd.config import load
-from qd.connectors.base import Connector, Limit, Reserved, Sizes
-from qd.connectors.manager import open_queue
-from qd.payload import make, read
+from qd.config.load import load
+from qd.drivers.base import Connector
+from qd.drivers.connections import open_queue
+from qd.drivers.types import Gap, Reserved, Sizes
+from qd.payload.build import make
+from qd.payload.format import read
 from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import Project
@@ -46,7 +48,7 @@ class Kind:
 
     name: str
     fixture: str
-    limits: frozenset[Limit] = frozenset()
+    limits: frozenset[Gap] = frozenset()
     largest: int = 0
     many: int = 20_000
     refuses: frozenset[str] = frozenset()
@@ -185,7 +187,7 @@ class Tried:
     shop: Shop
     opened: list[Connector] = field(default_factory=list)
 
-    def can(self, what: Limit) -> bool:
+    def can(self, what: Gap) -> bool:
         return what not in self.kind.limits
 
     def fitting(self, text: str) -> str:

@@ -18,13 +18,13 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Released, Reserved, Turn
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved, Turn
 from qd.errors import ConnectionLost, ServerRefused
-from qd.payload import read
-from qd.unit import answered, saving
+from qd.payload.format import read
+from qd.payload.reservation import answered, saving
 from tests.contract.test_queue import job
 from tests.support.beat import beat
 from tests.support.resp import Client
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
     def at(cls, socket: Path) -> type[Machine]:
         """The machine on the server at this unix socket."""
         settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix=PREFIX, retry_after=30.0)
-        made = [{slot: RedisQueue(settings, Reserver(token, slot)) for slot in SLOTS} for token in TOKENS]
+        made = [{slot: RedisQueue(settings, ClientIdentity(token, slot)) for slot in SLOTS} for token in TOKENS]
         return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "of_masters": made})
 
     @classmethod

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.database.keyspace import DatabaseSpace
-from qd.connectors.database.link import Link
-from qd.connectors.database.migrate import migrate
-from qd.connectors.keyspace.base import Keyspace
-from qd.connectors.redis.wire import Wire
-from qd.store.keyspace import KeyspaceStore
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.migrations import migrate
+from qd.drivers.keyspace.base import Keyspace
+from qd.drivers.redis.connection import RedisConnection
+from qd.store.base import KeyspaceStore
 from tests.support.server import Server
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import Postgres
@@ -67,7 +67,7 @@ class Beside:
 
 
 def migrated(url: str) -> str:
-    link = Link(url, timeout=30)
+    link = DatabaseConnection(url, timeout=30)
     migrate(link, "jobs")
     link.close()
     return url
@@ -89,7 +89,7 @@ def mariadb_space(mariadb: MariaDb) -> str:
 
 
 def of_database(url: str) -> DatabaseSpace:
-    return DatabaseSpace(Link(url, timeout=20))
+    return DatabaseSpace(DatabaseConnection(url, timeout=20))
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES])
@@ -106,7 +106,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Stand]:
 def standing(name: str, request: pytest.FixtureRequest) -> Iterator[Stand]:
     if name == "redis":
         server: Server = request.getfixturevalue("server")
-        found = Stand(name, lambda: Wire(server.url))
+        found = Stand(name, lambda: RedisConnection(server.url))
     else:
         url: str = request.getfixturevalue(f"{name}_space")
         found = Stand(name, lambda: of_database(url))
@@ -119,7 +119,7 @@ def standing(name: str, request: pytest.FixtureRequest) -> Iterator[Stand]:
 
 
 def emptied(url: str) -> None:
-    link = Link(url, timeout=20)
+    link = DatabaseConnection(url, timeout=20)
     for table in ("qd_items", "qd_names"):
         link.say(f"DELETE FROM {table}")
     link.close()

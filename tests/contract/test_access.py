@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Released
-from qd.connectors.redis import rights
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.wire import Wire
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis import acl
+from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, Unusable, WrongPassword
-from qd.unit import answered, saving
+from qd.payload.reservation import answered, saving
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.certificates import Certificates
@@ -42,7 +42,7 @@ def connect() -> Iterator[Open]:
 
     def make(url: str) -> RedisQueue:
         settings = ConnectionSettings(name="redis", url=url, retry_after=30.0)
-        opened.append(RedisQueue(settings, Reserver("Tok3nTok3n", 1, title="qd:test:worker")))
+        opened.append(RedisQueue(settings, ClientIdentity("Tok3nTok3n", 1, title="qd:test:worker")))
         return opened[-1]
 
     yield make
@@ -233,7 +233,7 @@ def test_a_keeper_needs_few_commands(users, connect, seen):
 
 @pytest.mark.parametrize("commands", ["", PRODUCER, f"{KEEPER} -expire", f"{KEEPER} -lpop -lpush -sadd"])
 def test_rights_are_tried_and_nothing_is_left(users, connect, redis, commands: str):
-    lacks = rights.missing(connect(users(commands)).wire, "", "a")
+    lacks = acl.missing(connect(users(commands)).wire, "", "a")
     assert {"sadd", "expire", "lpop"} & lacks
     left = {key: redis.call("PTTL", key) for key in redis.call("KEYS", "*")}
     gone = -2  # meanwhile
@@ -245,7 +245,7 @@ def test_rights_are_tried_and_nothing_is_left(users, connect, redis, commands: s
 def test_keys_that_a_user_may_not_touch_are_no_missing_right(server, connect, redis):
     redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "+@all", "~queues:a")
     try:
-        assert rights.missing(connect(url_of(server, "narrow", "pw")).wire, "", "a") == set()
+        assert acl.missing(connect(url_of(server, "narrow", "pw")).wire, "", "a") == set()
     finally:
         redis.call("ACL", "DELUSER", "narrow")
 
@@ -302,7 +302,9 @@ def test_tls_carries_a_whole_life(tls, certificates, connect):
 
 def test_a_wait_over_tls_is_not_ended_by_what_is_not_a_reply(tls, certificates, connect):
     settings = ConnectionSettings(name="redis", url=tls_url(tls[0], certificates, tls[1]), retry_after=30.0)
-    queue = RedisQueue(settings, Reserver("Tok3nTok3n", 1))  # no name, no greeting: session tickets come in the wait
+    queue = RedisQueue(
+        settings, ClientIdentity("Tok3nTok3n", 1)
+    )  # no name, no greeting: session tickets come in the wait
     queue.wire.timeout = 0.3
     read, write = os.pipe()
     queue.wire.send(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n")
@@ -376,7 +378,7 @@ def test_tls_and_plain_do_not_meet_quietly(tls, certificates, connect):
 )
 def test_a_url_that_cannot_be_used_is_a_matter_of_configuration(url, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        Wire(url)
+        RedisConnection(url)
     assert "s3cret" not in str(caught.value)
 
 
@@ -392,9 +394,9 @@ def test_a_url_that_cannot_be_used_is_a_matter_of_configuration(url, said):
     ],
 )
 def test_a_url_names_its_place(url, place):
-    assert Wire(url).target.place == place
+    assert RedisConnection(url).target.place == place
 
 
 def test_a_socket_that_is_not_there_is_told(tmp_path: Path):
     with pytest.raises(ConnectionLost, match=r"nothing\.sock does not answer: no such file"):
-        Wire(f"unix://{tmp_path}/nothing.sock").call("PING")
+        RedisConnection(f"unix://{tmp_path}/nothing.sock").call("PING")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.batches import Batches, Callback, Entry, NewBatch
-from qd.connectors.effects import Count
-from qd.connectors.keyspace import batches as on_redis
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.base import Batches
+from qd.drivers.keyspace import records
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Callback, Count, Entry, NewBatch
 from qd.errors import BatchFinished, ServerRefused, UnknownBatch
-from qd.payload import make, read
+from qd.payload.build import make
+from qd.payload.format import read
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import job, take
 from tests.support.seen import Seen
@@ -202,13 +203,13 @@ def test_a_batch_that_is_gone_counts_nothing(queue, seen):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_redis, "CHUNK", 2)
+    monkeypatch.setattr(records, "CHUNK", 2)
 
 
 @one_place
 def test_jobs_that_end_while_others_are_still_sent_end_no_batch(small, queue, seen, monkeypatch):
     """Whoever is fast enough meets a batch without pending jobs between two calls of its sender."""
-    calls, call = list[int](), on_redis.KeptBatches._call
+    calls, call = list[int](), records.KeptBatches._call
 
     def then_end(self: Any, id: str, jobs: list[Entry], *rest: Any) -> None:
         call(self, id, jobs, *rest)
@@ -217,7 +218,7 @@ def test_jobs_that_end_while_others_are_still_sent_end_no_batch(small, queue, se
         calls.append(len(jobs))
         assert called(seen) == []
 
-    monkeypatch.setattr(on_redis.KeptBatches, "_call", then_end)
+    monkeypatch.setattr(records.KeptBatches, "_call", then_end)
     queue.batches.send(new(), entries(1, 2, 3, 4, 5))
     assert (calls, counts(queue.batches)) == ([2, 2, 1], (5, 1, 0))
     end(queue, 5)
@@ -226,21 +227,21 @@ def test_jobs_that_end_while_others_are_still_sent_end_no_batch(small, queue, se
 
 @one_place
 def test_the_last_call_of_several_sees_that_all_have_ended(small, queue, seen, monkeypatch):
-    call = on_redis.KeptBatches._call
+    call = records.KeptBatches._call
 
     def end_before(self: Any, id: str, jobs: list[Entry], *rest: Any) -> None:
         call(self, id, jobs, *rest)
         for entry in jobs:
             end(queue, int(entry.uuid[1:]))
 
-    monkeypatch.setattr(on_redis.KeptBatches, "_call", end_before)
+    monkeypatch.setattr(records.KeptBatches, "_call", end_before)
     queue.batches.send(new(), entries(1, 2, 3))
     assert called(seen) == ["then", "finally"]
 
 
 @one_place
 def test_a_sender_that_dies_between_two_calls_leaves_a_batch_that_calls_nobody(small, queue, seen, monkeypatch):
-    call, calls = on_redis.KeptBatches._call, list[int]()
+    call, calls = records.KeptBatches._call, list[int]()
 
     def die(self: Any, *rest: Any) -> None:
         if calls:
@@ -248,7 +249,7 @@ def test_a_sender_that_dies_between_two_calls_leaves_a_batch_that_calls_nobody(s
         calls.append(1)
         call(self, *rest)
 
-    monkeypatch.setattr(on_redis.KeptBatches, "_call", die)
+    monkeypatch.setattr(records.KeptBatches, "_call", die)
     with pytest.raises(KeyboardInterrupt):
         queue.batches.send(new(), entries(1, 2, 3))
     end(queue, 1)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qd.connectors.beanstalkd.backend import MANY, MUCH, Beanstalkd
+from qd.drivers.beanstalkd.broker import MANY, MUCH, Beanstalkd
 from qd.errors import ServerBusy, TooLarge
 from tests.support.clock import eventually
 from tests.support.servers.beanstalkd import Beanstalkd as Server

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from qd.config import load
-from qd.connectors.base import Released, Reserved
-from qd.connectors.beanstalkd.backend import Beanstalkd as Backend
-from qd.connectors.beanstalkd.wire import Wire
-from qd.connectors.borrowed import queue as borrowed
-from qd.connectors.borrowed.keeping import BorrowedKeeping
-from qd.connectors.manager import open_queue
+from qd.config.load import load
+from qd.drivers.beanstalkd.broker import Beanstalkd as Backend
+from qd.drivers.beanstalkd.client import BeanstalkdConnection
+from qd.drivers.broker import queue as borrowed
+from qd.drivers.broker.keeper import BorrowedKeeping
+from qd.drivers.connections import open_queue
+from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
-from qd.payload import make, read
+from qd.payload.build import make
+from qd.payload.format import read
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -61,7 +62,7 @@ def number(held: Reserved | None) -> int | None:
     return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
 
 
-def wire_of(queue: BorrowedKeeping) -> Wire:
+def wire_of(queue: BorrowedKeeping) -> BeanstalkdConnection:
     assert isinstance(queue.backend, Backend)
     return queue.backend.wire
 

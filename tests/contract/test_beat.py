@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qd.payload import read
+from qd.payload.format import read
 from tests.contract.test_queue import drain, job, one_place, steal, take
 from tests.support.beat import beat
 

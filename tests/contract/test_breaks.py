@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.keeping import Asked
+from qd.drivers.types import BeatRequest
 from qd.errors import ConnectionLost, ServerBusy
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import job
 
-ASKED = Asked("Tok3nTok3n", "", 30.0, True, 1e12, [1])
+ASKED = BeatRequest("Tok3nTok3n", "", 30.0, True, 1e12, [1])
 pytestmark = pytest.mark.parametrize("place", ONE, indirect=True)
 
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Released, Reserved
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
-from qd.payload import read
-from qd.unit import answered, original, saving
+from qd.payload.format import read
+from qd.payload.reservation import answered, original, saving
 from tests.contract.test_queue import job, take
 from tests.support.proxy import Proxy
 from tests.support.seen import Seen
@@ -40,7 +40,9 @@ def seen(server: Server) -> Iterator[Seen]:
 @pytest.fixture
 def queue(proxy: Proxy) -> Iterator[RedisQueue]:
     """Behind the proxy; the server knows its scripts, and the connection is open."""
-    made = RedisQueue(ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), Reserver("Tok3nTok3n", 1))
+    made = RedisQueue(
+        ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
+    )
     made.push("warm", job(0))
     made.bury(take(made, "warm"), b"{}", b"raw")
     made.push("warm", job(0))
@@ -131,7 +133,7 @@ def test_a_checkpoint_that_comes_late_is_found_again(queue, proxy, seen, server,
     """Between the two calls of held(): what stood there a moment ago is no longer leased, and nothing is lost."""
     queue.push("a", job(1))
     held = take(queue)
-    late = RedisQueue(ConnectionSettings(name="redis", url=server.url), Reserver("Tok3nTok3n", 1))
+    late = RedisQueue(ConnectionSettings(name="redis", url=server.url), ClientIdentity("Tok3nTok3n", 1))
     owned = queue.owned
 
     def then_late(name: str, owner: str) -> bytes | None:
@@ -223,7 +225,9 @@ def test_a_turn_that_reached_a_silent_server_is_found_again(queue, proxy, seen):
 
 def test_an_idle_connection_that_the_server_has_closed_is_not_used_again(server, seen):
     """CLIENT KILL, or the server's own `timeout`, is met by no call: after a second without one a wire looks first."""
-    queue = RedisQueue(ConnectionSettings(name="redis", url=server.url, retry_after=30.0), Reserver("Tok3nTok3n", 1))
+    queue = RedisQueue(
+        ConnectionSettings(name="redis", url=server.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
+    )
     number = queue.wire.call("CLIENT", "ID")
     seen.client.call("CLIENT", "KILL", "ID", number)
     queue.wire._used -= 2  # two seconds go by

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from qd.connectors.base import Released, Reserved
-from qd.connectors.keyspace.base import Script, script
-from qd.connectors.redis.queue import RedisQueue
-from qd.keeper.dead import Dead
+from qd.drivers.keyspace.base import Script, script
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved
+from qd.keeper.dead_workers import DeadWorkers
 from qd.log import Log
-from qd.payload import read
-from qd.process.hands import Hands
-from qd.process.scoreboard import Scoreboard, State, Verdict, W
-from qd.process.talk import Ear
-from qd.unit import answered, saving
+from qd.master.code import ChildContext
+from qd.payload.format import read
+from qd.payload.reservation import answered, saving
+from qd.process.channels import MessageReceiver
+from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 from tests.contract.conftest import ONE
 from tests.contract.machine import PHP_POP
 from tests.contract.test_queue import job, steal, take
@@ -149,12 +149,12 @@ def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
 def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_late(queue, connect, seen, monkeypatch):
     """Between the keeper's look and its move: the server had not read yet what the worker had sent before it died."""
     queue.push("a", job(1))
-    held, keeper, ear = take(queue), connect(0), Ear()
+    held, keeper, ear = take(queue), connect(0), MessageReceiver()
     lines: list[bytes] = []
     log = Log("keeper", write=lines.append)
-    hands = Hands(Scoreboard(), ear.voice, "Tok3nTok3n", 1, log)
+    hands = ChildContext(Scoreboard(), ear.voice, "Tok3nTok3n", 1, log)
     slot = hands.board.slot(1)
-    slot[W.STATE], slot[W.VERDICT] = State.DEAD, Verdict.CRASH
+    slot[W.STATE], slot[W.VERDICT] = SlotState.DEAD, Verdict.CRASH
     owned = keeper.owned
 
     def then_late(name: str, owner: str) -> bytes | None:
@@ -163,7 +163,7 @@ def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_l
         return found
 
     monkeypatch.setattr(keeper, "owned", then_late)
-    dead = Dead(keeper, ("a",), hands, log)
+    dead = DeadWorkers(keeper, ("a",), hands, log)
     dead.hear([{"dead": 1}])
     dead.dead_workers()
     for end in (ear.sock, ear.voice.sock):

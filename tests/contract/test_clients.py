@@ -12,7 +12,7 @@ from redis.credentials import CredentialProvider
 from redis.sentinel import Sentinel as Sentinels
 
 from qd import Qd, config
-from qd.connectors.base import Connector
+from qd.drivers.base import Connector
 from tests.contract.test_queue import job
 from tests.support.certificates import Certificates
 from tests.support.peers import missing

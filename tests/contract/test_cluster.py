@@ -14,33 +14,43 @@ from typing import Any
 import psutil
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Claim, Outgoing, Released, Reserved
-from qd.connectors.batches import Callback, Entry, NewBatch
-from qd.connectors.cluster import ends, keyspace
-from qd.connectors.cluster.names import slot_of
-from qd.connectors.cluster.queue import ClusterQueue
-from qd.connectors.effects import Count, Effect, Free, Keep, Push, Vacate
-from qd.connectors.keeping import Asked
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.wire import Wire
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.cluster import deferred, keyspace
+from qd.drivers.cluster.nodes import slot_of
+from qd.drivers.cluster.queue import ClusterQueue
+from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import (
+    BeatRequest,
+    Callback,
+    Claim,
+    Count,
+    Effect,
+    Entry,
+    Free,
+    Keep,
+    NewBatch,
+    Outgoing,
+    Push,
+    Released,
+    Reserved,
+    Vacate,
+)
 from qd.errors import ConnectionLost, OtherKind
-from qd.keeper.dead import Dead
+from qd.keeper.dead_workers import DeadWorkers
 from qd.log import Log
-from qd.payload import read
-from qd.process.hands import Hands
+from qd.master.code import ChildContext
+from qd.payload.format import read
+from qd.payload.reservation import answered, saving
 from qd.process.scoreboard import Scoreboard
-from qd.store.hosts import Master
-from qd.store.keyspace import beside
+from qd.store.base import beside
 from qd.store.locks import Places
-from qd.unit import answered, saving
-from qd.worker.answering import Answering
-from qd.worker.ending import Ending
+from qd.store.masters import MasterReport
+from qd.worker.delivery import Delivery, HeldJob
 from qd.worker.outcome import Back, Failed
-from qd.worker.rota import Rota
-from qd.worker.saving import Held
-from qd.worker.settle import Settler
+from qd.worker.queues import Rota
+from qd.worker.settle import Settlement, Settler
 from tests.contract.test_queue import job
 from tests.support.clock import eventually
 from tests.support.server import Server
@@ -57,7 +67,7 @@ class Killed(BaseException):
 
 def revive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(ends, "LEFT", 0.0)
+    monkeypatch.setattr(deferred, "LEFT", 0.0)
 
 
 def killed(*_: Any, **__: Any) -> Any:
@@ -67,7 +77,7 @@ def killed(*_: Any, **__: Any) -> Any:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepers leave no time to who made a note."""
-    monkeypatch.setattr(ends, "LEFT", 0.0)
+    monkeypatch.setattr(deferred, "LEFT", 0.0)
 
 
 @pytest.fixture
@@ -76,7 +86,7 @@ def connect(cluster: Cluster) -> Iterator[Connect]:
 
     def make(slot: int = 1, token: str = "Tok3nTok3n", prefix: str = "") -> ClusterQueue:
         settings = ConnectionSettings(name="redis", url=cluster.url, prefix=prefix, retry_after=LEASE)
-        opened.append(ClusterQueue(settings, Reserver(token, slot)))
+        opened.append(ClusterQueue(settings, ClientIdentity(token, slot)))
         opened[-1].patience(20.0, 20.0)
         return opened[-1]
 
@@ -118,7 +128,7 @@ def take(queue: ClusterQueue, *queues: str) -> Reserved:
 
 
 def beat(keeper: ClusterQueue, *queues: str) -> Any:
-    return keeper.beat(queues, Asked("K33p3rK33p3r", "", LEASE, False, 0.0, ()))
+    return keeper.beat(queues, BeatRequest("K33p3rK33p3r", "", LEASE, False, 0.0, ()))
 
 
 def call(queue: ClusterQueue, *words: Any) -> Any:
@@ -137,8 +147,8 @@ def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *othe
 
 
 TORN: dict[str, tuple[Any, str]] = {
-    "right behind the step": (ends, "send_once"),
-    "behind the jobs, before the note is gone": (ends, "_taken_away"),
+    "right behind the step": (deferred, "send_once"),
+    "behind the jobs, before the note is gone": (deferred, "_taken_away"),
 }
 each_tear = pytest.mark.parametrize("tear", TORN)
 
@@ -214,7 +224,7 @@ def test_jobs_of_a_batch_whose_sender_died_are_sent_with_the_end_of_another(
 ) -> None:
     a, b, _ = three
     queue.batches.send(NewBatch("B", "", False, {}), [Entry(a, "u1", job(1), 0.0)])
-    monkeypatch.setattr(ends, "send_once", killed)
+    monkeypatch.setattr(deferred, "send_once", killed)
     with pytest.raises(Killed):
         queue.batches.add("B", [Entry(b, "u2", job(2), 0.0)])
     revive(monkeypatch)
@@ -239,7 +249,7 @@ def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
     monkeypatch.setattr(keyspace, "first_locks", lambda *words: real(*words) and killed())
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
-    assert 0 < call(queue, "PTTL", "qd:unique:shop:7") <= ends.FIRST
+    assert 0 < call(queue, "PTTL", "qd:unique:shop:7") <= deferred.FIRST
     assert queue.sizes(three[0]).ready == 0
 
 
@@ -250,7 +260,7 @@ def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
     revive(monkeypatch)
-    assert call(queue, "PTTL", "qd:unique:shop:7") <= ends.FIRST
+    assert call(queue, "PTTL", "qd:unique:shop:7") <= deferred.FIRST
     finished_by_a_keeper(connect, queue, three[0])
     assert call(queue, "TTL", "qd:unique:shop:7") > 3500
     assert queue.post([unique(three[1], 2)]) == ["id1"]
@@ -296,8 +306,8 @@ def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_away(
 
 
 def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: ClusterQueue, three: list[str]) -> None:
+    from qd.store.base import beside
     from qd.store.failed import FailedStore
-    from qd.store.keyspace import beside
 
     a = three[0]
     text = job(1, uuid="u1", qd={"unique": "n", "batch": "B", "hold": 600, "result": 60})
@@ -551,8 +561,8 @@ def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
     voice: Any = None
     lines = list[object]()
     log = Log("keeper", write=lines.append)
-    dead = Dead(keeper, (c,), Hands(Scoreboard(), voice, "K33p3rK33p3r", 1, log), log)
-    theirs = Master("Tok3nTok3n", "app-1", 1, 0.0, 0.0, connection="redis", queues=[a, b])
+    dead = DeadWorkers(keeper, (c,), ChildContext(Scoreboard(), voice, "K33p3rK33p3r", 1, log), log)
+    theirs = MasterReport("Tok3nTok3n", "app-1", 1, 0.0, 0.0, connection="redis", queues=[a, b])
     assert eventually(lambda: tried(lambda: [dead._give_back_all(theirs, {})]), what="the node") == [True]
     assert settled_once(queue, a, b)
     assert not lines
@@ -561,7 +571,7 @@ def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
 def beat_without_notes(keeper: ClusterQueue, *queues: str) -> None:
     """It knows these queues, and has not given what was left beside them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ends, "LEFT", 3600.0)
+        patch.setattr(deferred, "LEFT", 3600.0)
         beat(keeper, *queues)
 
 
@@ -628,16 +638,16 @@ def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
     assert [place.take(store, owner, held.mark) for place in (first, *others)] == [0, 0, 0]
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
-    answering = Answering(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    answering = Delivery(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
     attempts: Any = SimpleNamespace(
         app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
     )
-    ending = Ending(Settler(queue, log, keeps=True, copier=None), answering, attempts, Scoreboard().slot(1))
+    ending = Settlement(Settler(queue, log, keeps=True, copier=None), answering, attempts, Scoreboard().slot(1))
     hands: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
     with away(cluster, a):
-        assert Dead(keeper, (a, b), hands, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
-        ending.settle(Held(held), Back(60.0, "its lock is taken") if again else Failed(ValueError("no")), 0.0)
+        assert DeadWorkers(keeper, (a, b), hands, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
+        ending.settle(HeldJob(held), Back(60.0, "its lock is taken") if again else Failed(ValueError("no")), 0.0)
         assert (queue.sizes(b).delayed, queue.sizes(b).failed) == (int(again), int(not again))
         assert noted(queue, b) == 1
     eventually(lambda: tried(lambda: beat(keeper, a, b) and not noted(queue, b)), what="places that are freed")
@@ -672,8 +682,8 @@ def test_a_keeper_passes_over_a_note_that_it_cannot_do(
     """Anybody may write into that hash. Notes beside it are done."""
     name, *_ = three
     call(queue, "SET", "qd:unique:n", "me")
-    true = ends.Note("", "true", (ends.Part("free", ("qd:unique:n",), ("me",)),))
-    forged = ends.Note("", "forged", (ends.Part(*part),))
+    true = deferred.Note("", "true", (deferred.Part("free", ("qd:unique:n",), ("me",)),))
+    forged = deferred.Note("", "forged", (deferred.Part(*part),))
     for note in (forged, true):
         queue.wire.sent(queue.wire.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
     keeper = connect(9, "K33p3rK33p3r")
@@ -791,11 +801,11 @@ def test_a_node_of_a_cluster_that_is_taken_for_a_single_server_says_what_to_writ
 
 
 def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> None:
-    from qd.store.hosts import queues_found
-    from qd.store.keyspace import beside
+    from qd.store.base import beside
+    from qd.store.masters import queues_found
 
     queue = connect(prefix="app_")
     queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
     assert queues_found(beside(queue)) == sorted([*three, "{shop}:mail"])
-    assert isinstance(queue.wire.nodes.primaries()[0].wire, Wire)
+    assert isinstance(queue.wire.nodes.primaries()[0].wire, RedisConnection)
     assert keyspace.TICKED

@@ -18,22 +18,20 @@ import sqlalchemy as sql
 from sqlalchemy.orm import Session
 
 from qd import Qd
-from qd.config import ConnectionSettings
-from qd.connectors.base import Outgoing, Released, Reserved
-from qd.connectors.database import listening
-from qd.connectors.database.joining import inside
-from qd.connectors.database.link import Link
-from qd.connectors.database.migrate import migrate
-from qd.connectors.database.opening import look, open_space
-from qd.connectors.database.queue import DatabaseQueue
-from qd.connectors.database.target import check, with_hosts_as_options
-from qd.connectors.keeping import Asked
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
 from qd.contrib.sqlalchemy import install
+from qd.drivers.base import ClientIdentity
+from qd.drivers.database import connection as listening
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.joined import inside
+from qd.drivers.database.migrations import migrate
+from qd.drivers.database.queue import DatabaseQueue, look, open_space
+from qd.drivers.types import BeatRequest, Outgoing, Released, Reserved
+from qd.drivers.urls import check, with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
-from qd.payload import read
-from qd.store.laravel_failed import FailedJobs
-from qd.unit import answered, original, saving
+from qd.payload.format import read
+from qd.payload.reservation import answered, original, saving
+from qd.store.failed_jobs_table import FailedJobs
 from tests.support.clock import eventually
 
 T = TypeVar("T")
@@ -52,7 +50,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     else:
         server = request.getfixturevalue(request.param)
         url, drop = server.fresh_database(), server.drop
-    link = Link(url)
+    link = DatabaseConnection(url)
     migrate(link, "jobs")
     link.close()
     yield url
@@ -62,7 +60,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def url(database: str) -> str:
     """Nothing stands in its tables."""
-    link = Link(database)
+    link = DatabaseConnection(database)
     for each in ("jobs", "qd_reserved", "qd_names", "qd_items"):
         link.say(f"DELETE FROM {each}").close()
     link.close()
@@ -76,7 +74,7 @@ def connect(url: str) -> Iterator[Connect]:
 
     def make(slot: int = 1, lease: float = 30.0, *, token: str = TOKEN) -> DatabaseQueue:
         at = ConnectionSettings(name="db", driver="database", url=url, retry_after=lease)
-        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), Reserver(token, slot)))
+        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), ClientIdentity(token, slot)))
         return opened[-1]
 
     yield make
@@ -93,7 +91,7 @@ class Table:
     """What another program sees, and does, in the table of jobs."""
 
     def __init__(self, url: str) -> None:
-        self.link = Link(url)
+        self.link = DatabaseConnection(url)
 
     def rows(self, columns: str = "*", table: str = "jobs") -> list[Any]:
         return list(self.link.say(f"SELECT {columns} FROM {table} ORDER BY {'id' if table == 'jobs' else 1}").all())
@@ -138,7 +136,7 @@ def ids(queue: DatabaseQueue, *queues: str) -> list[str | None]:
 
 
 def beat(queue: DatabaseQueue, lease: float = 30.0, until: float = 2.0**40, slots: tuple[int, ...] = (1,)) -> Any:
-    return queue.beat(["a", "b"], Asked(TOKEN, "", lease, True, until, slots))
+    return queue.beat(["a", "b"], BeatRequest(TOKEN, "", lease, True, until, slots))
 
 
 # -- the rows
@@ -448,12 +446,12 @@ def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_di
 
 
 def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
-    link = Link(url)
+    link = DatabaseConnection(url)
     schema = {"sqlite": "main", "postgresql": "public", "mysql": link.url.database}[link.kind]
     at = ConnectionSettings(name="db", driver="database", url=url, table=f"{schema}.work")
     assert {f"made table {schema}.work", f"made table {schema}.qd_reserved_work"} <= set(migrate(link, at.table))
     assert migrate(link, at.table) == []
-    with closing(DatabaseQueue(at, open_space(at, "", 20.0), Reserver(TOKEN, 1))) as queue:
+    with closing(DatabaseQueue(at, open_space(at, "", 20.0), ClientIdentity(TOKEN, 1))) as queue:
         queue.push("a", job(1))
         assert ids(queue) == ["id1"]
     for name in ("work", "qd_reserved_work"):
@@ -466,7 +464,7 @@ def looked(url: str) -> list[str]:
 
 
 def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, tmp_path):
-    there = Link(url)
+    there = DatabaseConnection(url)
     missing = there.url.set(database=str(tmp_path / "no" / "x.sqlite") if there.kind == "sqlite" else "nowhere")
     with pytest.raises(ConfigError, match="is not there, or cannot be opened"):
         looked(missing.render_as_string(hide_password=False))
@@ -570,7 +568,7 @@ def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url
         assert looked(several) == []
         app = Qd()
         app.queue("a").push("x", {"n": 1})
-        with closing(Link(several)) as link:
+        with closing(DatabaseConnection(several)) as link:
             assert link.place == f"postgresql://{there.username}@127.0.0.1:{first},127.0.0.1:{second}/{there.database}"
         assert FailedJobs(several).there(["u1"]) == set()
         app.connections.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.database.link import Link
-from qd.connectors.database.migrate import migrate
-from qd.connectors.database.opening import look
+from qd.config.settings import ConnectionSettings
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.migrations import migrate
+from qd.drivers.database.queue import look
 from qd.errors import ConfigError
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import NAME, Postgres
@@ -26,7 +26,7 @@ def granted(kind: str) -> list[str]:
 
 def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable[[str], object], said: str) -> None:
     """It is refused until all of them are run."""
-    link = Link(owner)
+    link = DatabaseConnection(owner)
     migrate(link, "jobs")
     link.close()
     at = ConnectionSettings("db", driver="database", url=worker)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.database import link, listening
-from qd.connectors.database.keyspace import DatabaseSpace
-from qd.connectors.database.link import Link
-from qd.connectors.database.migrate import migrate
-from qd.connectors.keeping import Asked
-from qd.connectors.keyspace.base import Script
-from qd.connectors.keyspace.beat import beat
+from qd.drivers.database import connection
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.migrations import migrate
+from qd.drivers.keyspace.base import Script
+from qd.drivers.keyspace.queue import beat
+from qd.drivers.types import BeatRequest
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from qd.process.shield import shield
 from tests.contract.spaces import Stand
@@ -35,12 +35,12 @@ POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
 
 BEGIN = """
 import json, sys
-from qd.connectors.database.keyspace import DatabaseSpace
-from qd.connectors.database.link import Link
-from qd.connectors.keyspace.base import Script, script
-from qd.store.keyspace import KeyspaceStore
-from qd.store.mutex import Mutex
-from qd.store.rates import Rate
+from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.connection import DatabaseConnection as Link
+from qd.drivers.keyspace.base import Script, script
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Mutex
+from qd.store.locks import Rate
 url, me = sys.argv[1], sys.argv[2]
 space = DatabaseSpace(Link(url, timeout=60, connect_timeout=60))
 store = KeyspaceStore(space)
@@ -254,7 +254,7 @@ def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
     space.call("HSET", "h", "f", "v")
     space.call("PEXPIRE", "h", 10)
     eventually(lambda: not space.call("EXISTS", "h"), 20)
-    beat(space, "", (), Asked("T", "", 30.0, False, 0.0, ()))
+    beat(space, "", (), BeatRequest("T", "", 30.0, False, 0.0, ()))
     assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 0
 
 
@@ -263,7 +263,7 @@ def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
 
 @POSTGRES
 def test_a_token_is_told_and_not_only_found(database: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "NOTIFIED", 60.0)
+    monkeypatch.setattr(connection, "NOTIFIED", 60.0)
     waiter, pusher = space_of(database), space_of(database)
     pusher.call("PING")
     found = list[bool]()
@@ -421,8 +421,10 @@ def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request:
 
 
 def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(link, "LOOK", 0.0)
-    old, new = (DatabaseSpace(Link(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite"))
+    monkeypatch.setattr(connection, "LOOK", 0.0)
+    old, new = (
+        DatabaseSpace(DatabaseConnection(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite")
+    )
     for space, said in ((old, "old"), (new, "new")):
         migrate(space.link, "jobs")
         space.call("SET", "a", said)
@@ -440,7 +442,7 @@ def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_pa
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 def test_nobody_there_is_told_without_the_password(kind: str) -> None:
-    link = Link(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
+    link = DatabaseConnection(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
     with pytest.raises(Unreachable) as told:
         DatabaseSpace(link).call("GET", "a")
     assert "s3cretw0rd" not in str(told.value)
@@ -449,7 +451,7 @@ def test_nobody_there_is_told_without_the_password(kind: str) -> None:
 
 
 def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
-    space = DatabaseSpace(Link(f"sqlite:///{tmp_path}/empty.sqlite"))
+    space = DatabaseSpace(DatabaseConnection(f"sqlite:///{tmp_path}/empty.sqlite"))
     with pytest.raises(ServerBusy, match="run `qd migrate`"):
         space.call("GET", "a")
     space.close()

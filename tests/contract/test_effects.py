@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Released, Reserved
-from qd.connectors.effects import Effect, Free, Push
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Effect, Free, Push, Released, Reserved
 from qd.errors import ConnectionLost, ServerRefused
 from qd.log import Log
-from qd.worker.answering import Answering
-from qd.worker.rota import Rota
-from qd.worker.saving import Held
+from qd.worker.delivery import Delivery, HeldJob
+from qd.worker.queues import Rota
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import FAILED, job, steal, take
 from tests.support.proxy import Proxy
@@ -138,7 +136,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def broken(proxy: Proxy) -> Iterator[RedisQueue]:
     """A worker's connection behind the proxy; the server knows the scripts."""
-    made = RedisQueue(ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), Reserver("Tok3nTok3n", 2))
+    made = RedisQueue(
+        ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 2)
+    )
     for way in ("ack", "release", "bury"):
         made.push("c", job(0))
         answer(way, made, take(made, "c"))
@@ -151,7 +151,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
 def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, seen, way, byte):
-    answering = Answering(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
+    answering = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
 
@@ -160,7 +160,7 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
         return answer(way, broken, job, Push("b", NEXT))
 
     proxy.cut(byte=byte)
-    assert answering.surely(Held(held), then_answer) is None
+    assert answering.surely(HeldJob(held), then_answer) is None
     assert (len(tries), seen.ready("b"), seen.reserved("a"), seen.owners("a")) == (1, [NEXT], {}, {})
     assert answer(way, broken, held, Push("b", NEXT)) is False  # and who answers again all the same adds nothing
     assert seen.ready("b") == [NEXT]
@@ -169,12 +169,12 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
 @one_place
 @every_way
 def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, proxy, seen, way):
-    answering = Answering(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
+    answering = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
     broken.push("a", job(1))
     held = take(broken)
     proxy.refuse()
     broken.close()
-    assert answering.surely(Held(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
+    assert answering.surely(HeldJob(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
     assert seen.ready("b") == [NEXT]
 
 

@@ -12,21 +12,20 @@ from typing import cast
 
 import pytest
 
-from qd.bus.batch import dropped, retry_failed
-from qd.config import load
-from qd.connectors.base import Connector, Released, Reserved
-from qd.connectors.batches import Entry, NewBatch
-from qd.connectors.effects import Count, Effect
-from qd.connectors.keeping import Keeping
-from qd.connectors.keyspace.effects import left_by
+from qd.config.load import load
+from qd.dispatch.batch import dropped, retry_failed
+from qd.drivers.base import Connector, KeeperConnector
+from qd.drivers.keyspace.sending import left_by
+from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
-from qd.links import retied
-from qd.listeners import Listeners
-from qd.payload import make, read
+from qd.events import Listeners
+from qd.payload.build import make
+from qd.payload.format import read
+from qd.payload.reservation import answered, original
+from qd.payload.rewrite import retied
+from qd.store.base import beside
 from qd.store.failed import FailedStore
-from qd.store.keyspace import beside
 from qd.store.locks import Places
-from qd.unit import answered, original
 from tests.contract.kinds import Tried, drained, job_of, number, take
 from tests.support.clock import eventually
 
@@ -183,7 +182,7 @@ def test_every_answer_frees_the_places_that_an_attempt_left(tried: Tried) -> Non
         return job, owner, left_by(*space, owner)
 
     def dead(job: Reserved, effects: tuple[Effect, ...]) -> bool:
-        keeping = cast(Keeping, tried.connect(token="Keep3rKeep"))
+        keeping = cast(KeeperConnector, tried.connect(token="Keep3rKeep"))
         return keeping.give_back("default", "Tok3nTok3n/1", job.member, Released(answer(job)), effects)
 
     ways: list[Callable[[Reserved, tuple[Effect, ...]], bool]] = [

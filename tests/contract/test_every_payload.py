@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from qd.connectors.base import Released
+from qd.drivers.types import Released
 from qd.errors import QdError
-from qd.payload import read
-from qd.unit import answered, original
+from qd.payload.format import read
+from qd.payload.reservation import answered, original
 from tests.contract.kinds import Tried, drained, job_of, take
 
 TEXTS = {

@@ -11,7 +11,7 @@ from itertools import groupby
 import pytest
 
 from qd.errors import QdError
-from qd.payload import read
+from qd.payload.format import read
 from tests.contract.kinds import JOBS, LEASE, NAME, Tried, job_of, ready, take
 from tests.support.clock import eventually
 from tests.support.procs import waiting

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qd.connectors.base import Reserved
-from qd.connectors.keyspace.queue import Bounds
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.keyspace.queue import Bounds
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Reserved
 from qd.errors import Malformed
-from qd.payload import Payload, read
-from qd.unit import answered, original
+from qd.payload.format import Payload, read
+from qd.payload.reservation import answered, original
 from tests.contract.conftest import ONE
 from tests.support.hostile import VALID, malformed, odd
 from tests.support.seen import Seen

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.base import Released, Reserved
-from qd.connectors.effects import Free, Keep
+from qd.drivers.types import Free, Keep, Released, Reserved
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import drain, job, one_place, steal, take
 from tests.support.beat import beat

@@ -6,18 +6,15 @@ import json
 
 import pytest
 
-from qd.connectors.base import Claim, Outgoing
-from qd.connectors.batches import Callback, Entry, NewBatch
-from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import script
-from qd.connectors.keyspace.batches import KeptBatches
-from qd.connectors.keyspace.keyed import cancelled, due, moved
-from qd.connectors.keyspace.sending import sent
-from qd.connectors.keyspace.ticks import KeptTicks
-from qd.payload import make
-from qd.store import hosts
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import script
+from qd.drivers.keyspace.records import KeptBatches, KeptTicks
+from qd.drivers.keyspace.sending import cancelled, due, moved, sent
+from qd.drivers.types import Callback, Claim, Entry, NewBatch, Outgoing
+from qd.payload.build import make
+from qd.store import masters
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Wanted
-from qd.store.keyspace import KeyspaceStore
 from tests.contract.spaces import Beside
 
 pytestmark = pytest.mark.leaves("app_qd:batch:*", "app_queues:*")
@@ -122,5 +119,5 @@ def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, beside: Besid
     assert 3500 < (due(store.space, named, "a", "late") or 0) - first < 3700
     assert cancelled(store.space, named, "a", "late")
     assert not cancelled(store.space, named, "a", "late")
-    assert hosts.queues_found(store) == ["a"]
+    assert masters.queues_found(store) == ["a"]
     beside.call("DEL", "app_" + keys.unique("order:7"))

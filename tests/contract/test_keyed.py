@@ -10,11 +10,10 @@ from collections import Counter
 
 import pytest
 
-from qd.connectors.base import Outgoing, Released
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Outgoing, Released
 from qd.errors import QdError
-from qd.payload import read
-from qd.ties import key_of
+from qd.payload.format import key_of, read
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import drain, job
 

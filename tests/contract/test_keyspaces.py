@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from qd.connectors.database.commands import COMMANDS as KNOWN
-from qd.connectors.keyspace.base import Keyspace, script
-from qd.connectors.redis.wire import Wire
+from qd.drivers.database.commands import COMMANDS as KNOWN
+from qd.drivers.keyspace.base import Keyspace, script
+from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 from tests.contract.spaces import Beside, Stand
@@ -113,7 +113,7 @@ def near(one: float, other: float) -> bool:
 
 @pytest.fixture
 def both(database: Stand, server: Server) -> Iterator[Both]:
-    wire = Wire(server.url)
+    wire = RedisConnection(server.url)
     found = Both(wire, database.open())
     yield found
     found.clear()
@@ -342,7 +342,7 @@ TOGETHER = st.lists(st.one_of(*SEEDS.values(), *[STEPS[name] for name in QUEUE])
 ANY = st.lists(st.one_of(*STEPS.values()), max_size=25)
 
 
-FOLDER = files("qd.connectors.keyspace") / "scripts"
+FOLDER = files("qd.drivers.keyspace") / "scripts"
 TEXTS_OF = {each.name.removesuffix(".lua"): each.read_text() for each in FOLDER.iterdir() if each.name.endswith(".lua")}
 
 

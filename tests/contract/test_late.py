@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from qd.connectors.redis.queue import RedisQueue
-from qd.keeper.dead import Dead
+from qd.drivers.redis.queue import RedisQueue
+from qd.keeper.dead_workers import DeadWorkers
 from qd.log import Log
-from qd.payload import read
-from qd.process.hands import Hands
-from qd.process.scoreboard import Scoreboard, State, Verdict, W
-from qd.process.talk import Ear
-from qd.unit import LIFE
+from qd.master.code import ChildContext
+from qd.payload.format import read
+from qd.payload.reservation import LIFE
+from qd.process.channels import MessageReceiver
+from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import job, take
 from tests.support.seen import Seen
@@ -23,22 +23,22 @@ TOKEN = "Tok3nTok3n"
 
 
 @pytest.fixture
-def dead(connect) -> Iterator[Dead]:
+def dead(connect) -> Iterator[DeadWorkers]:
     """A keeper that has settled worker 2 of slot 1, which held nothing then."""
-    ear, log = Ear(), Log("keeper", write=lambda line: None)
-    hands = Hands(Scoreboard(), ear.voice, TOKEN, 1, log)
+    ear, log = MessageReceiver(), Log("keeper", write=lambda line: None)
+    hands = ChildContext(Scoreboard(), ear.voice, TOKEN, 1, log)
     slot = hands.board.slot(1)
-    slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = State.DEAD, Verdict.CRASH, 2
-    found = Dead(connect(0), ("a",), hands, log)
+    slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = SlotState.DEAD, Verdict.CRASH, 2
+    found = DeadWorkers(connect(0), ("a",), hands, log)
     found.hear([{"dead": 1}])
     found.dead_workers()
-    assert slot[W.STATE] == State.SETTLED
+    assert slot[W.STATE] == SlotState.SETTLED
     yield found
     for end in (ear.sock, ear.voice.sock):
         end.close()
 
 
-def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen, dead: Dead):
+def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen, dead: DeadWorkers):
     worker: RedisQueue = connect(turns=LIFE)
     worker.push("a", job(1))
     take(worker)
@@ -49,7 +49,7 @@ def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen,
     assert worker.ack(again)
 
 
-def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen: Seen, dead: Dead):
+def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen: Seen, dead: DeadWorkers):
     worker: RedisQueue = connect(turns=2 * LIFE)
     worker.push("a", job(1))
     held = take(worker)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from qd.connectors.keyspace.base import Script, script
+from qd.drivers.keyspace.base import Script, script
 from tests.contract.machine import Machine
 from tests.support.server import Server
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.redis.wire import Wire
-from qd.store import mutex
-from qd.store.keyspace import KeyspaceStore
-from qd.store.mutex import Lease, Mutex
-from qd.store.rates import Rate
+from qd.drivers.redis.connection import RedisConnection
+from qd.store import locks
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Lease, Mutex, Rate
 from tests.support.clock import eventually
 from tests.support.server import Server, free_port
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still between two lines of a test costs no waiter its place, its lock or its token."""
     for name in ("THERE", "GRANT", "WOKEN"):
-        monkeypatch.setattr(mutex, name, 60.0)
+        monkeypatch.setattr(locks, name, 60.0)
 
 
 def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: KeyspaceStore):
@@ -116,7 +115,7 @@ def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: KeyspaceS
     answer = second.take(store, 30, stay=True)
     assert answer.by == "b"
     assert answer.left is not None
-    assert answer.left <= mutex.GRANT
+    assert answer.left <= locks.GRANT
     store.space.call("PEXPIRE", "app_qd:mutex:{x}", 1)  # so long later
     eventually(lambda: second.take(store, 30, stay=True).token)
     assert second.give(store)
@@ -187,7 +186,7 @@ def test_on_a_cluster_all_keys_of_a_lock_and_those_of_a_limit_are_in_one_slot():
         client = cluster.client()
         client.call("CLUSTER", "ADDSLOTS", *range(16384))
         eventually(lambda: b"cluster_state:ok" in client.call("CLUSTER", "INFO"), 20)
-        wire = Wire(cluster.url)
+        wire = RedisConnection(cluster.url)
         store = KeyspaceStore(wire, "app_")
         owner, waiter = Mutex("report 7", "a"), Mutex("report 7", "b")
         assert owner.take(store, 30, stay=True).token

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Outgoing, Reserved
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
-from qd.payload import read
-from qd.ties import key_of
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Outgoing, Reserved
+from qd.payload.format import key_of, read
 from tests.contract.test_queue import job
 from tests.support.clock import eventually
 from tests.support.resp import Client
@@ -217,7 +216,7 @@ def connect(server: Server) -> Iterator[Callable[[int], RedisQueue]]:
 
     def make(slot: int) -> RedisQueue:
         settings = ConnectionSettings(name="redis", url=server.url, retry_after=30.0)
-        opened.append(RedisQueue(settings, Reserver("Tok3nTok3n", slot)))
+        opened.append(RedisQueue(settings, ClientIdentity("Tok3nTok3n", slot)))
         return opened[-1]
 
     yield make
@@ -248,7 +247,7 @@ def test_what_a_killed_worker_had_in_hand_stands_in_reserved(connect, server: Se
 
     def work() -> None:
         settings = ConnectionSettings(name="redis", url=server.url, retry_after=30.0)
-        assert RedisQueue(settings, Reserver("Tok3nTok3n", 2)).turn(None, ["a"]).reserved is not None
+        assert RedisQueue(settings, ClientIdentity("Tok3nTok3n", 2)).turn(None, ["a"]).reserved is not None
         die()
 
     killed(work)

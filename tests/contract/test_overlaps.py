@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from qd.errors import ConnectionLost
-from qd.schedule import Entry, ShellTask
+from qd.schedule.entry import Entry, ShellTask
 from qd.schedule.timing import Every
 from qd.scheduler import overlaps
 from qd.scheduler.overlaps import Overlaps
-from qd.store.keyspace import KeyspaceStore
+from qd.store.base import KeyspaceStore
 from tests.support.clock import eventually
 
 ENTRY = Entry("nightly", ShellTask("true"), Every(60), alone=True)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.store import rates
-from qd.store.keyspace import KeyspaceStore
-from qd.store.locks import Places
-from qd.store.rates import Rate, Strikes
+from qd.store import locks
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Places, Rate, Strikes
 from tests.contract.spaces import Beside, Stand
 from tests.support.clock import eventually
 
@@ -147,7 +146,7 @@ def test_who_does_not_come_loses_its_turn_to_those_behind(store: KeyspaceStore, 
 def test_a_newcomer_does_not_take_the_place_of_one_who_was_told_to_come(
     store: KeyspaceStore, beside: Beside, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rates, "LATE", 60.0)
+    monkeypatch.setattr(locks, "LATE", 60.0)
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     rate.start(store, "told", "m")

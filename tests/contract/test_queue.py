@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.connectors.base import Released, Reserved, Sizes, Turn
-from qd.connectors.keeping import Forgotten
-from qd.connectors.keyspace.queue import Bounds
-from qd.connectors.redis.queue import RedisQueue
-from qd.payload import read
+from qd.drivers.base import Forgotten
+from qd.drivers.keyspace.queue import Bounds
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved, Sizes, Turn
+from qd.payload.format import read
+from qd.payload.reservation import answered, original
+from qd.store.base import beside
 from qd.store.failed import FailedStore
-from qd.store.keyspace import beside
-from qd.unit import answered, original
 from tests.contract.conftest import ONE
 from tests.support.clock import eventually
 from tests.support.seen import Seen

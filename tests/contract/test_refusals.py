@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Released, Reserved
-from qd.connectors.keyspace.base import script
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.keyspace.base import script
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved
 from qd.errors import ServerBusy, ServerRefused
-from qd.store.keyspace import KeyspaceStore
-from qd.store.locks import Places
-from qd.store.rates import Rate, Strikes
-from qd.unit import answered, saving
+from qd.payload.reservation import answered, saving
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Places, Rate, Strikes
 from tests.contract.test_queue import job, take
 from tests.support.beat import beat
 from tests.support.clock import eventually
@@ -47,7 +46,9 @@ def seen(own: Server) -> Iterator[Seen]:
 
 @pytest.fixture
 def queue(own: Server) -> Iterator[RedisQueue]:
-    made = RedisQueue(ConnectionSettings(name="redis", url=own.tcp_url, retry_after=30.0), Reserver("Tok3nTok3n", 1))
+    made = RedisQueue(
+        ConnectionSettings(name="redis", url=own.tcp_url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
+    )
     yield made
     made.close()
 
@@ -67,7 +68,7 @@ def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
 def turns(queue: RedisQueue, *slots: int) -> None:
     """Of other workers, who have nothing in hand."""
     for slot in slots:
-        other = RedisQueue(queue.settings, Reserver("Tok3nTok3n", slot))
+        other = RedisQueue(queue.settings, ClientIdentity("Tok3nTok3n", slot))
         other.wire = queue.wire
         other.turn(None, ["a"])
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import qd
-from qd.payload import read
-from qd.reserving import reserved_text
-from qd.unit import answered, original
+from qd.payload.format import read
+from qd.payload.reservation import answered, original
+from qd.payload.splice import reserved_text
 from tests.support.hostile import malformed, odd
 from tests.support.resp import Client
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from qd.connectors.keyspace import keys
-from qd.store import schedule
-from qd.store.keyspace import KeyspaceStore
+from qd.drivers.keyspace import keys
+from qd.store import controls, schedule
+from qd.store.base import KeyspaceStore
 from qd.store.schedule import Last
 from tests.contract.spaces import Stand
 from tests.support.clock import eventually
@@ -61,7 +61,7 @@ def test_a_pause_with_an_end_is_over_by_itself(store: KeyspaceStore) -> None:
 
 def test_what_others_wrote_holds_with_nobodys_name(store: KeyspaceStore) -> None:
     store.space.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "a", "1")
-    assert schedule.paused(store) == {"a": schedule.Pause()}
+    assert schedule.paused(store) == {"a": controls.Pause()}
 
 
 # -- how it last went

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from qd.connectors.redis import sentinels
-from qd.connectors.redis.sentinels import Primary, shown
-from qd.connectors.redis.wire import Wire
+from qd.drivers.redis import sentinel as sentinels
+from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.sentinel import Primary, shown
 from qd.errors import ConnectionLost, NeedsMending, Unreachable, WrongPassword
 from tests.support.certificates import Certificates
 from tests.support.clock import eventually
@@ -91,7 +91,7 @@ def url(
 
 
 def asked(text: str) -> object:
-    wire = Wire(text, connect_timeout=60.0, timeout=60.0)
+    wire = RedisConnection(text, connect_timeout=60.0, timeout=60.0)
     try:
         return wire.call("ACL", "WHOAMI")
     finally:
@@ -170,7 +170,7 @@ def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
     replica = next(node for node in sentinel.nodes if node is not sentinel.primary)
     said = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
     with Liar(always(said)) as stale:
-        wire = Wire(before(sentinel, stale), connect_timeout=60.0, timeout=60.0)
+        wire = RedisConnection(before(sentinel, stale), connect_timeout=60.0, timeout=60.0)
         with pytest.raises(Unreachable, match="is a slave: no primary is there yet"):
             wire.call("PING")
         assert wire.call("PING") == b"PONG"  # another sentinel knew better

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from qd.connectors.sqs.address import Address
-from qd.connectors.sqs.line import Line, Woken
-from qd.connectors.sqs.service import Service
+from qd.drivers.sqs.client import HttpConnection, Service, Woken
+from qd.drivers.urls import SqsUrl
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from tests.support.certificates import Certificates
 from tests.support.clock import eventually
@@ -123,20 +122,24 @@ def small() -> Iterator[Small]:
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
-    made = Line(timeout=10.0)
+def line() -> Iterator[HttpConnection]:
+    made = HttpConnection(timeout=10.0)
     yield made
     made.close()
 
 
-def ask(line: Line, port: int, wake: int = -1, seconds: float = 0.0, scheme: str = "http") -> tuple[int, bytes]:
+def ask(
+    line: HttpConnection, port: int, wake: int = -1, seconds: float = 0.0, scheme: str = "http"
+) -> tuple[int, bytes]:
     status, _, text = line.exchange(
         f"{scheme}://127.0.0.1:{port}/", {"X-Amz-Target": "AmazonSQS.None"}, b"{}", seconds, wake
     )
     return status, text
 
 
-def test_a_connection_is_kept_open_and_made_anew_when_the_server_has_closed_it(small: Small, line: Line) -> None:
+def test_a_connection_is_kept_open_and_made_anew_when_the_server_has_closed_it(
+    small: Small, line: HttpConnection
+) -> None:
     small.acts += [says(b"1"), chunked, says(b"3", "200 OK", "Connection: close"), says(b"4"), says(b"5"), says(b"6")]
     assert [ask(line, small.port)[1] for _ in range(3)] == [b"1", b"{}", b"3"]
     assert small.accepted == 1
@@ -154,7 +157,7 @@ def test_a_connection_is_kept_open_and_made_anew_when_the_server_has_closed_it(s
 
 @pytest.mark.parametrize("act", [garbage, cut, end], ids=["garbage", "cut", "closed"])
 def test_an_answer_that_is_none_is_a_lost_connection_and_the_next_call_is_served(
-    small: Small, line: Line, act: Act
+    small: Small, line: HttpConnection, act: Act
 ) -> None:
     small.acts += [act, says(b"2")]
     with pytest.raises(ConnectionLost, match=r"the connection to SQS at 127.0.0.1:.* broke") as told:
@@ -164,7 +167,7 @@ def test_an_answer_that_is_none_is_a_lost_connection_and_the_next_call_is_served
     assert len(small.requests) == 2, "nothing is sent twice"
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(small: Small, line: Line) -> None:
+def test_a_server_that_says_nothing_is_given_up_in_time(small: Small, line: HttpConnection) -> None:
     small.acts += [silence]
     line.timeout, signs = 0.2, list[float]()
     line.on_progress(signs.append)
@@ -179,7 +182,7 @@ def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
     small.acts += [says(b"<html>busy</html>", "503 Service Unavailable"), says(b"<html>", "502 Bad Gateway")]
-    service = Service(Address(f"sqs://eu-west-1?endpoint=http://127.0.0.1:{small.port}"))
+    service = Service(SqsUrl(f"sqs://eu-west-1?endpoint=http://127.0.0.1:{small.port}"))
     for _ in range(2):
         with pytest.raises(ServerBusy, match="cannot serve now"):
             service.call("get_queue_url", QueueName="mail")
@@ -214,7 +217,9 @@ def safe(certificates: Certificates) -> Iterator[Small]:
     server.close()
 
 
-def test_tls_is_checked_and_a_wait_over_it_is_ended_too(safe: Small, line: Line, certificates: Certificates) -> None:
+def test_tls_is_checked_and_a_wait_over_it_is_ended_too(
+    safe: Small, line: HttpConnection, certificates: Certificates
+) -> None:
     with pytest.raises(Unreachable, match="certificate verify failed"):
         ask(line, safe.port, scheme="https")
     line.trust(certificates.path("ca.crt"))
@@ -230,7 +235,7 @@ def test_tls_is_checked_and_a_wait_over_it_is_ended_too(safe: Small, line: Line,
 
 
 def test_https_goes_through_the_proxy_that_the_environment_names(
-    safe: Small, line: Line, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    safe: Small, line: HttpConnection, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = Small()
 
@@ -262,7 +267,9 @@ def pass_on(source: socket.socket, target: socket.socket) -> None:
     target.close()
 
 
-def test_a_descriptor_that_is_not_its_own_any_more_is_left_alone(small: Small, line: Line, tmp_path: Path) -> None:
+def test_a_descriptor_that_is_not_its_own_any_more_is_left_alone(
+    small: Small, line: HttpConnection, tmp_path: Path
+) -> None:
     """A job may close what is not its own; the number may be another file's then."""
     small.acts += [says(b"1"), says(b"2")]
     ask(line, small.port)

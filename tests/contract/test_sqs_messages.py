@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.sqs.address import Address
-from qd.connectors.sqs.line import Woken
-from qd.connectors.sqs.messages import Counts, Messages, batches
-from qd.connectors.sqs.service import NoSuchQueue, Service
+from qd.drivers.sqs.client import NoSuchQueue, Service, Woken
+from qd.drivers.sqs.messages import Counts, SqsMessages, batches
+from qd.drivers.urls import SqsUrl
 from qd.errors import ConnectionLost, NeverTaken, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
 from tests.support.clock import eventually
 from tests.support.servers.sqs import Sqs
@@ -22,19 +21,19 @@ URL = "sqs://eu-west-1?endpoint="
 
 
 @pytest.fixture
-def messages(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Messages]:
+def messages(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsMessages]:
     for name, value in sqs.credentials.items():
         monkeypatch.setenv(name, value)
     client = sqs.client()
     client.create_queue(QueueName="mail")
     client.create_queue(QueueName="mail.fifo", Attributes={"FifoQueue": "true"})
     client.close()
-    made = Messages(Service(Address(f"{URL}{sqs.endpoint}")))
+    made = SqsMessages(Service(SqsUrl(f"{URL}{sqs.endpoint}")))
     yield made
     made.service.close()
 
 
-def answers(messages: Messages, *replies: Any) -> list[dict[str, Any]]:
+def answers(messages: SqsMessages, *replies: Any) -> list[dict[str, Any]]:
     """The next calls are answered so, whatever they ask. Returns what they asked."""
     asked, waiting = list[dict[str, Any]](), list(replies)
 
@@ -50,7 +49,7 @@ def answers(messages: Messages, *replies: Any) -> list[dict[str, Any]]:
     return asked
 
 
-def refusal(messages: Messages) -> Exception | None:
+def refusal(messages: SqsMessages) -> Exception | None:
     try:
         messages.receive("mail", 30)
     except ConnectionLost as error:
@@ -62,7 +61,7 @@ def payload(n: int, **more: Any) -> bytes:
     return json.dumps({"uuid": f"u{n}", "job": "quick", **more}).encode()
 
 
-def test_many_are_sent_by_tens_and_all_are_there(messages: Messages) -> None:
+def test_many_are_sent_by_tens_and_all_are_there(messages: SqsMessages) -> None:
     assert messages.send("mail", [(payload(n), 0) for n in range(25)]) == [None] * 25
     assert messages.counts("mail") == Counts(25, 0, 0)
     assert messages.send("mail", [(payload(99), 60)]) == [None]
@@ -75,21 +74,21 @@ def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
     assert list(batches([(0, large), (1, large), (2, b"x")])) == [[0], [1, 2]]
 
 
-def test_what_is_too_large_is_told_and_all_others_are_sent(messages: Messages) -> None:
+def test_what_is_too_large_is_told_and_all_others_are_sent(messages: SqsMessages) -> None:
     said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
     assert [type(why) for why in said] == [type(None), TooLarge, NeverTaken, type(None)]
     assert "1100000 bytes" in str(said[1])
     assert messages.counts("mail").visible == 2
 
 
-def test_a_batch_that_a_server_finds_too_large_is_halved(messages: Messages) -> None:
+def test_a_batch_that_a_server_finds_too_large_is_halved(messages: SqsMessages) -> None:
     messages.url("mail")
     asked = answers(messages, ServerRefused("BatchRequestTooLong: 262144"), {}, {})
     assert messages.send("mail", [(payload(n), 0) for n in range(4)]) == [None] * 4
     assert [len(each["Entries"]) for each in asked] == [4, 2, 2]
 
 
-def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages: Messages) -> None:
+def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages: SqsMessages) -> None:
     messages.url("mail")
     busy = {"Id": "1", "Code": "InternalError", "SenderFault": False}
     wrong = {"Id": "2", "Code": "InvalidMessageContents", "SenderFault": True}
@@ -99,7 +98,7 @@ def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages:
     assert [[each["Id"] for each in one["Entries"]] for one in asked] == [["0", "1", "2", "3"], ["1"], ["1"]]
 
 
-def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(messages: Messages) -> None:
+def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(messages: SqsMessages) -> None:
     messages.url("mail")
     asked = answers(messages, {}, ServerBusy("slow down"))
     said = messages.send("mail", [(payload(n), 0) for n in range(25)])
@@ -110,14 +109,14 @@ def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(me
     assert [type(why) for why in said] == [type(None)] * 2 + [ConnectionLost] * 2
 
 
-def test_what_an_answer_does_not_say_is_not_taken_for_sent(messages: Messages) -> None:
+def test_what_an_answer_does_not_say_is_not_taken_for_sent(messages: SqsMessages) -> None:
     messages.url("mail")
     answers(messages, {"Successful": [{"Id": "0"}]})
     said = messages.send("mail", [(payload(n), 0) for n in range(2)])
     assert [type(why) for why in said] == [type(None), ConnectionLost]
 
 
-def test_what_sqs_keeps_failing_to_take_is_told(messages: Messages) -> None:
+def test_what_sqs_keeps_failing_to_take_is_told(messages: SqsMessages) -> None:
     messages.url("mail")
     busy = {"Failed": [{"Id": "0", "Code": "InternalError", "SenderFault": False}]}
     asked = answers(messages, busy, busy, busy)
@@ -126,7 +125,7 @@ def test_what_sqs_keeps_failing_to_take_is_told(messages: Messages) -> None:
     assert len(asked) == 3
 
 
-def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: Messages) -> None:
+def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: SqsMessages) -> None:
     messages.send("mail", [(payload(1), 0)])
     held = messages.receive("mail", 30)
     assert held is not None
@@ -142,7 +141,7 @@ def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: Messa
     assert messages.counts("mail") == Counts(0, 0, 0)
 
 
-def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: Messages) -> None:
+def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: SqsMessages) -> None:
     read_end, write_end = os.pipe()
     try:
         threading.Timer(0.2, os.write, (write_end, b"x")).start()
@@ -154,7 +153,7 @@ def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: 
         os.close(write_end)
 
 
-def test_a_message_ends_a_long_poll(messages: Messages, sqs: Sqs) -> None:
+def test_a_message_ends_a_long_poll(messages: SqsMessages, sqs: Sqs) -> None:
     client = sqs.client()
     url = messages.url("mail")
     threading.Timer(0.2, lambda: client.send_message(QueueUrl=url, MessageBody="{}")).start()
@@ -164,7 +163,7 @@ def test_a_message_ends_a_long_poll(messages: Messages, sqs: Sqs) -> None:
     assert held.body == b"{}"
 
 
-def test_a_queue_that_is_not_there_is_named(messages: Messages, sqs: Sqs) -> None:
+def test_a_queue_that_is_not_there_is_named(messages: SqsMessages, sqs: Sqs) -> None:
     with pytest.raises(NoSuchQueue, match=r"queue 'nope' is not there: .*create-queue --queue-name nope"):
         messages.url("nope")
     messages.url("mail")
@@ -173,7 +172,7 @@ def test_a_queue_that_is_not_there_is_named(messages: Messages, sqs: Sqs) -> Non
         messages.counts("mail")
 
 
-def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages) -> None:
+def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: SqsMessages) -> None:
     first_job = payload(1, createdAt=1, tags=["group:order 7"])
     jobs = [first_job, first_job, payload(2, createdAt=1), payload(3)]
     assert messages.send("mail.fifo", [(each, 0) for each in jobs]) == [None] * 4
@@ -188,14 +187,14 @@ def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: Messages
 
 
 def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there_as_unreachable(
-    messages: Messages, sqs: Sqs
+    messages: SqsMessages, sqs: Sqs
 ) -> None:
     messages.url("mail")
     messages.service.line.timeout = 0.3
     with sqs.suspended():
         said = eventually(lambda: refusal(messages))
     assert (type(said), "no answer in time" in str(said)) == (ConnectionLost, True)
-    gone = Messages(Service(Address(f"{URL}http://127.0.0.1:1")))
+    gone = SqsMessages(Service(SqsUrl(f"{URL}http://127.0.0.1:1")))
     with pytest.raises(Unreachable, match=r"127.0.0.1:1 does not answer: connection refused"):
         gone.url("mail")
 
@@ -206,7 +205,7 @@ def test_missing_credentials_are_one_line(sqs: Sqs, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", "/nowhere")
     with pytest.raises(WrongPassword, match=r"no credentials for SQS at .*: give them by AWS_ACCESS_KEY_ID"):
-        Messages(Service(Address(f"{URL}{sqs.endpoint}"))).url("mail")
+        SqsMessages(Service(SqsUrl(f"{URL}{sqs.endpoint}"))).url("mail")
 
 
 @pytest.mark.parametrize(
@@ -227,6 +226,6 @@ def test_refusals_are_told_as_what_they_mean(code: str, status: int, kind: type[
     from botocore.exceptions import ClientError
 
     said: Any = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    told = Service(Address("sqs://eu-west-1")).classified(ClientError(said, "ReceiveMessage"))
+    told = Service(SqsUrl("sqs://eu-west-1")).classified(ClientError(said, "ReceiveMessage"))
     assert type(told) is kind
     assert code in str(told)

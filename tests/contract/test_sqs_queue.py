@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from qd.config import load
-from qd.connectors.base import Released, Reserved
-from qd.connectors.borrowed import queue as borrowed
-from qd.connectors.borrowed.backend import Parcel
-from qd.connectors.borrowed.outbox import FEW, next_slice
-from qd.connectors.keeping import Asked
-from qd.connectors.manager import open_queue
-from qd.connectors.sqs.queue import SqsQueue
+from qd.config.load import load
+from qd.drivers.broker import queue as borrowed
+from qd.drivers.broker.base import Delivery
+from qd.drivers.broker.outbox import FEW, next_slice
+from qd.drivers.connections import open_queue
+from qd.drivers.sqs.queue import SqsQueue
+from qd.drivers.types import BeatRequest, Released, Reserved
 from qd.errors import ConnectionLost, QdError, ServerRefused, TooLarge
-from qd.payload import make, read, tied
-from qd.ties import Ties
-from qd.unit import answered
+from qd.payload.build import make, tied
+from qd.payload.format import Relations, read
+from qd.payload.reservation import answered
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server
@@ -125,7 +124,7 @@ def test_a_lease_that_ran_out_leaves_a_fifo_job_where_it_stands(connect: Open) -
 
 def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
     until = 1e12 if reclaims else 0.0
-    return keeper.beat((FIFO, "mail"), Asked("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
+    return keeper.beat((FIFO, "mail"), BeatRequest("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
 
 
 def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: Open) -> None:
@@ -322,7 +321,7 @@ def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypa
             other.space.call("EXPIRE", sending, 0)
             other.space.call("EXPIRE", sender, 0)
 
-    monkeypatch.setattr("qd.connectors.borrowed.queue.time.sleep", paused)
+    monkeypatch.setattr("qd.drivers.broker.queue.time.sleep", paused)
     held = queue.turn(None, ("mail",)).reserved
     monkeypatch.undo()
     assert number(held) == 1
@@ -340,7 +339,7 @@ def unwanted(queue: str, error: Exception) -> None:
 def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connect: Open) -> None:
     queue = connect(options="&longest_delay=0")
     never = make("quick", '{"n":"\uffff"}'.encode(), created_at=1, uuid="u1", id="i1")
-    never = tied(never, "i1", Ties(unique="one"))
+    never = tied(never, "i1", Relations(unique="one"))
     queue.space.call("SET", *queue._keys("qd:unique:one"), "u1")
     queue.later("mail", never, 0.001)
     queue.later("mail", job(2), 0.002)
@@ -359,7 +358,7 @@ def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pyt
     queue, sent, jobs = connect(), list[bytes](), [job(n) for n in range(200)]
     queue.outbox.note(["mail"])
     queue.space.call("RPUSH", *queue._keys("queues:mail"), *jobs)
-    monkeypatch.setattr("qd.connectors.borrowed.outbox.BUDGET", 0.01)
+    monkeypatch.setattr("qd.drivers.broker.outbox.BUDGET", 0.01)
 
     def slowly(name: str, some: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
         sent.extend([payload for payload, _ in some])
@@ -418,7 +417,7 @@ def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeyp
     held = take(queue, "mail")
     look = queue.backend.take
 
-    def looked(queues: Sequence[str], seconds: float, wake: int = -1) -> Parcel | None:
+    def looked(queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
         owned.append(beside.owned("mail", queue.owner))
         return look(queues, seconds, wake)
 

@@ -7,8 +7,8 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from qd.connectors.base import Claim, Claimed, Outgoing
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Claim, Claimed, Outgoing
 from qd.errors import QdError, ServerBusy
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import job

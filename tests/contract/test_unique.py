@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 
-from qd.connectors.base import Outgoing, Released
-from qd.connectors.effects import Free, Hold
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Free, Hold, Outgoing, Released
 from qd.errors import QdError
 from tests.contract.conftest import ONE
 from tests.contract.test_queue import job, take

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs

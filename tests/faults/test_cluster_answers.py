@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.connectors.cluster.queue import ClusterQueue
+from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_cluster_nodes import LEASE, partial_cluster  # noqa: F401
 from tests.support.clock import eventually
 from tests.support.procs import Procs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.connectors.cluster.queue import ClusterQueue
+from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_tied import SHOP
 from tests.support.clock import eventually
 from tests.support.linekill import LineKill

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.cluster.queue import ClusterQueue
+from qd.config.settings import ConnectionSettings
+from qd.drivers.cluster.queue import ClusterQueue
 from tests.support.clock import eventually
 from tests.support.project import MakeProject
 from tests.support.reliability import Figures

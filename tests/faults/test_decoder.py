@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qd.bounds import depth
 from qd.errors import Malformed
-from qd.payload import Payload, read
+from qd.payload.format import Payload, read
+from qd.payload.size import depth
 from tests.support.hostile import VALID, hostile
 from tests.support.reliability import Figures
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qd.payload import make
-from qd.store.laravel_failed import signed_off
+from qd.payload.build import make
+from qd.store.failed_jobs_table import signed_off
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import SOURCE, MakeProject, Project
@@ -80,7 +80,7 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
     lines = file.read_text().splitlines()
     file.unlink()
     assert len(lines) == len(set(lines)) > 100 // each
-    assert {line.split(":")[0] for line in lines} > {"worker/ending.py", "worker/settle.py", "worker/answering.py"}
+    assert {line.split(":")[0] for line in lines} > {"worker/settle.py", "worker/delivery.py"}
     records = [json.loads(value.partition(b"\n")[0]) for value in redis.call("HVALS", "queues:default:failed")]
     # Killed where listeners and failed() run, the next worker buries it without them, and says how the last one died.
     assert {record["error"] for record in records} <= {"ValueError", "AttemptsExceeded"}
@@ -159,11 +159,11 @@ def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothi
             database.execute("INSERT INTO failed_jobs VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
         database.commit()
     file = shop.run / "lines"
-    retry = killed(shop, file, each, "failed", "retry", "--all", LINES_OF="store/laravel_failed.py")
+    retry = killed(shop, file, each, "failed", "retry", "--all", LINES_OF="store/failed_jobs_table.py")
     assert retry.wait(300) == 0
     lines = file.read_text().splitlines()
     file.unlink()
-    assert any(line.startswith("store/laravel_failed.py") for line in lines)
+    assert any(line.startswith("store/failed_jobs_table.py") for line in lines)
     with closing(sqlite3.connect(table)) as database:
         assert database.execute("SELECT count(*) FROM failed_jobs").fetchone() == (0,)
     table.unlink()

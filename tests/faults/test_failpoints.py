@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.reserver import Reserver
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.redis.queue import RedisQueue
 from tests.support.clock import eventually
 from tests.support.failpoints import ACTIONS, POINTS, Failing
 from tests.support.ledger import Ledger
@@ -72,7 +72,7 @@ def test_what_a_dead_worker_reserved_late_is_found_by_the_next_in_its_place(
         pause(work)
     seat = int(work.child("paused").cmdline()[0].split()[2])
     (token,) = eventually(lambda: redis.hash("qd:masters"), what="its keeper's first report")
-    late = RedisQueue(ConnectionSettings("redis", url=server.url), Reserver(token, seat))
+    late = RedisQueue(ConnectionSettings("redis", url=server.url), ClientIdentity(token, seat))
     ledger.push()
     assert late.turn(None, ["default"]).reserved is not None
     late.close()

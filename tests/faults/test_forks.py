@@ -15,7 +15,7 @@ from tests.support.reliability import Figures
 FORKS = """
 import logging, os, signal, sys, threading, time
 from qd.log import JobRecords, Log
-from qd.process import child, signals
+from qd.process import fork as child, signals
 
 STOPPED = (signal.SIGTERM, signal.SIGQUIT)  # a fresh child may end of it, as anybody would
 NOTHING = (signal.SIGHUP, signal.SIGINT, signal.SIGTTIN, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)

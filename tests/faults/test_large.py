@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import MakeProject

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qd.connectors.keyspace.base import script
+from qd.drivers.keyspace.base import script
 from tests.support.clock import BROUGHT, eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import hiredis
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import Procs

@@ -10,10 +10,10 @@ from itertools import count
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.redis.queue import RedisQueue
+from qd.config.settings import ConnectionSettings
+from qd.drivers.redis.queue import RedisQueue
 from qd.errors import QdError
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
 from tests.support.procs import waiting

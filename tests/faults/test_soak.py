@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qd.connectors.keyspace.queue import DEATHS
+from qd.drivers.keyspace.queue import DEATHS
 from tests.support.growth import by_role
 from tests.support.project import MakeProject
 from tests.support.reliability import Figures

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 import qd
 from qd.log import Log
-from qd.payload import read
-from qd.schedule import Entry
-from qd.scheduler import early
-from qd.scheduler.loop import Scheduler
+from qd.payload.format import read
+from qd.schedule.entry import Entry
+from qd.scheduler import ticks as early
+from qd.scheduler.scheduler import Scheduler
 from tests.faults.test_schedulers import ran, sent
 from tests.support.clock import eventually
 from tests.support.resp import Client

@@ -93,7 +93,7 @@ def sweep(shop: Project, redis: Client, request: pytest.FixtureRequest) -> Sweep
 def telling(figures: Figures, sweep: Sweep) -> None:
     figures.add(kills=len(sweep.lines), lines=len(set(sweep.lines)))
     files = {line.split(":")[0] for line in sweep.lines}
-    assert {"worker/loop.py", "connectors/redis/wire.py"} <= files, files
+    assert {"worker/worker.py", "drivers/redis/connection.py"} <= files, files
     assert len(set(sweep.lines)) > 20
 
 

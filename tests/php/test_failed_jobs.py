@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from qd.payload import make, read
+from qd.payload.build import make
+from qd.payload.format import read
 from tests.php.laravel import PREFIX, Laravel
 from tests.support.clock import eventually
 from tests.support.project import Project

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from qd.schedule import CallTask
-from qd.schedule.scheduled import Scheduled
+from qd.schedule.builder import Scheduled
+from qd.schedule.entry import CallTask
 from tests.support.peers import missing, program
 
 SCRIPT = Path(__file__).parent / "rig" / "frequencies.php"

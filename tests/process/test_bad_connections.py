@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from qd.config import load
-from qd.connectors.drivers import loaded
-from qd.connectors.manager import open_queue
+from qd.config.load import load
+from qd.drivers.connections import loaded, open_queue
 from qd.errors import ConfigError
 from qd.options.drivers import DRIVERS, OPENED_WITHOUT_APP, extra_of_library
 from tests.support.project import MakeProject, Project
@@ -159,7 +158,7 @@ def test_every_driver_can_be_loaded(driver: str) -> None:
 
 def test_another_module_that_is_missing_is_no_extra(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError):
-        loaded("qd.connectors.nothing:open_queue")
+        loaded("qd.drivers.nothing:open_queue")
 
 
 # -- what the server says

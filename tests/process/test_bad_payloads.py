@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.hostile import hostile, malformed
 from tests.support.marks import FAILED

@@ -48,7 +48,7 @@ CALLED = {"then": told.bind("then"), "catch": told.bind("catch"), "finally_": to
 """
 )
 KILLED = """
-from qd.connectors.keyspace import batches
+from qd.drivers.keyspace import records as batches
 
 @app.job("bulk")
 def bulk() -> None:

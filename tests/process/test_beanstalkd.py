@@ -38,8 +38,8 @@ def again(name: str, times: int = 1) -> None:
 """
 
 KILLED = """
-from qd.connectors.beanstalkd.backend import Beanstalkd
-from qd.connectors.borrowed.queue import Borrowed
+from qd.drivers.beanstalkd.broker import Beanstalkd
+from qd.drivers.broker.queue import BrokerQueue as Borrowed
 
 def once_killed(owner, name, before, whatever=False):
     whole = getattr(owner, name)

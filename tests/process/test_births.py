@@ -15,7 +15,7 @@ from tests.support.project import MakeProject
 
 PROGRAM = """
 import os, signal, sys
-from qd.process import child, vitals
+from qd.process import fork as child, proc as vitals
 
 HOW, FILE = sys.argv[1:]
 

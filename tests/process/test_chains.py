@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import failed, push_raw

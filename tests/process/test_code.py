@@ -216,9 +216,9 @@ def test_the_old_code_goes_on_when_the_new(
 
 IMPATIENT = """
 import os
-import qd.master.code, qd.master.rolling
+import qd.master.code, qd.master.reload
 from qd.cli.main import main
-qd.master.code.PATIENCE = qd.master.rolling.PATIENCE = 3.0
+qd.master.code.PATIENCE = qd.master.reload.PATIENCE = 3.0
 hangs = qd.master.code.Codes.hangs
 qd.master.code.Codes.hangs = lambda codes: os.path.exists("over") and hangs(codes)
 main()

@@ -15,7 +15,7 @@ from tests.support.witness import JOBS, Witness
 
 OWN = """
 from qd import Qd, current_job
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.redis.queue import RedisQueue
 import os, sys, time
 from pathlib import Path
 app = Qd()

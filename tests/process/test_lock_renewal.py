@@ -13,12 +13,11 @@ from typing import Any, cast
 import pytest
 
 from qd import Qd, events
-from qd.connectors.connections import Own
+from qd.drivers.connections import ThreadConnections
 from qd.errors import ConnectionLost, LockError, LockLost
-from qd.locks.hold import Hold
-from qd.locks.renewal import renewals
+from qd.locks.lease import HeldLock, renewals
 from qd.process.shield import shield
-from qd.store.mutex import Mutex
+from qd.store.locks import Mutex
 from tests.support.clock import eventually
 from tests.support.proxy import Proxy
 from tests.support.resp import Client
@@ -97,12 +96,12 @@ def test_a_loss_that_two_threads_find_at_once_is_told_once(app: Qd, monkeypatch:
     assert lock.acquire()
     hold = lock._mine("look")
 
-    def slow(self: Hold) -> str:
+    def slow(self: HeldLock) -> str:
         with suppress(threading.BrokenBarrierError):  # one comes, and the other must not
             meet.wait(0.2)
         return "its ttl was over"
 
-    monkeypatch.setattr(Hold, "_why", slow)
+    monkeypatch.setattr(HeldLock, "_why", slow)
     hold.until = time.monotonic()
     thread = in_thread(hold.look)
     assert hold.look()
@@ -233,7 +232,7 @@ def test_a_renewed_lock_that_is_extended_by_less_than_its_ttl_is_renewed_in_time
 
 def test_connections_that_are_closed_by_two_at_once_are_closed(app: Qd, redis: Client):
     """By close_all, and by the end of the thread that renewed."""
-    own, closed = Own(app.settings), list[str | None]()
+    own, closed = ThreadConnections(app.settings), list[str | None]()
 
     class Closes:
         def __init__(self, name: str | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from qd import Lock, LockError, LockTaken, Qd
-from qd.locks.door import MOST
+from qd.locks.waiting import MOST
 from tests.support.clock import eventually
 from tests.support.project import GENTLE, MakeProject
 from tests.support.pushing import push
@@ -50,7 +50,7 @@ for _ in range(25):
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits asks after twenty seconds by itself, and counts as there for a minute: also if this process stands still."""
     monkeypatch.setattr("qd.locks.waiting.THERE", 60.0)
-    monkeypatch.setattr("qd.store.mutex.THERE", 60.0)
+    monkeypatch.setattr("qd.store.locks.THERE", 60.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -107,7 +107,7 @@ def test_a_traceback_has_the_frames_of_qd_at_debug_level_only(shop: Project, red
     ((record, _),) = failed(redis)
     for text in (str(record["trace"]), "\n".join(work.lines)):
         assert "in long" in text
-        assert ("/qd/worker/alarm.py" in text) == (level == "debug")
+        assert ("/qd/worker/timeout.py" in text) == (level == "debug")
         assert ("/qd/worker/attempt.py" in text) == (level == "debug")
 
 

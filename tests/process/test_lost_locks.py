@@ -13,7 +13,7 @@ import pytest
 
 from qd import LockError, Qd, events
 from qd.errors import ConnectionLost, LockLost
-from qd.store.mutex import Mutex
+from qd.store.locks import Mutex
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.project import Project
 from tests.support.resp import Client
 from tests.support.witness import Witness

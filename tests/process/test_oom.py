@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qd.master import oom
+from qd.master import postmortem
 from tests.support.cgroups import group
 from tests.support.clock import eventually
 from tests.support.marks import FAILED
@@ -89,25 +89,25 @@ def test_a_plain_kill_is_not_blamed_on_memory_and_the_note_has_all_of_it(project
 def test_what_the_counter_says_is_claimed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
-    monkeypatch.setattr(oom, "places", lambda: iter([tmp_path / "none", counter]))
-    kills = oom.OomKills()
+    monkeypatch.setattr(postmortem, "places", lambda: iter([tmp_path / "none", counter]))
+    kills = postmortem.OomKills()
     assert kills.killed(9) is False
     counter.write_text("oom_kill 3\n")
     kills.look()
     assert kills.killed(11) is False
     assert kills.killed(9) is True
     assert kills.killed(9) is False
-    monkeypatch.setattr(oom, "places", lambda: iter([tmp_path / "none"]))
-    assert oom.OomKills().killed(9) is None
+    monkeypatch.setattr(postmortem, "places", lambda: iter([tmp_path / "none"]))
+    assert postmortem.OomKills().killed(9) is None
 
 
 def test_what_was_counted_long_before_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter, at = tmp_path / "memory.events", [100.0]
     counter.write_text("oom_kill 2\n")
-    monkeypatch.setattr(oom, "places", lambda: iter([counter]))
-    monkeypatch.setattr(oom, "time", SimpleNamespace(monotonic=lambda: at[0]))
-    kills = oom.OomKills()
+    monkeypatch.setattr(postmortem, "places", lambda: iter([counter]))
+    monkeypatch.setattr(postmortem, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    kills = postmortem.OomKills()
     counter.write_text("oom_kill 3\n")
     kills.look()
-    at[0] += oom.LATELY
+    at[0] += postmortem.LATELY
     assert kills.killed(9) is False

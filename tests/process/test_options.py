@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from qd.process.vitals import cpus_granted
+from qd.process.proc import cpus_granted
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
 from tests.support.pushing import push_laravel

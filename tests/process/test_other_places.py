@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from qd.process import vitals
+from qd.process import proc
 from tests.support.clock import eventually
 from tests.support.keepers import seconds_later
 from tests.support.peers import missing, program
@@ -106,7 +106,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_master(
 ) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
-    held_by(redis, shop, pid=stranger.pid, start=(vitals.start_time(stranger.pid) or 0) - 1)
+    held_by(redis, shop, pid=stranger.pid, start=(proc.start_time(stranger.pid) or 0) - 1)
     work = shop.work("-w", "1")
     work.wait_line("job.requeued .*job=quick.*its master died")
     witness.wait("quick 9")
@@ -120,7 +120,7 @@ def test_whoever_may_live_keeps_its_job_until_the_lease_runs_out(
 ) -> None:
     shop = project(jobs=JOBS, config='retry_after = "6s"\n')
     witness = Witness(shop)
-    start = vitals.start_time(stranger.pid)
+    start = proc.start_time(stranger.pid)
     dead = {"pid": stranger.pid, "start": (start or 0) - 1}
     facts: dict[str, dict[str, object]] = {
         "nothing": {"pid": stranger.pid, "start": start},

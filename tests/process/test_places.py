@@ -25,7 +25,7 @@ HELD = (
 import signal
 
 from qd.middleware import ConcurrencyLimit, RateLimited, WithoutOverlapping
-from qd.store.rates import Rate
+from qd.store.locks import Rate
 
 app.limit("stripe", 5, per=0.5)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qd.process import vitals
+from qd.process import proc
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, ready
 from tests.support.pushing import push
@@ -48,7 +48,7 @@ def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: Mak
     work = ready(shop)
     first = report(redis)
     assert (first["crashes"], first["keeper_restarts"], first["silent"], first["stuck"]) == ([], 0, [], {})
-    assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0 and not vitals.in_container())
+    assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0 and not proc.in_container())
     began = now(redis)
     push(redis, "lasts")
     os.kill(int(witness.wait("start")[0].split()[2]), 9)

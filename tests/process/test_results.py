@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from qd import Qd
-from qd.bus import results
-from qd.connectors.keyspace.jobs import KeptJobs
+from qd.dispatch import results
+from qd.drivers.keyspace.records import KeptJobs
 from qd.errors import DeclarationError, JobFailedError, NoResult
-from qd.jobs import Handle, JobFunction
+from qd.jobs.job import JobFunction
+from qd.jobs.plan import Handle
 from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
 from tests.support.resp import Client
@@ -371,7 +372,7 @@ KILLED = (
     SHOP
     + """
 import signal
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.redis.queue import RedisQueue
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

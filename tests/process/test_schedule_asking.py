@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from qd import Qd
-from qd.config import load
+from qd.config.load import load
 from qd.events import ScheduledTaskStarting
-from qd.process import child
-from qd.scheduler import asking, overlaps
-from qd.scheduler.guard import Broke, Guard
+from qd.process import fork
+from qd.scheduler import filters, overlaps
+from qd.scheduler.entry_job import Broke, Guard
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
@@ -201,7 +201,7 @@ def waits_for(open_host: Open, app: Qd, folder: Path) -> Host:
 def test_more_filters_than_there_may_be_processes_take_turns(
     app: Qd, report: Any, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "MOST", 2)
+    monkeypatch.setattr(filters, "MOST", 2)
     most = 0
 
     def counts() -> bool:
@@ -224,7 +224,7 @@ def test_a_process_that_cannot_be_had_skips_the_tick(
 
     app.schedule(report.bind(1), every=0.2).when(lambda: True)
     host = open_host()
-    monkeypatch.setattr(child, "fork", none)
+    monkeypatch.setattr(fork, "fork", none)
     host.turns(lambda: host.said("schedule.skipped"))
     assert "no process could be started for its filter" in host.said("schedule.skipped")[0]
     monkeypatch.undo()

@@ -113,7 +113,7 @@ def finish(work: Procs, shop: Project) -> None:
 IN_TIME = """
 import sys
 from qd.cli.main import main
-from qd.scheduler import serve
+from qd.scheduler import process as serve
 serve.BEFORE_KILL = 5.0
 sys.argv = ["qd", *sys.argv[4:]]  # after: python -m qd
 main()

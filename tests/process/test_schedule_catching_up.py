@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from qd import Qd
-from qd.scheduler import loop
-from qd.scheduler.moments import MOST
+from qd.scheduler import scheduler
+from qd.scheduler.due import MOST
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Open, hourly, last_tick, waiting
 
@@ -48,7 +48,7 @@ def test_what_is_caught_up_is_looked_for_once_not_at_each_tick(
 def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
     app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MOMENT", 0.0)
+    monkeypatch.setattr(scheduler, "MOMENT", 0.0)
     for number in range(40):
         app.schedule(report.bind(number), every=HOUR, name=f"old {number}", missed="all")
         last = round((time.time() - 24 * HOUR) * 1000)
@@ -74,7 +74,7 @@ def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
 def test_functions_of_one_moment_keep_their_order_though_several_turns_look_at_them(
     app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MOMENT", 0.0)
+    monkeypatch.setattr(scheduler, "MOMENT", 0.0)
     for name in "abc":
         app.schedule(lambda: None, every=HOUR, name=name, missed="once")
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")

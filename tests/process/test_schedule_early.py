@@ -13,13 +13,15 @@ import pytest
 from msgspec.structs import replace
 
 from qd import Job, Qd
-from qd.config import load
-from qd.connectors.keyspace.ticks import KeptTicks
+from qd.config.load import load
+from qd.drivers.keyspace.records import KeptTicks
 from qd.errors import ConnectionLost
 from qd.events import JobQueueing
-from qd.scheduler import early, loop, reach
-from qd.scheduler.claims import Place
-from qd.scheduler.taking import Taker
+from qd.scheduler import connection as reach
+from qd.scheduler import scheduler
+from qd.scheduler import ticks as early
+from qd.scheduler.connection import EntryState
+from qd.scheduler.ticks import TickTaker
 from qd.store import schedule as notes
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Host, Open, field, waiting
@@ -141,14 +143,14 @@ def test_they_are_made_while_the_scheduler_waits_and_each_tick_has_its_own(
     app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    real = Taker.make_early
+    real = TickTaker.make_early
 
-    def make_early(taker: Taker, place: Place, at: int) -> None:
+    def make_early(taker: TickTaker, place: EntryState, at: int) -> None:
         real(taker, place, at)
         if place.early is not None and place.early.parcel is not None:
             made.append(place.early.parcel.id)
 
-    monkeypatch.setattr(Taker, "make_early", make_early)
+    monkeypatch.setattr(TickTaker, "make_early", make_early)
     app.schedule(report.bind(1), every=0.5)
     host = open_host()
     host.turns(lambda: len(set(ids(redis)) & set(made)) >= 2)
@@ -315,7 +317,7 @@ def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Clie
 @pytest.fixture
 def ten(app: Qd, report: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> Ahead:
     """Ten entries, claimed in four parts."""
-    monkeypatch.setattr(loop, "AT_ONCE", 3)
+    monkeypatch.setattr(scheduler, "AT_ONCE", 3)
     for n in range(10):
         app.schedule(report.bind(n), every=HOUR, name=f"e{n}")
     one: Ahead = ahead()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qd.cli.schedule.minute import AWAY, MINUTE, minute_of
+from qd.cli.schedule.run import AWAY, MINUTE, minute_of
 from tests.support import warm
 from tests.support.clock import eventually
 from tests.support.moved import MovedServer
@@ -289,7 +289,7 @@ def test_a_server_that_is_away_to_the_end_of_the_minute_is_69(project: MakeProje
     """With a minute that is over."""
     shop, _ = shop_of(project, 'app.schedule(report.using(connection="other").bind(7)).every_minute().name("job")\n')
     shop.config(f'[connections.other]\nurl = "unix://{shop.root}/nobody.sock"\n')
-    over = f"from qd.cli.schedule import minute; minute.GRACE = -{MINUTE}; from qd.cli.main import main; main()"
+    over = f"from qd.cli.schedule import run as minute; minute.GRACE = -{MINUTE}; from qd.cli.main import main; main()"
     done = warm.run(
         [sys.executable, "-c", over, "schedule", "run", "--reason"], cwd=shop.root, env=shop.env(), capture_output=True,
         text=True, check=False,

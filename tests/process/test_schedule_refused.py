@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.config import load
+from qd.config.load import load
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject

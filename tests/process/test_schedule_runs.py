@@ -205,7 +205,7 @@ def test_a_function_may_send_jobs_and_a_command_of_qds_reads_the_same_configurat
 def test_a_process_that_cannot_be_had_is_a_failed_run(drive: Drive):
     driven = drive(
         """
-        from qd.process import child
+        from qd.process import fork as child
         def refused(*given, **more): raise BlockingIOError(11, "Resource temporarily unavailable")
         child.fork = refused
         add("a", lambda: None, alone=True)

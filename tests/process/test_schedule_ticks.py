@@ -11,9 +11,9 @@ import pytest
 
 from qd import Qd
 from qd.events import JobQueued, JobQueueing, ScheduledTaskFinished, ScheduledTaskSkipped, ScheduledTaskStarting
-from qd.schedule import Entry
-from qd.scheduler.guard import Guard
-from qd.scheduler.lanes import ABREAST
+from qd.schedule.entry import Entry
+from qd.scheduler.entry_job import Guard
+from qd.scheduler.ticks import ABREAST
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Open, field, hourly, last_tick, moment_of, waiting

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from qd.config import load
-from qd.connectors.keyspace.ticks import KeptTicks
+from qd.config.load import load
+from qd.drivers.keyspace.records import KeptTicks
 from qd.errors import ConnectionLost
-from qd.scheduler import reach
-from qd.scheduler.guard import Guard
+from qd.scheduler import connection
+from qd.scheduler.entry_job import Guard
 from qd.store import schedule as notes
 from tests.support.resp import Client
 from tests.support.scheduling import HOUR, Host, Open, field, hourly, waiting
@@ -33,7 +33,7 @@ def test_what_operators_say_is_looked_at_each_second(
     app: Qd, report: Any, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = 0.0
-    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
     app.schedule(report.bind(7), every=HOUR)
     host = open_host()
     host.scheduler.turn()

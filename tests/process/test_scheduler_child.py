@@ -53,7 +53,7 @@ app.schedule(backup, every=1, name="backup").without_overlapping()
 IMPATIENT = (
     sys.executable,
     "-c",
-    "from qd.master import plan; plan.SILENCE = plan.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
+    "from qd.master import code as plan; plan.SILENCE = plan.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
 )
 
 
@@ -61,7 +61,7 @@ IMPATIENT = (
 IN_TIME = (
     sys.executable,
     "-c",
-    "from qd.scheduler import serve; serve.BEFORE_KILL = 5.0\nfrom qd.cli.main import main; main()",
+    "from qd.scheduler import process as serve; serve.BEFORE_KILL = 5.0\nfrom qd.cli.main import main; main()",
 )
 
 

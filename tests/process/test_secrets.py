@@ -13,8 +13,8 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from qd.payload import make
-from qd.process import vitals
+from qd.payload.build import make
+from qd.process import proc
 from tests.support.clock import eventually
 from tests.support.procs import Procs, titled
 from tests.support.project import MakeProject, Project
@@ -308,7 +308,7 @@ def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
 def test_root_is_told_so_in_one_line(project: MakeProject) -> None:
     """As information in a container, where that is usual."""
     shop = project(jobs=JOBS)
-    for container in {vitals.in_container(), True}:
+    for container in {proc.in_container(), True}:
         work = shop.work_off(**({"container": "podman"} if container else {}))
         told = [line for line in work.all_lines if "master.is_root" in line]
         assert len(told) == (os.geteuid() == 0)

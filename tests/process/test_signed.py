@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from qd.payload import make
-from qd.signing import Signing
+from qd.payload.build import make
+from qd.payload.signing import Signing
 from tests.support.clock import eventually
 from tests.support.marks import FAILED
 from tests.support.project import MakeProject, Project

@@ -46,7 +46,7 @@ def test_stop_when_empty_waits_for_the_worker_that_is_busy(shop: Project, witnes
 SLOW_KEEPER = """
 import sys, time
 from qd.cli.main import main
-from qd.keeper.dead import Dead
+from qd.keeper.dead_workers import DeadWorkers as Dead
 real = Dead._settle
 def slow(dead, slot):
     time.sleep(0.7)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, script
-from qd.connectors.redis.queue import RedisQueue
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, script
+from qd.drivers.redis.queue import RedisQueue
 
 
 class Beat(NamedTuple):

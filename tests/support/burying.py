@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.resp import Client
 
 

@@ -21,11 +21,11 @@ DRIVER = """
 import json, os, signal, sys, time
 sys.path.insert(0, os.getcwd())
 from qd import config
-from qd.connectors.manager import open_queue
+from qd.drivers.connections import open_queue
 from qd.log import Log
 from qd.process import signals
 from qd.scheduler.runs import Runs
-from qd.store.keyspace import beside
+from qd.store.base import beside
 from qd.worker import boot
 import jobs
 
@@ -62,7 +62,7 @@ PRELUDE = """
 import asyncio, ctypes, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from qd import Qd, events
-from qd.schedule import CallTask, Entry, QdTask, ShellTask
+from qd.schedule.entry import CallTask, Entry, QdTask, ShellTask
 from qd.schedule.timing import Every
 
 app = Qd()

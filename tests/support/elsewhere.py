@@ -12,7 +12,7 @@ import runpy
 import socket
 import sys
 
-from qd.process import vitals
+from qd.process import proc
 from tests.support.procs import Procs
 from tests.support.project import SOURCE, Project
 
@@ -32,8 +32,8 @@ if __name__ == "__main__":
     if by == "name":
         socket.gethostname = lambda: "elsewhere"
     elif by == "boot":
-        setattr(vitals, "boot_id", lambda: "another-boot")  # noqa: B010
+        setattr(proc, "boot_id", lambda: "another-boot")  # noqa: B010
     else:
-        setattr(vitals, "pid_namespace", lambda: "pid:[1]")  # noqa: B010
+        setattr(proc, "pid_namespace", lambda: "pid:[1]")  # noqa: B010
     sys.argv = ["qd", *rest]
     runpy.run_module("qd", run_name="__main__")

@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qd.connectors.redis.queue import RedisQueue
-from qd.connectors.redis.wire import Wire
+from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.queue import RedisQueue
 from qd.worker.attempt import Attempts
-from qd.worker.loop import Worker
+from qd.worker.worker import Worker
 from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import SOURCE, Project
@@ -63,7 +63,7 @@ class Failpoint:
 
     def install(self) -> None:
         self._around(RedisQueue, "turn", self._turn)
-        self._around(Wire, "send", self._send)
+        self._around(RedisConnection, "send", self._send)
         self._around(Worker, "_begin", partial(self._behind, "noted"))
         self._around(Attempts, "_fire", partial(self._before, "fire"))
         self._around(Attempts, "run", partial(self._behind, "fired"))
@@ -89,7 +89,7 @@ class Failpoint:
             self.at("pop_replied" if done is None else "ack_replied")
         return reply
 
-    def _send(self, send: Callable[..., None], wire: Wire, command: bytes) -> None:
+    def _send(self, send: Callable[..., None], wire: RedisConnection, command: bytes) -> None:
         send(wire, command)
         if wire is self.wire and self.turning:
             kind, self.turning = self.turning, ""

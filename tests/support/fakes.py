@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd import Qd
-from qd.config import ConnectionSettings, FailedSettings, ScheduleSettings, Settings, SigningSettings
-from qd.connectors.base import Outgoing, Sizes
-from qd.connectors.manager import no_memory
+from qd.config.settings import ConnectionSettings, FailedSettings, ScheduleSettings, Settings, SigningSettings
+from qd.drivers.connections import no_memory
+from qd.drivers.types import Outgoing, Sizes
 from qd.errors import ConfigError
-from qd.options import WorkOptions
+from qd.options.tables import WorkOptions
 
 
 class Sent(NamedTuple):

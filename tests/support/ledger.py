@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.pushing import push_raw

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from qd.worker.loop import Worker
+from qd.worker.worker import Worker
 from tests.support.clock import eventually
 from tests.support.procs import Procs
 from tests.support.project import SOURCE, Project

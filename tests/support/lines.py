@@ -23,7 +23,7 @@ from typing import Any
 import qd
 
 HOME = str(Path(qd.__file__).parent) + os.sep
-OF_RETRY = "cli/failed/ store/failed.py retried.py connectors/keyspace/base.py"
+OF_RETRY = "cli/failed/ store/failed.py retried.py drivers/keyspace/base.py"
 
 
 class Killer:
@@ -58,7 +58,7 @@ class Killer:
 def in_workers(file: Path) -> None:
     """Install it in this program: from the reply that brings a job to the one after it. The first job of each worker is
     left alone: a master waits longer and longer for workers that end before they have done anything."""
-    from qd.connectors.redis.queue import RedisQueue
+    from qd.drivers.redis.queue import RedisQueue
 
     whole: Callable[..., Any] = RedisQueue.turn
     jobs = 0
@@ -78,18 +78,18 @@ def in_workers(file: Path) -> None:
 def in_forks(file: Path) -> int:
     """Run the command until it comes through. Its exit code."""
     from qd.cli import main
-    from qd.cli.failed import again
+    from qd.cli.failed import retry
 
     for name in (
         "qd.cli.context",
-        "qd.connectors.redis.wire",
-        "qd.store.laravel_failed",
+        "qd.drivers.redis.connection",
+        "qd.store.failed_jobs_table",
         "qd.worker.template",
         "sqlalchemy",
     ):
         import_module(name)  # once, and not in each fork
 
-    again.CHUNK = 10  # so that many steps are left when it is killed
+    retry.CHUNK = 10  # so that many steps are left when it is killed
     while True:
         child = os.fork()
         if not child:

@@ -13,24 +13,21 @@ from typing import Any, cast
 import pytest
 
 from qd.log import Log
-from qd.master import boots, children, ending, late, rolling, silence, spawning, stopping
+from qd.master import children, reload, shutdown, spawn, state, watchdog
 from qd.master.children import Worker
-from qd.master.code import Code
-from qd.master.forking import Forker
-from qd.master.plan import Plan
-from qd.master.reaping import Reaper
-from qd.master.rolling import Reload
-from qd.master.spawning import Spawner
+from qd.master.code import AppImport, Assignment, MasterPlan
+from qd.master.reap import Reaper
+from qd.master.reload import Reload
+from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
-from qd.options import WorkOptions
-from qd.process import child, scoreboard, systemd
-from qd.process.exits import Exit
-from qd.process.hands import Seat
+from qd.options.tables import WorkOptions
+from qd.process import fork, scoreboard, systemd
+from qd.process.channels import OrderPipe
+from qd.process.exit_codes import Exit
 from qd.process.scoreboard import W
-from qd.process.talk import Orders
 
 WORK = WorkOptions(no_schedule=True, no_preload=True, stop_timeout=0.0, sleep=0.0)  # silent for 10 s at most
-PLAN = Plan(
+PLAN = MasterPlan(
     WORK,
     template=lambda hands, stream: 0,
     fresh=lambda hands, seat: 0,
@@ -62,14 +59,15 @@ class Rig:
         self._pids = itertools.count(1 << 23)  # above what the kernel gives
         self._ended: list[tuple[int, int]] = []  # pid, wait status
         clock = SimpleNamespace(monotonic=lambda: self.at)
-        for module in (boots, children, ending, rolling, spawning, stopping):
+        for module in (children, shutdown, reload, spawn, state):
             monkeypatch.setattr(module, "time", clock)
-        for module in (children, late, silence):
+        for module in (children, watchdog):
             monkeypatch.setattr(module, "now", lambda: int(self.at * 1e9))
         monkeypatch.setattr(Worker, "send", lambda one, number: self.did.append((signal.Signals(number).name, one.pid)))
-        monkeypatch.setattr(child, "kill_group", lambda pid: self.did.append(("killed", pid)))
-        monkeypatch.setattr(child, "ended", lambda: self._ended[0][0] if self._ended else None)
-        monkeypatch.setattr(child, "reap", lambda pid: (self._ended.pop(0)[1], 0))
+        for module in (fork, spawn):
+            monkeypatch.setattr(module, "kill_group", lambda pid: self.did.append(("killed", pid)))
+        monkeypatch.setattr(fork, "ended", lambda: self._ended[0][0] if self._ended else None)
+        monkeypatch.setattr(fork, "reap", lambda pid: (self._ended.pop(0)[1], 0))
         plan = replace(PLAN, work=replace(WORK, **options))
         self.state = State(
             plan, Log("master", write=lambda line: self.lines.append(line.decode())), systemd.Notifier({})
@@ -88,10 +86,10 @@ class Rig:
 
     # -- in place of a Forker
 
-    def template(self, code: Code) -> None:
-        code.pid, code.orders = self._pid(), cast(Orders, Line())
+    def template(self, code: AppImport) -> None:
+        code.pid, code.orders = self._pid(), cast(OrderPipe, Line())
 
-    def fresh(self, code: Code, seat: Seat) -> int:
+    def fresh(self, code: AppImport, seat: Assignment) -> int:
         return self._pid()
 
     def _pid(self) -> int:
@@ -116,17 +114,17 @@ class Rig:
             self.reload.go_on()
             self.spawner.keep_number()
         else:
-            ending.go_on(self.state, self.state.stopping)
+            shutdown.go_on(self.state, self.state.stopping)
         for number in self.state.children.dead:  # the keeper has moved their jobs
-            self.state.board.slot(number)[W.STATE] = scoreboard.State.SETTLED
+            self.state.board.slot(number)[W.STATE] = scoreboard.SlotState.SETTLED
 
     def stop(self) -> None:
-        ending.begin(self.state, "signal SIGTERM", Exit.OK, by_signal=True)
+        shutdown.begin(self.state, "signal SIGTERM", Exit.OK, by_signal=True)
 
     # -- what is seen
 
     @property
-    def code(self) -> Code:
+    def code(self) -> AppImport:
         assert self.state.codes.serving is not None
         return self.state.codes.serving
 
@@ -134,7 +132,7 @@ class Rig:
     def workers(self) -> list[Worker]:
         return [*self.state.children.workers.values()]
 
-    def orders(self, code: Code) -> list[dict[str, Any]]:
+    def orders(self, code: AppImport) -> list[dict[str, Any]]:
         return cast(Line, code.orders).given
 
     def told(self, event: str, field: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from qd.embedded import places
+from qd.drivers import embedded
 
 
 def missing(peer: str) -> NoReturn:
@@ -29,4 +29,4 @@ def redis_server() -> Path:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
-    return places.wheel_binary() or missing("redis-server")
+    return embedded.wheel_binary() or missing("redis-server")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from qd import embedded
 from qd.cli.main import command
+from qd.drivers import embedded
 from tests.support import warm
 from tests.support.procs import QD, Procs, waiting
 
@@ -26,7 +26,7 @@ ALLOWED = {"qd.toml", "jobs.py"}
 GENTLE = (
     sys.executable,
     "-c",
-    "from qd.master import late; late.GRACE = 10.0\nfrom qd.cli.main import main; main()",
+    "from qd.master import watchdog as late; late.GRACE = 10.0\nfrom qd.cli.main import main; main()",
 )
 START = 60.0  # seconds that a start may take on a machine that is busy with others
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from qd import Qd
-from qd.config import ConnectionSettings
-from qd.payload import make
+from qd.config.settings import ConnectionSettings
+from qd.payload.build import make
 from tests.support.fakes import settings
 from tests.support.resp import Client
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from qd import Qd
-from qd.config import load
+from qd.config.load import load
 from qd.log import Log
-from qd.schedule import CallTask, Entry, JobTask
-from qd.schedule.entry import Filter
+from qd.schedule.entry import CallTask, Entry, Filter, JobTask
 from qd.schedule.timing import Every
-from qd.scheduler.loop import Scheduler
+from qd.scheduler.scheduler import Scheduler
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import die_with_parent

@@ -10,11 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from qd import Qd
-from qd.config import load
+from qd.config.load import load
 from qd.log import Log
-from qd.payload import Payload, read
-from qd.schedule import Entry
-from qd.scheduler.loop import Scheduler
+from qd.payload.format import Payload, read
+from qd.schedule.entry import Entry
+from qd.scheduler.scheduler import Scheduler
 from tests.support.clock import eventually
 from tests.support.resp import Client
 from tests.support.server import Server

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from qd.payload import make
+from qd.payload.build import make
 from tests.support import growth
 from tests.support.clock import eventually
 from tests.support.ledger import number_in

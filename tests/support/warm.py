@@ -56,9 +56,9 @@ LEFT_OUT = (
     "qd.contrib",
     "qd.pytest_plugin",
     "qd.testing",
-    "qd.connectors.database",
-    "qd.connectors.beanstalkd",
-    "qd.connectors.sqs",
+    "qd.drivers.database",
+    "qd.drivers.beanstalkd",
+    "qd.drivers.sqs",
 )
 
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000

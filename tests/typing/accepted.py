@@ -34,8 +34,8 @@ from qd import (
     provided,
 )
 from qd.events import Event, JobExceptionOccurred, JobFailed, JobProcessing, Looping, WorkerStopping
-from qd.jobs import Status
-from qd.locks import Owner
+from qd.jobs.plan import Status
+from qd.locks.lease import Owner
 from qd.middleware import (
     ConcurrencyLimit,
     FailOnException,

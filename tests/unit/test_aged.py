@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from qd.connectors.keeping import Forgotten, Keeping
-from qd.keeper import aged as module
-from qd.keeper.aged import Aged
+from qd.drivers.base import Forgotten, KeeperConnector
+from qd.keeper import keeper
+from qd.keeper.keeper import FailedRetention
 from qd.log import Log
 
 
@@ -30,9 +30,9 @@ class Store:
 
 def test_drops_are_reported_once_a_minute_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: clock.now))
     store = Store()
-    aged = Aged(cast(Keeping, store), ("a", "b"), 10.0, cast(Log, store))
+    aged = FailedRetention(cast(KeeperConnector, store), ("a", "b"), 10.0, cast(Log, store))
 
     def look(after: float, leaving: bool = False, **dropped: int) -> list[Any]:
         clock.now += after

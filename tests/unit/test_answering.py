@@ -1,4 +1,4 @@
-"""qd.worker.answering and saving: after a broken call the server is asked, and every answer counts once. No server, a script
+"""qd.worker.delivery and saving: after a broken call the server is asked, and every answer counts once. No server, a script
 of what it would say."""
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.base import Reserved
+from qd.config.settings import ConnectionSettings
+from qd.drivers.types import Reserved
 from qd.errors import ConnectionLost, NotInJob, ServerRefused, Unreachable, WrongPassword
 from qd.log import Log
-from qd.payload import read
+from qd.payload.format import read
 from qd.process.scoreboard import Scoreboard
-from qd.worker.alarm import Alarm
-from qd.worker.answering import LEAVES, Answering
-from qd.worker.rota import Rota
-from qd.worker.saving import Held, Saver
+from qd.worker.delivery import LEAVES, Checkpoints, Delivery, HeldJob
+from qd.worker.queues import Rota
+from qd.worker.timeout import Alarm
 
 MARK = "T.1.7.1"
 LOG = Log("worker", write=lambda line: None)
@@ -84,21 +83,21 @@ class Scripted:
 )
 def test_an_answer_is_given_once_for_what_stands_there(unsure, script, answer, acked):
     queue = Scripted(*script)
-    answering = Answering(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
-    assert answering.surely(Held(OLD, None, unsure), queue.ack) is answer
+    answering = Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
+    assert answering.surely(HeldJob(OLD, None, unsure), queue.ack) is answer
     assert [member for call, member in queue.asked if call == "ack"] == [one.member for one in acked]
     assert queue.script == []
     assert not answering.away or answer is None
 
 
-def saver(*script: object) -> tuple[Saver, Scripted]:
+def saver(*script: object) -> tuple[Checkpoints, Scripted]:
     queue = Scripted(*script)
-    made = Saver(queue, Alarm(Scoreboard().slot(1)), LOG)  # type: ignore[arg-type]
+    made = Checkpoints(queue, Alarm(Scoreboard().slot(1)), LOG)  # type: ignore[arg-type]
     made.begin(OLD)
     return made, queue
 
 
-def saved(held: Held) -> bytes | None:
+def saved(held: HeldJob) -> bytes | None:
     return read(held.job.member).checkpoint
 
 
@@ -129,7 +128,7 @@ def test_what_never_arrived_goes_with_the_answer():
     held = made.end()
     assert (saved(held), held.unsaved, held.unsure) == (None, b"1", True)
     made.begin(ANOTHER)
-    assert made.end() == Held(ANOTHER)
+    assert made.end() == HeldJob(ANOTHER)
 
 
 def test_a_server_that_refuses_has_changed_nothing():
@@ -174,7 +173,7 @@ def test_the_end_waits_for_a_call_under_way():
     thread = threading.Thread(target=made.keep, args=(MARK, b"1"))
     thread.start()
     assert sent.wait(60)
-    ends: list[Held] = []
+    ends: list[HeldJob] = []
     ending = threading.Thread(target=lambda: ends.append(made.end()))
     ending.start()
     ending.join(0.05)
@@ -189,7 +188,7 @@ def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> N
     lines = list[bytes]()
     log = Log("worker", write=lambda line: lines.append(line))
     server: Any = Scripted()
-    answering = Answering(server, Rota(("a",)), log, lambda _: None)
+    answering = Delivery(server, Rota(("a",)), log, lambda _: None)
     for _ in range(3):
         for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
             answering.broke(error)
@@ -208,8 +207,8 @@ class Leaving(Scripted):
         return self.takes
 
 
-def answers(queue: Any) -> Answering:
-    return Answering(queue, Rota(("a",)), LOG, lambda seconds: None)
+def answers(queue: Any) -> Delivery:
+    return Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)
 
 
 @pytest.mark.parametrize(
@@ -226,19 +225,19 @@ def test_an_answer_is_left_where_its_server_has_been_away_for_a_second(
     queue = Leaving(True, *script)
     answering = answers(queue)
     answering._away_since = time.monotonic() - LEAVES
-    answering.surely(Held(OLD), queue.ack)
+    answering.surely(HeldJob(OLD), queue.ack)
     assert queue.left == left
     assert queue.script == []
 
 
 def test_no_answer_is_left_within_the_first_second_nor_where_no_server_takes_it() -> None:
     queue = Leaving(True, AWAY, OLD, True)
-    assert answers(queue).surely(Held(OLD), queue.ack) is True
+    assert answers(queue).surely(HeldJob(OLD), queue.ack) is True
     assert queue.left == []
     queue = Leaving(False, AWAY, OLD, True)
     answering = answers(queue)
     answering._away_since = time.monotonic() - LEAVES
-    assert answering.surely(Held(OLD), queue.ack) is True
+    assert answering.surely(HeldJob(OLD), queue.ack) is True
     assert queue.left == [(OLD, False)]
 
 

@@ -16,12 +16,10 @@ import pytest
 
 import qd
 from qd import Call, DeclarationError, Qd
-from qd.config import ConnectionSettings
-from qd.connectors.connections import Connections
-from qd.connectors.manager import open_queue
+from qd.config.settings import ConnectionSettings
+from qd.drivers.connections import Connections, open_queue
 from qd.errors import ConfigError, UnknownJob, UnknownParameters, WrongType
-from qd.events import Event, JobFailed, JobProcessing, Looping, WorkerStopping
-from qd.listeners import Listeners
+from qd.events import Event, JobFailed, JobProcessing, Listeners, Looping, WorkerStopping
 from tests.support.fakes import FakeQd, FakeQueue, settings
 
 SOURCE = Path(qd.__file__).parents[1]
@@ -237,7 +235,7 @@ def test_an_unknown_driver_is_named():
 
 
 def test_an_embedded_url_starts_the_projects_server(monkeypatch, tmp_path):
-    from qd import embedded
+    from qd.drivers import embedded
 
     monkeypatch.setattr(embedded, "resolve", lambda url, root: f"unix://{root}/s?{url}")
     given = settings(tmp_path, redis=ConnectionSettings(name="redis", url="embedded:"))
@@ -247,7 +245,7 @@ def test_an_embedded_url_starts_the_projects_server(monkeypatch, tmp_path):
 
 def test_the_fake_is_a_queue():
     """So that what the tests above prove is proved of what the app really calls."""
-    from qd.connectors.redis.queue import RedisQueue
+    from qd.drivers.redis.queue import RedisQueue
 
     used = {name for name in vars(FakeQueue) if not name.startswith("_")}
     assert used <= set(dir(RedisQueue))

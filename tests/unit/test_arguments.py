@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qd.arguments import Signature, decode_value, encode_value, signature_of, signature_of_fields
+from qd.arguments.signature import Signature, signature_of, signature_of_fields
+from qd.arguments.values import decode_value, encode_value
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 
 if TYPE_CHECKING:

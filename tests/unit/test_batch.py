@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, Call, DeclarationError, NeverSent, NotInJob, Qd, current_job
-from qd.connectors.batches import BatchState
+from qd.drivers.types import BatchState
 from qd.middleware import SkipIfBatchCancelled
 from tests.support.fakes import FakeQd
 

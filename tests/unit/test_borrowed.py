@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from qd.config import ConnectionSettings
-from qd.connectors.borrowed.backend import Parcel
-from qd.connectors.borrowed.queue import Borrowed
+from qd.config.settings import ConnectionSettings
+from qd.drivers.broker.base import Delivery
+from qd.drivers.broker.queue import BrokerQueue
 
 
 class Standin:
     def __init__(self) -> None:
         self.back = list[float]()
 
-    def put_back(self, parcel: Parcel, seconds: float) -> None:
+    def put_back(self, parcel: Delivery, seconds: float) -> None:
         self.back.append(seconds)
 
 
@@ -21,6 +21,6 @@ def test_what_another_worker_has_in_hand_is_handed_out_again_in_a_second():
     backend, nowhere = Standin(), object()
     unused: Any = nowhere
     given: Any = backend
-    queue = Borrowed(ConnectionSettings("tubes"), given, unused, "qd:at:tubes:")
-    queue._pass_on(Parcel("default", "1", "1", b"{}"), b"held")
+    queue = BrokerQueue(ConnectionSettings("tubes"), given, unused, "qd:at:tubes:")
+    queue._pass_on(Delivery("default", "1", "1", b"{}"), b"held")
     assert backend.back == [1.0]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qd.bounds import check, depth, harmless, too_deep
 from qd.errors import ArgumentError
+from qd.payload.size import check, depth, harmless, too_deep
 from tests.support.fakes import FakeQd, settings
 
 MEGABYTE = 1 << 20

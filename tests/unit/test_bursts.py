@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from qd.master.loop import as_one
+from qd.master.master import as_one
 
 
 def test_many_reloads_are_one_and_each_worker_more_counts():

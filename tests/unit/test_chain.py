@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, DeclarationError, NeverSent
-from qd.payload import read
-from qd.ties import Ties
+from qd.payload.format import Relations, read
 from tests.support.fakes import FakeQd
 
 
@@ -21,7 +20,7 @@ def step(app: FakeQd) -> Any:
     return step
 
 
-def tied(payload: bytes) -> Ties:
+def tied(payload: bytes) -> Relations:
     ties = read(payload).qd
     assert ties is not None
     return ties

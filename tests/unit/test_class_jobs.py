@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from qd import ArgumentError, DeclarationError, Job, Queue
-from qd.config import SigningSettings
-from qd.payload import read
-from qd.scheduler.guard import Guard
-from qd.scheduler.jobs import job_of
-from qd.signing import Signing
+from qd.config.settings import SigningSettings
+from qd.payload.format import read
+from qd.payload.signing import Signing
+from qd.scheduler.entry_job import Guard, job_of
 from tests.support.fakes import FakeQd, settings
 
 # -- options that are worked out

@@ -15,10 +15,10 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from redis.sentinel import Sentinel
 
 from qd import Qd
-from qd.connectors.redis import credentials
-from qd.connectors.redis.client_url import url_of
-from qd.connectors.redis.sentinels import Primary, target_of
-from qd.connectors.redis.urls import parsed
+from qd.drivers.redis import credentials
+from qd.drivers.redis.client_url import url_of
+from qd.drivers.redis.driver import parsed
+from qd.drivers.redis.sentinel import Primary, target_of
 from qd.errors import ConfigError
 
 
@@ -161,8 +161,8 @@ def test_a_url_and_a_client_are_two_servers() -> None:
     "code",
     [
         "import qd; qd.Qd('redis://h/0').settings",
-        "from qd.connectors.redis.urls import check; check('redis://h/0'); check('rediss+sentinel://h/s')",
-        "import qd.master.loop, qd.daemon, qd.cli.main",
+        "from qd.drivers.redis.driver import check; check('redis://h/0'); check('rediss+sentinel://h/s')",
+        "import qd.master.master, qd.daemon, qd.cli.main",
     ],
 )
 def test_redis_py_is_loaded_by_no_process_that_does_not_connect(code: str) -> None:

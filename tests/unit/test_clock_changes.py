@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qd.schedule.clock import Ticks
-from qd.schedule.cron import ALIASES, read
-from qd.schedule.timing import Cron, Every
+from qd.schedule.timing import ALIASES, Cron, Every, Ticks, read
 from tests.support import vixie
 from tests.support.clock_page import NIGHTS, table
 from tests.support.samples import ROOT

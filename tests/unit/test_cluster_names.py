@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.cluster.names import Names, ready_name, slot_of
-from qd.connectors.cluster.seeds import seeds_of
+from qd.drivers.cluster.nodes import Names, ready_name, seeds_of, slot_of
 from qd.errors import ConfigError, ServerRefused
 
 QUEUE_KEYS = (

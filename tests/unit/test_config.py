@@ -12,7 +12,7 @@ from qd import config
 from qd.config.file import lines_of
 from qd.config.table import SECTIONS, environ_name
 from qd.errors import ConfigError
-from qd.options import WORK
+from qd.options.tables import WORK
 
 URL = '[connections.redis]\nurl = "redis://localhost:6379/0"\n'
 

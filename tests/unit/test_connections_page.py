@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qd import Qd, config
-from qd.connectors.manager import cannot_of
+from qd.drivers.connections import cannot_of
 from qd.options.drivers import DRIVERS
 from tests.support.samples import ROOT
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qd import config
-from qd.connectors.redis.credentials import Login, check
-from qd.connectors.redis.target import Target
-from qd.connectors.redis.urls import check_provider
+from qd.drivers.redis.credentials import Login, check
+from qd.drivers.redis.driver import check_provider
+from qd.drivers.redis.url import RedisUrl
 from qd.errors import ConfigError, NeedsMending, Unreachable, Unusable
 
 SECRET = "secret-0123"
@@ -42,7 +42,7 @@ def ask(shop: ModuleType, provider: object) -> tuple[str | None, str | None]:
 
 def test_without_a_provider_the_url_is_obeyed() -> None:
     assert Login().ask("h") == (None, None)
-    assert Target("redis://me:word@h/0").login.ask("h") == ("me", "word")
+    assert RedisUrl("redis://me:word@h/0").login.ask("h") == ("me", "word")
 
 
 @pytest.mark.parametrize("given", [("me", "word"), ["me", "word"], ("word",), (None, "word"), ("", "word")])
@@ -147,5 +147,5 @@ def test_credentials_without_a_place_are_refused(tmp_path: Path, lines: str, sai
 
 def test_a_password_beside_a_provider_is_refused() -> None:
     with pytest.raises(ConfigError, match="remove one of them") as raised:
-        Target(f"redis://me:{SECRET}@h/0?credentials=a:b")
+        RedisUrl(f"redis://me:{SECRET}@h/0?credentials=a:b")
     assert SECRET not in str(raised.value)

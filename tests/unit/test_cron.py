@@ -146,8 +146,8 @@ import sys, zoneinfo
 zoneinfo.reset_tzpath(to=[])
 sys.modules["tzdata"] = None
 from datetime import time
-from qd.cli.schedule.which import moment
-from qd.schedule.filters import between
+from qd.cli.schedule.state import moment
+from qd.schedule.builder import between
 from qd.schedule.timing import Cron
 print(Cron("0 7 * * *").next_after(0))
 print(between(time(6), time(8), "UTC").passes(7 * 3600), moment(0, "UTC"))

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from qd.locks.door import MOST, _doors, door_of
+from qd.locks.waiting import MOST, _doors, door_of
 
 
 def test_the_door_lets_so_many_in_and_the_others_in_order():

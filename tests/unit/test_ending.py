@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qd.process.scoreboard import State, W
+from qd.process.scoreboard import SlotState, W
 from tests.support.masters import MakeRig
 
 
@@ -27,7 +27,7 @@ def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(mak
 def test_a_running_job_is_told_a_fifth_before_the_deadline_and_killed_at_it(make_rig: MakeRig) -> None:
     rig = make_rig(stop_timeout=10.0)
     (worker,) = rig.workers
-    worker.slot[W.STATE] = State.BUSY
+    worker.slot[W.STATE] = SlotState.BUSY
     rig.stop()
     rig.turn(7.9)
     assert rig.did == [("SIGTERM", worker.pid)]
@@ -41,7 +41,7 @@ def test_a_running_job_is_told_a_fifth_before_the_deadline_and_killed_at_it(make
 def test_without_a_stop_timeout_a_running_job_is_waited_for(make_rig: MakeRig) -> None:
     rig = make_rig()
     (worker,) = rig.workers
-    worker.slot[W.STATE] = State.BUSY
+    worker.slot[W.STATE] = SlotState.BUSY
     rig.stop()
     rig.turn(100_000)
     assert rig.did == [("SIGTERM", worker.pid)]
@@ -50,7 +50,7 @@ def test_without_a_stop_timeout_a_running_job_is_waited_for(make_rig: MakeRig) -
 def test_a_second_signal_tells_the_job_at_once_and_ends_it_a_moment_later(make_rig: MakeRig) -> None:
     rig = make_rig(stop_timeout=60.0)
     (worker,) = rig.workers
-    worker.slot[W.STATE] = State.BUSY
+    worker.slot[W.STATE] = SlotState.BUSY
     rig.stop()
     stopping = rig.state.stopping
     assert stopping is not None

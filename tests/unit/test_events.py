@@ -9,8 +9,8 @@ import pytest
 
 from qd import DeclarationError
 from qd.events import JobFailed, Looping
-from qd.options import WorkOptions
-from qd.worker.telling import SECONDS, Telling
+from qd.options.tables import WorkOptions
+from qd.worker.status import SECONDS, WorkerEvents
 from tests.support.fakes import FakeQd
 
 # -- the shape of a listener
@@ -69,5 +69,5 @@ def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: Fake
 def test_the_time_announced_for_listeners_is_taken_back_after_them(app: FakeQd) -> None:
     announced: list[float] = []
     app.on(Looping)(lambda event: announced.append(-1.0))
-    assert Telling(app._listeners, WorkOptions(), announced.append).looping(lambda: None)
+    assert WorkerEvents(app._listeners, WorkOptions(), announced.append).looping(lambda: None)
     assert announced == [SECONDS, -1.0, 0.0]

@@ -1,8 +1,8 @@
-"""qd.process.exits: which exit codes of a child mean that it did nothing wrong, and what the program exits with then."""
+"""Which exit codes of a child mean that it did nothing wrong, and what the program exits with then."""
 
 import pytest
 
-from qd.process.exits import Exit, StopReason, is_orderly, of_program, told
+from qd.process.exit_codes import Exit, StopReason, is_orderly, of_program, told
 
 
 @pytest.mark.parametrize("reason", StopReason)

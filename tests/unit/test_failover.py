@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from qd import Qd, config
-from qd.connectors import failover
-from qd.connectors.base import Connector, Outgoing
-from qd.connectors.failover import FailoverQueue
-from qd.connectors.sending_only import SendingOnly
+from qd.drivers import send_only
+from qd.drivers.base import Connector
+from qd.drivers.send_only import FailoverQueue, SendingOnly
+from qd.drivers.types import Outgoing
 from qd.errors import ConfigError, ConnectionLost, DeclarationError, ServerBusy, ServerRefused
 from qd.events import QueueFailedOver
 
@@ -62,7 +62,7 @@ class Shop:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The one by which a connection that failed rests; it goes on when the test says so."""
     found = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(send_only, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
@@ -99,7 +99,7 @@ def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, clock: SimpleName
     shop.parts[0].error = ConnectionLost("away")
     for _ in range(4):
         shop.work.dispatch()
-    clock.now += failover.REST - 0.1
+    clock.now += send_only.REST - 0.1
     shop.work.dispatch()
     assert shop.parts[0].asked == 1
     clock.now += 0.2

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from qd import DeclarationError, Job
-from qd.arguments import Signature, signature_of
+from qd.arguments.signature import Signature, signature_of
 from qd.errors import ArgumentError, WrongType
 from tests.support.fakes import FakeQd
 

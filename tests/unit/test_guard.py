@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from qd.process.shield import shield
-from qd.scheduler.guard import Broke, Guard
+from qd.scheduler.entry_job import Broke, Guard
 
 
 def hang() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from qd import ArgumentError, DeclarationError, Job, JobFunction, NeverSent
 from qd.errors import UnknownParameters, WrongType
-from qd.jobs import Declared
+from qd.jobs.registry import Declared
 from tests.support.fakes import FakeQd
 
 HERE = __name__

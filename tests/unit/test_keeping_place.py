@@ -7,10 +7,9 @@ import json
 import pytest
 
 from qd.log import Log
-from qd.master import keeping
-from qd.master.keeping import place_of
+from qd.master import keeper_process
+from qd.master.keeper_process import place_of
 from qd.options.drivers import WITH_KEYSPACE
-from qd.process import child
 from qd.process.scoreboard import H, Scoreboard
 
 URLS = {"redis": "redis://a/0", "database": "sqlite:////a", "beanstalkd": "beanstalkd://a", "sqs": "sqs://eu-west-1"}
@@ -44,9 +43,9 @@ def test_the_name_of_a_connection_is_where_its_leases_stand_on_another(driver: s
 
 def test_a_keeper_that_has_not_been_about_yet_is_not_silent_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     killed, board, seconds = list[int](), Scoreboard(), 1
-    monkeypatch.setattr(keeping, "now", lambda: seconds * 10**9)
-    monkeypatch.setattr(child, "kill_group", killed.append)
-    watched = keeping.Keeping(board, Log("master", write=lambda line: None))
+    monkeypatch.setattr(keeper_process, "now", lambda: seconds * 10**9)
+    monkeypatch.setattr(keeper_process, "kill_group", killed.append)
+    watched = keeper_process.KeeperProcess(board, Log("master", write=lambda line: None))
     watched.settings = settings("database")
 
     def until(second: int) -> list[int]:

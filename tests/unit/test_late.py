@@ -6,11 +6,10 @@ import pytest
 
 from qd.log import Log
 from qd.master import children as children_module
-from qd.master import late as late_module
-from qd.master import silence as silence_module
+from qd.master import watchdog
 from qd.master.children import Children, Worker
-from qd.master.late import GRACE, STACK, Late
-from qd.process.scoreboard import Scoreboard, State, Verdict, W
+from qd.master.watchdog import GRACE, STACK, Watchdog
+from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 
 
 class Rig:
@@ -18,15 +17,15 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.did = 1000.0, list[str]()
-        for module in (children_module, late_module, silence_module):
+        for module in (children_module, watchdog, watchdog):
             monkeypatch.setattr(module, "now", lambda: int(self.at * 1e9))
         monkeypatch.setattr(Worker, "send", lambda worker, number: self.did.append("stack"))
         children = Children(Scoreboard())
         monkeypatch.setattr(children, "kill", lambda worker, verdict: self.did.append(verdict.name))
         self.worker = children.take(0, 1, 990.0)
         self.worker.pid, self.worker.ready, self.worker.quiet_since = 1, True, int(1000e9)
-        self.worker.slot[W.STATE], self.worker.slot[W.DEADLINE] = State.BUSY, int(1000e9)
-        self.late = Late(children, Log("master", write=lambda line: None))
+        self.worker.slot[W.STATE], self.worker.slot[W.DEADLINE] = SlotState.BUSY, int(1000e9)
+        self.late = Watchdog(children, Log("master", write=lambda line: None))
 
     def look(self, at: float, silence: float = 10.0) -> list[str]:
         """What was done so far, after a look at that moment."""
@@ -62,7 +61,7 @@ def test_what_ends_by_itself_in_that_time_is_left_alone(rig: Rig) -> None:
 
 
 def test_a_silent_one_has_that_time_too(rig: Rig) -> None:
-    rig.worker.slot[W.STATE] = State.WAITING
+    rig.worker.slot[W.STATE] = SlotState.WAITING
     for second in range(11):
         assert rig.look(1000 + second) == []
     assert rig.look(1011.0) == ["stack"]

@@ -1,4 +1,4 @@
-"""qd.limits: whose word counts, what is failed before it runs, and what follows an error."""
+"""qd.jobs.policy: whose word counts, what is failed before it runs, and what follows an error."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qd.limits import Fail, Limits, Release, after_error, backoff, before, fails_when_killed, hold_delay, limits_of
-from qd.options import JobOptions, WorkOptions
-from qd.payload import Payload
+from qd.jobs.policy import (
+    Fail,
+    JobLimits,
+    Release,
+    after_error,
+    backoff,
+    before,
+    fails_when_killed,
+    hold_delay,
+    limits_of,
+)
+from qd.options.tables import JobOptions, WorkOptions
+from qd.payload.format import Payload
 
 NOW = 1_795_225_685.0
 WORKER = WorkOptions(tries=1, timeout=60.0, backoff=(0.0,), max_crashes=3, unroutable_ttl=600.0)
@@ -18,7 +28,7 @@ def payload(**facts: object) -> Payload:
     return Payload(job="mail.welcome", **facts)  # type: ignore[arg-type]
 
 
-def limits(**facts: object) -> Limits:
+def limits(**facts: object) -> JobLimits:
     plain: dict[str, object] = {
         "tries": 3,
         "timeout": 60.0,
@@ -29,26 +39,26 @@ def limits(**facts: object) -> Limits:
         "max_crashes": 3,
         "unroutable_ttl": 600.0,
     }
-    return Limits(**{**plain, **facts})  # type: ignore[arg-type]
+    return JobLimits(**{**plain, **facts})  # type: ignore[arg-type]
 
 
 # -- whose word counts
 
 
 def test_the_worker_speaks_where_nobody_else_does():
-    assert limits_of(payload(), None, WORKER) == Limits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
+    assert limits_of(payload(), None, WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
     assert limits_of(payload(), JobOptions(), WORKER) == limits_of(payload(), None, WORKER)
 
 
 def test_the_declaration_counts_before_the_worker():
     declared = JobOptions(tries=5, timeout=0.5, backoff=(1.0, 2.0), max_exceptions=2, fail_on_timeout=True)
-    assert limits_of(payload(), declared, WORKER) == Limits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0)
+    assert limits_of(payload(), declared, WORKER) == JobLimits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0)
 
 
 def test_the_payload_counts_before_the_declaration():
     declared = JobOptions(tries=5, timeout=7.0, backoff=(1.0, 2.0), max_exceptions=2)
     said = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
-    assert limits_of(said, declared, WORKER) == Limits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
+    assert limits_of(said, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
 
 
 def test_a_payload_that_says_false_says_nothing_about_fail_on_timeout():
@@ -101,7 +111,7 @@ def test_reasons_name_the_limit_with_its_value():
 # -- after an error
 
 
-def after(held: Limits, attempts: int, **more: object) -> Release | Fail:
+def after(held: JobLimits, attempts: int, **more: object) -> Release | Fail:
     return after_error(held, payload(attempts=attempts), NOW, **{"exceptions": 1, **more})  # type: ignore[arg-type]
 
 

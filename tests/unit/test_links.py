@@ -1,4 +1,4 @@
-"""qd.links: a link's payload when its turn has come, and what outcomes do to others."""
+"""qd.payload.rewrite: a link's payload when its turn has come, and what outcomes do to others."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from typing import Any
 import msgspec
 import pytest
 
-from qd.connectors.base import Reserved
-from qd.connectors.effects import Count, Effect, Free, Hold, Push
+from qd.drivers.types import Count, Effect, Free, Hold, Push, Reserved
 from qd.errors import JobFailure
-from qd.links import linked
-from qd.payload import make, read
-from qd.ties import Link, Ties, written
-from qd.worker.effects import effects_of
+from qd.payload.build import make
+from qd.payload.format import ChainedJob, Relations, read, written
+from qd.payload.rewrite import linked
 from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
+from qd.worker.settle import effects_of
 
 TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain":[]},"retryUntil":9,"data":1}'
 
 
-def link(number: int = 1, ties: Ties | None = None, **more: Any) -> Link:
+def link(number: int = 1, ties: Relations | None = None, **more: Any) -> ChainedJob:
     raw = make("t", TRAP.encode(), uuid=f"u{number}", id=f"i{number}", created_at=1_795_000_000, **more)
     if ties is not None:
         raw = raw.replace(b',"id":"i', written(ties) + b',"id":"i')
-    return Link("q", 0.0, raw.decode())
+    return ChainedJob("q", 0.0, raw.decode())
 
 
 def test_what_follows_is_written_into_the_next():
     rest, catch = (link(2), link(3)), (link(4),)
     raw = linked(link(), 1_795_000_000, rest, catch)
     payload = read(raw)
-    assert payload.qd == Ties(chain=rest, catch=catch)
+    assert payload.qd == Relations(chain=rest, catch=catch)
     assert (bytes(payload.data), payload.uuid, payload.id) == (TRAP.encode(), "u1", "i1")
     assert raw.replace(written(payload.qd), b"") == link().payload.encode()
     assert json.loads(raw)["qd"]["chain"][0][2] == link(2).payload
 
 
 def test_what_it_was_tied_to_itself_stays():
-    own = Ties(unique="n", key="k", batch="b", result=5.0)
+    own = Relations(unique="n", key="k", batch="b", result=5.0)
     payload = read(linked(link(ties=own), 1_795_000_000, (link(2),)))
     assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
 
 
 def test_the_last_one_stays_as_it_was_made():
-    assert linked(link(ties=Ties(unique="n")), 1_795_000_000) == link(ties=Ties(unique="n")).payload.encode()
+    assert linked(link(ties=Relations(unique="n")), 1_795_000_000) == link(ties=Relations(unique="n")).payload.encode()
 
 
 @pytest.mark.parametrize("extra", [None, {"hook": {"createdAt": 1, "id": 2, "qd": {}}}])
@@ -59,7 +58,7 @@ def test_its_moments_count_from_when_it_is_sent(extra):
 JOB = Reserved("q", b"", "T.1.7.1", 0, 0, b"")
 CHAIN, CATCH = (link(2), link(3)), (link(4),)
 TIED = read(make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(
-    Ties(unique="n", key="k", chain=CHAIN, catch=CATCH)) + b',"id":'))  # fmt: skip
+    Relations(unique="n", key="k", chain=CHAIN, catch=CATCH)) + b',"id":'))  # fmt: skip
 
 
 def names(*effects: object) -> list[object]:
@@ -93,7 +92,7 @@ NO = JobFailure("no")
     ],
 )
 def test_each_end_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
-    raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(Ties(batch="b")) + b',"id":')
+    raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(Relations(batch="b")) + b',"id":')
     assert effects_of(JOB, read(raw), outcome) == (() if counted is None else (counted,))
 
 
@@ -110,5 +109,5 @@ STRANGE = [
 
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("rest", [(), (link(2),)])
-def test_a_link_that_is_not_ours_is_sent_as_it_is(text: str, rest: tuple[Link, ...]):
-    assert linked(Link("q", 0.0, text), 1_795_000_000, rest) == text.encode()
+def test_a_link_that_is_not_ours_is_sent_as_it_is(text: str, rest: tuple[ChainedJob, ...]):
+    assert linked(ChainedJob("q", 0.0, text), 1_795_000_000, rest) == text.encode()

@@ -19,7 +19,7 @@ def mapped(folder: Path) -> list[str]:
     return [name for row in ROW.findall(said) for name in row.split(", ")]
 
 
-@pytest.mark.parametrize("folder", ["bus", "connectors", "connectors/database", "keeper", "master", "worker"])
+@pytest.mark.parametrize("folder", ["dispatch", "drivers", "drivers/database", "master", "scheduler"])
 def test_a_large_folder_has_a_map(folder: str):
     assert len(mapped(CODE / folder)) >= 10
 

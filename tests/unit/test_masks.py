@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from qd import masks
-from qd.masks import hide, masked
+from qd import redaction
+from qd.redaction import redact, register_secrets
 
 SECRET = 'p"a\\ss/w@rd ä'
 
@@ -16,8 +16,8 @@ SECRET = 'p"a\\ss/w@rd ä'
 @pytest.fixture(autouse=True)
 def forgotten(unhidden: None) -> None:
     """Nothing is hidden but what the test hides."""
-    masks._hidden.clear()
-    masks._pattern = None
+    redaction._hidden.clear()
+    redaction._pattern = None
 
 
 @pytest.mark.parametrize("told", [SECRET, quote(SECRET), quote(SECRET, safe="")])
@@ -26,15 +26,15 @@ def forgotten(unhidden: None) -> None:
     [SECRET, repr(SECRET), json.dumps(SECRET), json.dumps(SECRET, ensure_ascii=False), quote(SECRET, safe="")],
 )
 def test_a_secret_is_found_however_it_is_written(told: str, written: str):
-    hide([told])
-    assert "***" in masked(f"before {written} behind")
-    assert masked(f"before {written} behind").startswith("before ")
-    assert "rd" not in masked(written)
+    register_secrets([told])
+    assert "***" in redact(f"before {written} behind")
+    assert redact(f"before {written} behind").startswith("before ")
+    assert "rd" not in redact(written)
 
 
 def test_a_longer_secret_is_masked_as_a_whole():
-    hide(["secret", "secret-and-more"])
-    assert masked("x secret-and-more y secret z") == "x *** y *** z"
+    register_secrets(["secret", "secret-and-more"])
+    assert redact("x secret-and-more y secret z") == "x *** y *** z"
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_a_longer_secret_is_masked_as_a_whole():
     ],
 )
 def test_passwords_of_any_url_are_masked(text: str, shown: str):
-    assert masked(text) == shown
+    assert redact(text) == shown
 
 
 def test_what_is_short_is_masked_in_urls_only():
-    hide(["pw"])
-    assert masked("a pwd in redis://:pw@h") == "a pwd in redis://:***@h"
+    register_secrets(["pw"])
+    assert redact("a pwd in redis://:pw@h") == "a pwd in redis://:***@h"
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_what_is_short_is_masked_in_urls_only():
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url, shown):
-    assert masks.mask_url(url) == shown
+    assert redaction.mask_url(url) == shown

@@ -1,4 +1,4 @@
-"""qd.process.talk and qd.master.news: what children report, how the master hears it, and what it rejects."""
+"""qd.process.channels and qd.master.messages: what children report, how the master hears it, and what it rejects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ import pytest
 
 from qd.log import Log
 from qd.master.children import Children
-from qd.master.news import Messages
-from qd.process import child
+from qd.master.messages import Messages
+from qd.process import fork
+from qd.process.channels import (
+    AnyMessage,
+    Born,
+    Cancel,
+    Changed,
+    Imported,
+    Lost,
+    MessageReceiver,
+    Ready,
+    Restart,
+    Unborn,
+)
 from qd.process.scoreboard import Scoreboard, W
-from qd.process.talk import AnyMessage, Born, Cancel, Changed, Ear, Imported, Lost, Ready, Restart, Unborn
 
 EACH: list[AnyMessage] = [
     Imported(1, 2, 3, {"mail": ["a"]}, {"lease": "x"}, "{}", True, ["warns"]),
@@ -38,8 +49,8 @@ MALFORMED = {
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    found = Ear()
+def ear() -> Iterator[MessageReceiver]:
+    found = MessageReceiver()
     yield found
     for end in (found.sock, found.voice.sock):
         end.close()
@@ -48,7 +59,7 @@ def ear() -> Iterator[Ear]:
 class Master:
     """Messages on a state of their own; `lines` has what was logged."""
 
-    def __init__(self, ear: Ear) -> None:
+    def __init__(self, ear: MessageReceiver) -> None:
         self.lines = list[str]()
         log = Log("master", write=lambda line: self.lines.append(line.decode()))
         self.children = Children(Scoreboard())
@@ -59,7 +70,7 @@ class Master:
 
 
 @pytest.fixture
-def master(ear: Ear) -> Master:
+def master(ear: MessageReceiver) -> Master:
     return Master(ear)
 
 
@@ -67,7 +78,7 @@ def raises(error: Exception) -> None:
     raise error
 
 
-def test_each_message_arrives_as_it_was_sent(ear: Ear) -> None:
+def test_each_message_arrives_as_it_was_sent(ear: MessageReceiver) -> None:
     for message in EACH:
         ear.voice.tell(message)
     assert [message for message, _ in ear.read(raises)] == EACH
@@ -75,7 +86,7 @@ def test_each_message_arrives_as_it_was_sent(ear: Ear) -> None:
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=list(MALFORMED))
 def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
-    ear: Ear, master: Master, data: bytes
+    ear: MessageReceiver, master: Master, data: bytes
 ) -> None:
     worker = master.children.take(0, 1, 0.0)
     ear.voice.sock.send(data)
@@ -87,7 +98,9 @@ def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
     assert "master.message_rejected" in line
 
 
-def test_an_error_of_the_master_itself_is_raised(ear: Ear, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_master_itself_is_raised(
+    ear: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise TypeError("a bug")
 
@@ -106,7 +119,7 @@ NOT_KEPT = {
 
 
 @pytest.mark.parametrize("data", NOT_KEPT.values(), ids=list(NOT_KEPT))
-def test_a_descriptor_that_is_not_kept_is_closed(ear: Ear, master: Master, data: bytes) -> None:
+def test_a_descriptor_that_is_not_kept_is_closed(ear: MessageReceiver, master: Master, data: bytes) -> None:
     read, write = os.pipe()
     socket.send_fds(ear.voice.sock, [data], [write])
     os.close(write)
@@ -117,10 +130,10 @@ def test_a_descriptor_that_is_not_kept_is_closed(ear: Ear, master: Master, data:
 
 
 def test_a_worker_that_was_given_up_before_it_was_born_is_killed(
-    ear: Ear, master: Master, monkeypatch: pytest.MonkeyPatch
+    ear: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = list[int]()
-    monkeypatch.setattr(child, "kill_group", killed.append)
+    monkeypatch.setattr(fork, "kill_group", killed.append)
     master.children.take(0, 1, 0.0)
     master.children.never_born(1e9)
     later = master.children.take(0, 1, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qd.schedule.timing import Cron, Every
-from qd.scheduler.moments import MOST, Backlog, Due, Moments, Reckoner, decided, latest
+from qd.scheduler.due import MOST, Backlog, Due, Moments, Reckoner, decided, latest
 
 LATE = 60_000
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 
 from qd.errors import DeclarationError
-from qd.options import KINDS, WORK, JobOptions, WorkOptions, shown
+from qd.options.kinds import KINDS
+from qd.options.tables import WORK, JobOptions, WorkOptions, shown
 
 
 def test_the_table_holds_every_field_of_the_work_options():

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from qd.config import ConnectionSettings
-from qd.connectors.keyspace.base import Arg, Script
-from qd.connectors.keyspace.queue import KeyspaceQueue
-from qd.connectors.redis import speech
+from qd.config.settings import ConnectionSettings
+from qd.drivers.keyspace.base import Arg, Script
+from qd.drivers.keyspace.queue import KeyspaceQueue
+from qd.drivers.redis import protocol
 
 SENT: dict[str, tuple[Callable[[KeyspaceQueue], None], list[Arg]]] = {
     "push": (lambda queue: queue.push("packing", b"{}"), [b"{}"]),
@@ -22,7 +22,7 @@ class Space:
     """Packs what it is asked to run, and says that one job was added."""
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> int:
-        speech.evalsha(script, names, args)
+        protocol.evalsha(script, names, args)
         return 1
 
 
@@ -38,6 +38,6 @@ def test_the_names_of_a_queue_are_packed_with_its_first_job_only(how: str, monke
         packed.append(list(args))
         return b""
 
-    monkeypatch.setattr(speech, "packed_items", noted)
+    monkeypatch.setattr(protocol, "packed_items", noted)
     send(queue)
     assert packed == [told]

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, Call, DeclarationError, Job, Qd
-from qd.bus.parcel import Parcel
-from qd.bus.route import name_of
-from qd.config import SigningSettings
-from qd.payload import read
-from qd.signing import Signing
-from qd.ties import Link, Ties
+from qd.config.settings import SigningSettings
+from qd.dispatch.route import Message, name_of
+from qd.payload.format import ChainedJob, Relations, read
+from qd.payload.signing import Signing
 from tests.support.fakes import FakeQd
 
-TIES = Ties(batch="b1", chain=(Link("mail", 5.0, '{"job":"next/é"}'),))
+TIES = Relations(batch="b1", chain=(ChainedJob("mail", 5.0, '{"job":"next/é"}'),))
 
 
-def made(app: FakeQd, call: Call[None], ties: Ties | None = None) -> Parcel:
+def made(app: FakeQd, call: Call[None], ties: Relations | None = None) -> Message:
     _, plan, data = call._to_send()
     return app._send.parcel(plan, data, ties)
 
@@ -42,7 +40,7 @@ def test_a_parcel_is_made_and_not_sent(app: FakeQd):
 
 def test_a_parcel_as_a_link_is_the_same_payload(app: FakeQd):
     parcel = made(app, app.job("shop.charge")(charge).bind(42, note="é"))
-    assert parcel.link == Link("default", 0.0, parcel.body.decode())
+    assert parcel.link == ChainedJob("default", 0.0, parcel.body.decode())
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -68,13 +66,15 @@ def test_a_plain_job_has_no_ties(app: FakeQd):
 def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
     job = app.job("shop.charge", unique="order:{order_id}", unique_until="start", result_ttl=60)(charge)
     ties = made(app, job.bind(42), TIES).ties
-    assert ties == Ties(unique="shop.charge:order:42", until="start", result=60.0, batch=TIES.batch, chain=TIES.chain)
+    assert ties == Relations(
+        unique="shop.charge:order:42", until="start", result=60.0, batch=TIES.batch, chain=TIES.chain
+    )
 
 
 def test_a_key_is_of_its_job(app: FakeQd):
     job = app.job("shop.charge")(charge)
     parcel = made(app, job.using(key="order:42", delay=5).bind(42))
-    assert parcel.ties == Ties(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
+    assert parcel.ties == Relations(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
 
 
 @pytest.mark.parametrize(

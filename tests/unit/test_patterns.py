@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from qd.arguments import Pattern, Signature, text_of
 from qd.arguments.parameters import Parameter
+from qd.arguments.signature import Pattern, Signature, text_of
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

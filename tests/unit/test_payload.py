@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.errors import ArgumentError, Malformed
-from qd.payload import OBJECT_JOB, Payload, make, new_id, new_pair, new_pairs, new_uuid, read
+from qd.payload.build import make, new_id, new_pair, new_pairs, new_uuid
+from qd.payload.format import OBJECT_JOB, Payload, read
 from tests.support.hostile import VALID, malformed, odd
 
 

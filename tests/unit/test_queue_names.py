@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from qd import ArgumentError, DeclarationError
-from qd.connectors.keyspace import keys
-from qd.options import BESIDE, WORK
+from qd.drivers.keyspace import keys
+from qd.options.kinds import BESIDE
+from qd.options.tables import WORK
 from tests.support.fakes import FakeQd
 
 SAID = "'x:delayed' is no queue: ':delayed' is the ending of a key of queue 'x', choose another name"

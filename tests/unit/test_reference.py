@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qd import config
-from qd.cli import shipped
+from qd.cli import init_files
 from qd.config.table import SECTIONS
-from qd.options import WORK
+from qd.options.tables import WORK
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
@@ -84,7 +84,7 @@ def test_the_patience_of_supervisors_is_the_same_in_every_file(word):
         for number in re.findall(PATIENCE[word], page.read_text(), re.MULTILINE)
     }
     assert found
-    assert set(found.values()) == {shipped.patience(WORK["stop_timeout"].default)}, found
+    assert set(found.values()) == {init_files.patience(WORK["stop_timeout"].default)}, found
 
 
 def test_what_the_program_prints_names_no_page_that_the_wheel_does_not_have():

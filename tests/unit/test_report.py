@@ -12,7 +12,7 @@ import pytest
 
 from qd.keeper import report as module
 from qd.keeper.report import Report
-from qd.process.scoreboard import H, Role, Scoreboard, State, W
+from qd.process.scoreboard import H, Role, Scoreboard, SlotState, W
 from tests.support.fakes import settings
 
 Silent = Callable[[int], float]
@@ -62,7 +62,7 @@ def test_after_a_stop_of_all_the_master_is_not_blamed(board: Scoreboard, silent:
 def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> None:
     for number, pid in enumerate((0, 415)):
         slot = board.slot(number)
-        slot[W.STATE], slot[W.PID] = State.STARTING, pid
+        slot[W.STATE], slot[W.PID] = SlotState.STARTING, pid
     hands = SimpleNamespace(board=board, token="T", master=os.getpid())
     told = json.loads(Report(settings(), cast(Any, hands)).text(0.0))["workers"]
     assert [worker["pid"] for worker in told] == [415]
@@ -73,7 +73,7 @@ def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypat
     monkeypatch.setattr(module, "now", lambda: 1000 * 10**9)
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
     for slot, role in ((board.slot(0), Role.WORKER), (board.slot(1), Role.SCHEDULER)):
-        slot[W.ROLE], slot[W.PID], slot[W.STATE], slot[W.RUNS] = role, 7, State.BUSY, 1
+        slot[W.ROLE], slot[W.PID], slot[W.STATE], slot[W.RUNS] = role, 7, SlotState.BUSY, 1
         slot[W.JOB_AT] = 930 * 10**9
 
     def since() -> list[float | None]:
@@ -88,10 +88,15 @@ def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypat
 def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Scoreboard) -> None:
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
     worker, scheduler = board.slot(0), board.slot(1)
-    worker[W.PID], worker[W.STATE] = 7, State.WAITING
+    worker[W.PID], worker[W.STATE] = 7, SlotState.WAITING
     board.set_header(H.SCHEDULER, 1)
     told = []
-    for moment, state in ((100.0, State.FREE), (101.0, State.STARTING), (102.0, State.BUSY), (103.0, State.DEAD)):
+    for moment, state in (
+        (100.0, SlotState.FREE),
+        (101.0, SlotState.STARTING),
+        (102.0, SlotState.BUSY),
+        (103.0, SlotState.DEAD),
+    ):
         scheduler[W.ROLE], scheduler[W.PID], scheduler[W.STATE] = Role.SCHEDULER, 8, state
         scheduler[W.ENTRIES], scheduler[W.RUNS] = 3, 1
         scheduler.say(b"backup", b"")
@@ -99,7 +104,7 @@ def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Sc
         found = json.loads(report.text(0.0))
         told.append(found["unscheduled"])
         assert [each["pid"] for each in found["workers"]] == [7]
-        assert [each["pid"] for each in found["schedulers"]] == [8] * (state in (State.STARTING, State.BUSY))
+        assert [each["pid"] for each in found["schedulers"]] == [8] * (state in (SlotState.STARTING, SlotState.BUSY))
         for each in found["schedulers"]:
             assert (each["entries"], each["runs"], each["run"]) == (3, 1, "backup")
     assert told == [100.0, None, None, 103.0]

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from qd.keeper.laravel import LaravelKeys
-from qd.keeper.restarts import Restarts
+from qd.keeper.operators import LaravelKeys, Restarts
 from qd.log import Log
 from qd.process.scoreboard import now
-from qd.store.stamps import Restart, read_restart
+from qd.store.controls import Restart, read_restart
 from tests.support.fakes import settings
 
 BOOTED = 1_795_267_100.0  # the server's clock when the code was imported

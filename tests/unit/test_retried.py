@@ -7,9 +7,10 @@ import json
 import pytest
 
 from qd.errors import Malformed
-from qd.payload import make, read
-from qd.retried import as_pushed, sent_again
-from qd.unit import answered, saving
+from qd.payload.build import make
+from qd.payload.format import read
+from qd.payload.reservation import answered, saving
+from qd.payload.rewrite import as_pushed, sent_again
 
 MARK = "Tok.3.41.2"
 UNIT = b'"attempts":2,"crashes":1,"exceptions":1,"held":1700000000,"rsv":"Tok.3.41.2"'

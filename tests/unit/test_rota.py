@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from qd.worker.rota import Rota
+from qd.worker.queues import Rota
 
 QUEUES = ("a", "b", "c", "d")
 

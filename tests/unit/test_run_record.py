@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from qd.scheduler.record import HEAD, SIZE, Outcome, Record, Stage
+from qd.scheduler.runner import HEAD, SIZE, Outcome, RunRecord, Stage
 
 
 @pytest.fixture
-def record() -> Record:
-    return Record()
+def record() -> RunRecord:
+    return RunRecord()
 
 
-def test_what_a_run_tells_comes_over(record: Record):
+def test_what_a_run_tells_comes_over(record: RunRecord):
     assert (record.stage, record.outcome) == (Stage.BEFORE, None)
     record.enter(Stage.BODY)
     assert time.monotonic_ns() - record.since < 60e9
@@ -25,7 +25,7 @@ def test_what_a_run_tells_comes_over(record: Record):
     assert (record.stage, record.outcome) == (Stage.OVER, outcome)
 
 
-def test_what_is_no_text_and_what_is_too_long_is_told_as_far_as_it_can_be(record: Record):
+def test_what_is_no_text_and_what_is_too_long_is_told_as_far_as_it_can_be(record: RunRecord):
     record.settle(Outcome(0.0, None, "caf\udce9", "x" * 2 * SIZE))
     assert record.outcome == Outcome(0.0, None, "caf\\udce9")
 
@@ -33,7 +33,7 @@ def test_what_is_no_text_and_what_is_too_long_is_told_as_far_as_it_can_be(record
 @pytest.mark.parametrize(
     "page", [b"\xff" * SIZE, b"\x7f" * SIZE, HEAD.pack(99, 2**62, 5) + b"[[[[[", HEAD.pack(2, 0, 2) + b"{}"]
 )
-def test_what_is_scribbled_over_it_counts_as_not_told(record: Record, page: bytes):
+def test_what_is_scribbled_over_it_counts_as_not_told(record: RunRecord, page: bytes):
     began = time.monotonic_ns()
     record._page[: len(page)] = page
     assert record.stage in Stage

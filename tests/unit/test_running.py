@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, Job, NotInJob, RunningJob, current_job
-from qd.bus import running
 from qd.errors import JobFailure, Settled
 from qd.events import (
     Event,
@@ -23,7 +22,8 @@ from qd.events import (
     JobProcessing,
     JobReleased,
 )
-from qd.limits import Fail, Release
+from qd.jobs import context
+from qd.jobs.policy import Fail, Release
 from tests.support.fakes import FakeQd
 
 
@@ -53,7 +53,7 @@ def test_outside_a_job_there_is_none():
 def test_what_the_worker_enters_is_the_current_job_in_every_thread():
     found: list[RunningJob] = []
     one = job()
-    running.enter(one)
+    context.enter(one)
     try:
         thread = threading.Thread(target=lambda: found.append(current_job()))
         thread.start()
@@ -61,7 +61,7 @@ def test_what_the_worker_enters_is_the_current_job_in_every_thread():
         assert current_job() is one
         assert found == [one]
     finally:
-        running.leave()
+        context.leave()
     with pytest.raises(NotInJob):
         current_job()
 

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from qd.schedule.coming import closed, next_of
+from qd.schedule.entry import closed, next_of
 from tests.support.fakes import FakeQd
 
 

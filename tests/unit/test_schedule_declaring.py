@@ -12,7 +12,8 @@ import pytest
 
 from qd import DeclarationError, Job
 from qd.cli.main import command
-from qd.schedule import CallTask, JobTask, QdTask, ShellTask, commands
+from qd.schedule import tasks
+from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask
 from tests.support.fakes import FakeQd
 
 
@@ -328,9 +329,9 @@ def test_a_length_is_shown_as_it_is_written(app):
 def test_the_names_of_qds_commands_are_those_of_the_command_line():
     context = click.Context(command)
     found = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    assert set(commands.COMMANDS) == set(found)
+    assert set(tasks.COMMANDS) == set(found)
     groups = {name: set(one.list_commands(context)) for name, one in found.items() if isinstance(one, click.Group)}
-    assert {name: set(inner) for name, inner in commands.GROUPS.items()} == groups
+    assert {name: set(inner) for name, inner in tasks.GROUPS.items()} == groups
 
 
 def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, report):

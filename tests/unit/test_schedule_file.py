@@ -11,7 +11,8 @@ import pytest
 from qd import DeclarationError, Qd, config
 from qd.config.table import ENTRY_WORDS
 from qd.errors import ConfigError
-from qd.schedule import CallTask, QdTask, Scheduled, ShellTask
+from qd.schedule.builder import Scheduled
+from qd.schedule.entry import CallTask, QdTask, ShellTask
 
 
 def refill() -> None: ...
@@ -150,7 +151,7 @@ SHELL = "shell = 'ls'"
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_seen_without_the_app(shop, keys, says):
-    from qd.schedule.file import look
+    from qd.schedule.declare import look
 
     settings = shop.said(f"\n\nentries.a = {{{keys}}}")
     with pytest.raises(DeclarationError) as error:

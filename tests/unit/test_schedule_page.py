@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from qd.schedule import CallTask
-from qd.schedule.days import Days
-from qd.schedule.frequencies import Frequencies
-from qd.schedule.scheduled import Scheduled, Words
+from qd.schedule.builder import Scheduled, Words
+from qd.schedule.entry import CallTask
+from qd.schedule.frequencies import Days, Frequencies
 from tests.support.samples import ROOT
 
 PAGE = (ROOT / "docs" / "schedule.md").read_text()

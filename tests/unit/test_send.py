@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from qd import ArgumentError, DeclarationError, Job, Qd
-from qd.bus.skeleton import Skeleton
-from qd.config import ConnectionSettings
+from qd.config.settings import ConnectionSettings
 from qd.errors import ConfigError, ConnectionLost
 from qd.events import JobQueued
-from qd.payload import make
+from qd.payload.build import Skeleton, make
 from tests.support.fakes import FakeQd, settings
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qd import masks
-from qd.connectors.redis.sentinels import Primary, address_of, target_of
-from qd.connectors.redis.target import Target
+from qd import redaction
+from qd.drivers.redis.sentinel import Primary, address_of, target_of
+from qd.drivers.redis.url import RedisUrl
 from qd.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_tls_is_for_sentinels_and_servers() -> None:
 
 def test_only_a_url_of_sentinels_asks_them() -> None:
     assert isinstance(target_of("redis+sentinel://s1/shop"), Primary)
-    assert type(target_of("redis://s1/0")) is Target
+    assert type(target_of("redis://s1/0")) is RedisUrl
 
 
 WRONG = [
@@ -67,6 +67,6 @@ def test_an_address_is_not_taken_for_two() -> None:
 
 def test_both_passwords_of_a_url_are_secrets() -> None:
     url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_username=w&sentinel_password=of-the-sentinels"
-    assert masks.passwords_in(url) == ["of-the-server", "of-the-sentinels"]
-    shown = masks.mask_url(url)
+    assert redaction.passwords_in(url) == ["of-the-server", "of-the-sentinels"]
+    shown = redaction.mask_url(url)
     assert shown == "redis+sentinel://me:***@s1,s2/shop?sentinel_username=w&sentinel_password=***"

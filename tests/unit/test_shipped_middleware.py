@@ -7,7 +7,7 @@ import re
 import pytest
 
 from qd import DeclarationError, JobTimeout, Qd, RunningJob
-from qd.bus import concurrency
+from qd import middleware as concurrency
 from qd.events import JobFailed
 from qd.jobs.plan import Middleware
 from qd.middleware import (

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from qd import config
-from qd.config import SigningSettings
+from qd.config.settings import SigningSettings
 from qd.errors import ConfigError, SignatureRefused
-from qd.payload import read
-from qd.signing import Signing
-from qd.unit import answered, saving
+from qd.payload.format import read
+from qd.payload.reservation import answered, saving
+from qd.payload.signing import Signing
 from tests.support.fakes import FakeQd, settings
 
 OLD, NEW, OTHER = "2026a:an-old-secret-of-ours", "2026b:a-new-secret-of-ours", "2026c:the-secret-of-nobody"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from qd.master import silence
+from qd.master import watchdog
 from qd.master.children import Worker
-from qd.master.silence import Silence
-from qd.process.scoreboard import Scoreboard, State, W
+from qd.master.watchdog import HeartbeatMonitor
+from qd.process.scoreboard import Scoreboard, SlotState, W
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at = 1_000_000_000_000
-        monkeypatch.setattr(silence, "now", lambda: self.at)
+        monkeypatch.setattr(watchdog, "now", lambda: self.at)
 
     def pass_(self, seconds: float) -> None:
         self.at += int(seconds * 1e9)
@@ -28,11 +28,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def worker(clock: Clock) -> Worker:
     slot = Scoreboard().slot(0)
-    slot[W.STATE] = State.WAITING
+    slot[W.STATE] = SlotState.WAITING
     return Worker(slot, 1, 1, 0.0, pid=1, ready=True, quiet_since=clock.at)
 
 
-def looks(quiet: Silence, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
+def looks(quiet: HeartbeatMonitor, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
     until = clock.at + int(seconds * 1e9)
     while clock.at < until:
         clock.pass_(each)
@@ -41,7 +41,7 @@ def looks(quiet: Silence, one: Worker, clock: Clock, seconds: float, each: float
 
 
 def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
-    quiet, one = Silence(), worker(clock)
+    quiet, one = HeartbeatMonitor(), worker(clock)
     assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
     clock.pass_(3600)  # the whole tree was stopped
     quiet.look([one])
@@ -51,10 +51,10 @@ def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
 
 
 def test_silence_does_not_count_in_a_job_nor_before_what_was_announced(clock: Clock) -> None:
-    quiet, one = Silence(), worker(clock)
-    one.slot[W.STATE] = State.BUSY
+    quiet, one = HeartbeatMonitor(), worker(clock)
+    one.slot[W.STATE] = SlotState.BUSY
     assert looks(quiet, one, clock, 60) < 1
-    one.slot[W.STATE] = State.LOOKING
+    one.slot[W.STATE] = SlotState.LOOKING
     one.slot[W.BEAT] = clock.at + int(60e9)
     assert looks(quiet, one, clock, 59) < 0
     assert looks(quiet, one, clock, 11) == pytest.approx(10, abs=1)

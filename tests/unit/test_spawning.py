@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qd.master.children import SPAWN_PATIENCE
-from qd.process.scoreboard import State, W
+from qd.process.scoreboard import SlotState, W
 from tests.support.masters import MakeRig, Rig
 
 SOON = 0.001  # seconds between two looks
@@ -70,7 +70,7 @@ def test_workers_that_die_in_a_job_are_replaced_at_once(make_rig: MakeRig) -> No
         if not worker.ready:
             rig.boots(worker)
         worker.slot.say(b"slow", b"default")
-        worker.slot[W.STATE], worker.slot[W.JOB_AT] = State.BUSY, int(rig.at * 1e9)
+        worker.slot[W.STATE], worker.slot[W.JOB_AT] = SlotState.BUSY, int(rig.at * 1e9)
         rig.dies(worker.pid)
         rig.turn(SOON)
         assert len(rig.workers) == 1

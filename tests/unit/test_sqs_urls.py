@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from qd.connectors.sqs.address import Address
+from qd.drivers.urls import SqsUrl
 from qd.errors import ConfigError
 
 
 def test_a_url_names_region_account_and_options() -> None:
-    address = Address("sqs://eu-west-1/123456789012?endpoint=http://localhost:9324/&suffix=-staging&longest_delay=60")
+    address = SqsUrl("sqs://eu-west-1/123456789012?endpoint=http://localhost:9324/&suffix=-staging&longest_delay=60")
     assert (address.region, address.account, address.suffix) == ("eu-west-1", "123456789012", "-staging")
     assert (address.endpoint, address.place, address.longest_delay) == ("http://localhost:9324", "localhost:9324", 60)
-    plain = Address("sqs://us-east-1")
+    plain = SqsUrl("sqs://us-east-1")
     assert (plain.account, plain.endpoint, plain.longest_delay, plain.shared) == ("", None, 900, False)
     assert plain.place == "sqs.us-east-1.amazonaws.com"
 
@@ -33,7 +33,7 @@ def test_a_url_names_region_account_and_options() -> None:
 )
 def test_what_is_wrong_in_a_url_is_said(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as told:
-        Address(url)
+        SqsUrl(url)
     assert "secret" not in str(told.value)
 
 
@@ -48,8 +48,8 @@ def test_what_is_wrong_in_a_url_is_said(url: str, says: str) -> None:
     ],
 )
 def test_names_get_their_suffix_as_laravel_gives_it(suffix: str, queue: str, name: str) -> None:
-    assert Address(f"sqs://eu-west-1?suffix={suffix}").name(queue) == name
+    assert SqsUrl(f"sqs://eu-west-1?suffix={suffix}").name(queue) == name
 
 
 def test_names_begin_with_the_connections_prefix() -> None:
-    assert Address("sqs://eu-west-1?suffix=-x").name("mail.fifo", "shop-") == "shop-mail-x.fifo"
+    assert SqsUrl("sqs://eu-west-1?suffix=-x").name("mail.fifo", "shop-") == "shop-mail-x.fifo"

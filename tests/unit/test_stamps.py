@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from qd.store import hosts, stamps
+from qd.store import controls, masters
 
 REPORT = {"token": "T", "host": "h", "pid": 1, "booted_at": 1.0, "seen_at": 5000.0, "queues": ["a", "b"], "new": [1]}
 
@@ -13,16 +13,16 @@ REPORT = {"token": "T", "host": "h", "pid": 1, "booted_at": 1.0, "seen_at": 5000
     ("raw", "stamp"),
     [
         (None, None), (b"", None), (b"soon", None), (b"nan", None), (b"inf", None), (b"-5", None), (b"\xff", None),
-        (b"1795267168.618500", stamps.Restart(1795267168.6185)),
-        (b"1795267168.618500 rolling", stamps.Restart(1795267168.6185, True)),
-        (b"1795267168", stamps.Restart(1795267168.0)),
-        (b"1795267168.618500_0", stamps.Restart(1795267168.6185, laravel=0)),
-        (b"1795267168.618500_1795267169 rolling", stamps.Restart(1795267168.6185, True, 1795267169)),
+        (b"1795267168.618500", controls.Restart(1795267168.6185)),
+        (b"1795267168.618500 rolling", controls.Restart(1795267168.6185, True)),
+        (b"1795267168", controls.Restart(1795267168.0)),
+        (b"1795267168.618500_0", controls.Restart(1795267168.6185, laravel=0)),
+        (b"1795267168.618500_1795267169 rolling", controls.Restart(1795267168.6185, True, 1795267169)),
         (b"1795267168.618500_ rolling", None), (b"1795267168.618500_x", None), (b"_1795267168", None),
     ],
 )  # fmt: skip
 def test_what_is_no_stamp_is_no_restart(raw, stamp):
-    assert stamps.read_restart(raw) == stamp
+    assert controls.read_restart(raw) == stamp
 
 
 @pytest.mark.parametrize("raw", [b"1795267168.618500_0", b"1795267168.618500_1795267169 rolling"])
@@ -35,17 +35,17 @@ def test_the_release_before_reads_a_stamp_that_names_laravels_value_as_a_number(
     "raw", [b"1", b"{", b"[]", b"", b"\xff", b"[" * 100_000, b'{"by": 7, "at": "x", "until": true}']
 )
 def test_a_note_that_cannot_be_read_still_holds(raw):
-    assert stamps.read_pause(raw) == stamps.Pause()
-    assert stamps.read_down(raw) == stamps.Down()
+    assert controls.read_pause(raw) == controls.Pause()
+    assert controls.read_down(raw) == controls.Down()
 
 
 def test_a_pause_reads_as_it_was_written():
     raw = b'{"by": "ana@app-1", "reason": "upgrade", "at": 10.5, "until": 20}'
-    assert stamps.read_pause(raw) == stamps.Pause("ana@app-1", "upgrade", 10.5, 20.0)
+    assert controls.read_pause(raw) == controls.Pause("ana@app-1", "upgrade", 10.5, 20.0)
 
 
 def test_a_report_of_a_newer_version_is_read():
-    master = hosts.read_master(json.dumps(REPORT).encode())
+    master = masters.read_master(json.dumps(REPORT).encode())
     assert master is not None
     assert (master.place, master.queues, master.workers) == (("h", ""), ["a", "b"], [])
     assert (master.silent(5009), master.silent(5011)) == (False, True)
@@ -53,17 +53,17 @@ def test_a_report_of_a_newer_version_is_read():
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"token": 1}'])
 def test_what_is_no_report_is_none(raw):
-    assert hosts.read_master(raw) is None
+    assert masters.read_master(raw) is None
 
 
 def test_old_and_unreadable_reports_are_forgotten():
     fields = {"T": json.dumps(REPORT).encode(), "x": b"{"}
-    assert hosts.forgotten(fields, 5000.0 + hosts.FORGOTTEN - 1) == ["x"]
-    assert hosts.forgotten(fields, 5000.0 + hosts.FORGOTTEN + 1) == ["T", "x"]
+    assert masters.forgotten(fields, 5000.0 + masters.FORGOTTEN - 1) == ["x"]
+    assert masters.forgotten(fields, 5000.0 + masters.FORGOTTEN + 1) == ["T", "x"]
 
 
 def test_queues_of_masters_each_once():
-    one = hosts.Master("T", "h", 1, 1.0, 1.0, connection="redis", queues=["a", "b"])
-    two = hosts.Master("U", "h", 2, 1.0, 1.0, connection="redis", queues=["b", "c"])
-    other = hosts.Master("V", "h", 3, 1.0, 1.0, connection="sqs", queues=["a"])
-    assert hosts.queues_of([one, two, other]) == {"redis": ["a", "b", "c"], "sqs": ["a"]}
+    one = masters.MasterReport("T", "h", 1, 1.0, 1.0, connection="redis", queues=["a", "b"])
+    two = masters.MasterReport("U", "h", 2, 1.0, 1.0, connection="redis", queues=["b", "c"])
+    other = masters.MasterReport("V", "h", 3, 1.0, 1.0, connection="sqs", queues=["a"])
+    assert masters.queues_of([one, two, other]) == {"redis": ["a", "b", "c"], "sqs": ["a"]}

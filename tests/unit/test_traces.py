@@ -55,7 +55,7 @@ def test_frames_of_qd_before_between_and_behind_are_left_out(app: FakeQd):
     assert "in sends\n" in shown(error)
     assert "in through\n" in shown(error)
     whole = trimmed(error, whole=True) or ""
-    assert "/qd/bus/send.py" in whole
+    assert "/qd/dispatch/dispatcher.py" in whole
     assert whole.endswith(shown(error).splitlines()[-1] + "\n")
 
 

@@ -1,4 +1,4 @@
-"""qd.unit: what changes in a payload while a job is held, and that no other byte does."""
+"""qd.payload.reservation: what changes in a payload while a job is held, and that no other byte does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qd.payload import make, read
-from qd.unit import answered, original, saving, split_mark, unanswered
+from qd.payload.build import make
+from qd.payload.format import read
+from qd.payload.reservation import answered, original, saving, split_mark, unanswered
 from tests.support.hostile import VALID
 
 MARK = "Ab3Ab3Ab3A.3.17.2"

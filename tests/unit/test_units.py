@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qd import units
+from qd.options import kinds
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from qd import units
     ],
 )
 def test_a_span_is_read_in_seconds(written, seconds):
-    assert units.span(written) == pytest.approx(seconds)
+    assert kinds.span(written) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_span_is_read_in_seconds(written, seconds):
 )
 def test_what_is_no_span_is_refused_with_its_value(wrong):
     with pytest.raises(ValueError, match="length of time") as refused:
-        units.span(wrong)
+        kinds.span(wrong)
     assert "\n" not in str(refused.value)
 
 
@@ -71,30 +71,30 @@ def test_what_is_no_span_is_refused_with_its_value(wrong):
     ],
 )
 def test_a_size_is_read_in_bytes(written, count):
-    assert units.size(written) == count
+    assert kinds.size(written) == count
 
 
 @pytest.mark.parametrize("wrong", ["", "M", "-1", "128X", -1, True, None, 1.5])
 def test_what_is_no_size_is_refused(wrong):
     with pytest.raises(ValueError, match="is not a size"):
-        units.size(wrong)
+        kinds.size(wrong)
 
 
 @given(st.integers(0, 10**9))
 def test_what_is_shown_is_read_back(number):
-    assert units.span(units.span_text(number)) == number
-    assert units.size(units.size_text(number)) == number
+    assert kinds.span(kinds.span_text(number)) == number
+    assert kinds.size(kinds.size_text(number)) == number
     milliseconds = number / 1000
-    assert units.span(units.span_text(milliseconds)) == pytest.approx(milliseconds, rel=1e-5)
+    assert kinds.span(kinds.span_text(milliseconds)) == pytest.approx(milliseconds, rel=1e-5)
 
 
 def test_spans_and_sizes_are_shown_as_a_person_writes_them():
-    assert [units.span_text(s) for s in (0, 0.1, 1.5, 25, 60, 90, 5400, 86400)] == [
+    assert [kinds.span_text(s) for s in (0, 0.1, 1.5, 25, 60, 90, 5400, 86400)] == [
         "0", "100ms", "1.5s", "25s", "60s", "90s", "90m", "1d",
     ]  # fmt: skip
-    assert [units.size_text(n) for n in (0, 1000, 1 << 27, 3 << 30)] == ["0", "1000", "128M", "3G"]
+    assert [kinds.size_text(n) for n in (0, 1000, 1 << 27, 3 << 30)] == ["0", "1000", "128M", "3G"]
 
 
 def test_a_near_miss_is_named_and_a_far_one_is_not():
-    assert units.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
-    assert units.did_you_mean("zzz", ["tries", "timeout"]) == ""
+    assert kinds.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
+    assert kinds.did_you_mean("zzz", ["tries", "timeout"]) == ""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from qd.config.file import Variables, parsed
 from qd.errors import ConfigError
-from qd.variables import Variables, parsed
 
 
 def test_what_a_line_may_be() -> None:

@@ -1,4 +1,4 @@
-"""qd.process.vitals about this process, a child of it, and made-up cgroup trees."""
+"""qd.process.proc about this process, a child of it, and made-up cgroup trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qd.process import vitals
+from qd.process import proc
 from tests.support.clock import eventually
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -35,7 +35,7 @@ def test_a_container_is_known_by_its_marks(tmp_path: Path, file: str, variables:
     (tmp_path / "run").mkdir()
     if file:
         (tmp_path / file).touch()
-    assert vitals.in_container(tmp_path, variables) is inside
+    assert proc.in_container(tmp_path, variables) is inside
 
 
 @pytest.fixture
@@ -47,48 +47,48 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_boot_and_namespace_have_stable_names() -> None:
-    assert vitals.boot_id()
-    assert vitals.boot_id() == vitals.boot_id()
-    assert vitals.pid_namespace().startswith("pid:")
+    assert proc.boot_id()
+    assert proc.boot_id() == proc.boot_id()
+    assert proc.pid_namespace().startswith("pid:")
 
 
 def test_start_time_tells_processes_apart(child: subprocess.Popen[bytes]) -> None:
-    mine, childs = vitals.start_time(os.getpid()), vitals.start_time(child.pid)
+    mine, childs = proc.start_time(os.getpid()), proc.start_time(child.pid)
     assert mine is not None
     assert childs is not None
     assert mine <= childs
-    assert vitals.start_time(child.pid) == childs
+    assert proc.start_time(child.pid) == childs
 
 
 @linux_only
 def test_start_time_survives_a_hostile_program_name() -> None:
     script = "import ctypes,time; ctypes.CDLL(None).prctl(15, b'x) R 1 2 (y', 0, 0, 0); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        before = vitals.start_time(process.pid)
+        before = proc.start_time(process.pid)
         assert process.stdout is not None
         process.stdout.readline()
         assert "x) R" in Path(f"/proc/{process.pid}/stat").read_text()
-        assert vitals.start_time(process.pid) == before
+        assert proc.start_time(process.pid) == before
 
 
 def test_alive_needs_the_same_start() -> None:
-    start = vitals.start_time(os.getpid())
+    start = proc.start_time(os.getpid())
     assert start is not None
-    assert vitals.alive(os.getpid(), start) is True
-    assert vitals.alive(os.getpid(), start - 1) is False
-    assert vitals.alive(os.getpid(), None) is None
+    assert proc.alive(os.getpid(), start) is True
+    assert proc.alive(os.getpid(), start - 1) is False
+    assert proc.alive(os.getpid(), None) is None
 
 
 def test_a_reaped_process_is_dead(child: subprocess.Popen[bytes]) -> None:
-    start = vitals.start_time(child.pid)
-    assert vitals.alive(child.pid, start) is True
+    start = proc.start_time(child.pid)
+    assert proc.alive(child.pid, start) is True
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert vitals.alive(child.pid, start) is False, "a zombie was taken for alive"
+    assert proc.alive(child.pid, start) is False, "a zombie was taken for alive"
     child.wait()
-    assert vitals.alive(child.pid, start) is False
-    assert vitals.alive(child.pid, None) is False
-    assert vitals.start_time(child.pid) is None
+    assert proc.alive(child.pid, start) is False
+    assert proc.alive(child.pid, None) is False
+    assert proc.start_time(child.pid) is None
 
 
 def test_a_process_that_may_not_be_asked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,29 +96,29 @@ def test_a_process_that_may_not_be_asked_is_unknown(monkeypatch: pytest.MonkeyPa
         raise PermissionError(pid, sig)
 
     monkeypatch.setattr(os, "kill", refuse)
-    monkeypatch.setattr(vitals, "start_time", lambda pid: None)
-    assert vitals.alive(4711, 1) is None
+    monkeypatch.setattr(proc, "start_time", lambda pid: None)
+    assert proc.alive(4711, 1) is None
 
 
 def test_a_process_hidden_in_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals, "start_time", lambda pid: None)
-    assert vitals.alive(os.getpid(), 1) is None
+    monkeypatch.setattr(proc, "start_time", lambda pid: None)
+    assert proc.alive(os.getpid(), 1) is None
 
 
 @pytest.mark.parametrize("pid", [0, -1, -4711])
 def test_a_pid_that_means_a_group_is_never_asked(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("kill(pid <= 0) would reach a group"))
-    assert vitals.alive(pid, 1) is None
+    assert proc.alive(pid, 1) is None
 
 
 def test_a_pid_beyond_all_limits_is_unknown() -> None:
-    assert vitals.alive(2**70, 1) in (None, False)
+    assert proc.alive(2**70, 1) in (None, False)
 
 
 def test_own_memory_grows_with_what_is_allocated() -> None:
-    before = vitals.own_anon_bytes()
+    before = proc.own_anon_bytes()
     block = bytearray(os.urandom(1)) * 64_000_000  # over 32 MB malloc asks the kernel, whatever is free on its heap
-    grown = vitals.own_anon_bytes() - before
+    grown = proc.own_anon_bytes() - before
     assert before > 1_000_000
     assert grown > 60_000_000
     assert len(block) == 64_000_000
@@ -126,48 +126,48 @@ def test_own_memory_grows_with_what_is_allocated() -> None:
 
 @linux_only
 def test_own_memory_is_the_childs_own_after_a_fork() -> None:
-    vitals.own_anon_bytes()
+    proc.own_anon_bytes()
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         block = bytearray(b"x") * 64_000_000  # more than malloc ever takes from what a test before has given back
-        os.write(write, str(vitals.own_anon_bytes() if block else 0).encode())
+        os.write(write, str(proc.own_anon_bytes() if block else 0).encode())
         os._exit(0)
     os.close(write)
     childs = int(os.read(read, 100))
     os.waitpid(pid, 0)
     os.close(read)
-    assert childs - vitals.own_anon_bytes() > 20_000_000
+    assert childs - proc.own_anon_bytes() > 20_000_000
 
 
 @linux_only
 def test_own_memory_survives_a_job_that_closes_every_file() -> None:
-    assert vitals.own_anon_bytes() > 0
-    os.close(vitals._statm[1])
-    assert vitals.own_anon_bytes() > 0
-    assert vitals.own_anon_bytes() > 0
+    assert proc.own_anon_bytes() > 0
+    os.close(proc._statm[1])
+    assert proc.own_anon_bytes() > 0
+    assert proc.own_anon_bytes() > 0
 
 
 @linux_only
 def test_own_memory_survives_a_file_put_in_its_place(tmp_path: Path) -> None:
-    assert vitals.own_anon_bytes() > 0
+    assert proc.own_anon_bytes() > 0
     (tmp_path / "other").write_text("not a statm")
     with open(tmp_path / "other") as other:
-        os.dup2(other.fileno(), vitals._statm[1])
-    fd = vitals._statm[1]
-    assert vitals.own_anon_bytes() > 0
+        os.dup2(other.fileno(), proc._statm[1])
+    fd = proc._statm[1]
+    assert proc.own_anon_bytes() > 0
     os.close(fd)
 
 
 def test_memory_of_others(child: subprocess.Popen[bytes]) -> None:
-    eventually(lambda: (vitals.rss_of(child.pid) or 0) > 1_000_000)
+    eventually(lambda: (proc.rss_of(child.pid) or 0) > 1_000_000)
     child.kill()
     child.wait()
-    assert vitals.rss_of(child.pid) is None
+    assert proc.rss_of(child.pid) is None
 
 
 def test_at_least_one_cpu_is_granted() -> None:
-    assert 1 <= vitals.cpus_granted() <= (os.cpu_count() or 1)
+    assert 1 <= proc.cpus_granted() <= (os.cpu_count() or 1)
 
 
 @linux_only
@@ -175,7 +175,7 @@ def test_affinity_limits_the_cpus() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert vitals.cpus_granted() == 1
+        assert proc.cpus_granted() == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -189,31 +189,31 @@ def _group(folder: Path, **files: str) -> None:
 def test_the_smallest_quota_on_the_way_up_counts_v2(tmp_path: Path) -> None:
     _group(tmp_path / "a" / "b", cpu__max="max 100000")
     _group(tmp_path / "a", cpu__max="150000 100000")
-    assert vitals._cpu_quota("0::/a/b", tmp_path) == 1.5
+    assert proc._cpu_quota("0::/a/b", tmp_path) == 1.5
     _group(tmp_path / "a" / "b", cpu__max="50000 100000")
-    assert vitals._cpu_quota("0::/a/b", tmp_path) == 0.5
+    assert proc._cpu_quota("0::/a/b", tmp_path) == 0.5
 
 
 def test_a_quota_is_found_under_v1(tmp_path: Path) -> None:
     _group(tmp_path / "cpu,cpuacct" / "x", cpu__cfs_quota_us="250000", cpu__cfs_period_us="100000")
     membership = "4:memory:/x\n3:cpu,cpuacct:/x\n1:name=systemd:/x"
-    assert vitals._cpu_quota(membership, tmp_path) == 2.5
+    assert proc._cpu_quota(membership, tmp_path) == 2.5
 
 
 def test_no_quota_under_v1_is_minus_one(tmp_path: Path) -> None:
     _group(tmp_path / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-    assert vitals._cpu_quota("3:cpu:/", tmp_path) is None
+    assert proc._cpu_quota("3:cpu:/", tmp_path) is None
 
 
 def test_a_container_that_sees_the_hosts_path_asks_the_root(tmp_path: Path) -> None:
     _group(tmp_path, cpu__max="200000 100000")
-    assert vitals._cpu_quota("0::/system.slice/docker-12ab.scope", tmp_path) == 2.0
-    assert vitals._cpu_quota("0::/../../other", tmp_path) == 2.0
+    assert proc._cpu_quota("0::/system.slice/docker-12ab.scope", tmp_path) == 2.0
+    assert proc._cpu_quota("0::/../../other", tmp_path) == 2.0
 
 
 @pytest.mark.parametrize("membership", ["", "garbage", "0::", "1:cpu:/nowhere"])
 def test_what_cannot_be_read_is_no_quota(membership: str, tmp_path: Path) -> None:
-    assert vitals._cpu_quota(membership, tmp_path) is None
+    assert proc._cpu_quota(membership, tmp_path) is None
 
 
 def test_a_thread_is_named() -> None:
@@ -221,11 +221,11 @@ def test_a_thread_is_named() -> None:
     thread = threading.Thread(target=leave.wait, name="metrics-flusher")
     thread.start()
     try:
-        assert "metrics-flusher" in vitals.thread_names()
+        assert "metrics-flusher" in proc.thread_names()
     finally:
         leave.set()
         thread.join()
-    assert "metrics-flusher" not in vitals.thread_names()
+    assert "metrics-flusher" not in proc.thread_names()
 
 
 def test_a_connected_stream_is_described_and_left_as_it_was() -> None:
@@ -234,7 +234,7 @@ def test_a_connected_stream_is_described_and_left_as_it_was() -> None:
         with socket.create_connection(("127.0.0.1", port)) as client:
             socket.setdefaulttimeout(3)
             try:
-                found = [line for line in vitals.connected_sockets() if line.startswith(f"fd {client.fileno()}:")]
+                found = [line for line in proc.connected_sockets() if line.startswith(f"fd {client.fileno()}:")]
             finally:
                 socket.setdefaulttimeout(None)
             assert found == [f"fd {client.fileno()}: 127.0.0.1:{client.getsockname()[1]} -> 127.0.0.1:{port}"]
@@ -246,7 +246,7 @@ def test_a_unix_stream_is_described_by_its_peer(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "s"))
         server.listen()
         client.connect(str(tmp_path / "s"))
-        assert f"fd {client.fileno()}: unix {tmp_path / 's'}" in vitals.connected_sockets()
+        assert f"fd {client.fileno()}: unix {tmp_path / 's'}" in proc.connected_sockets()
 
 
 def test_sockets_a_fork_may_share_are_left_out() -> None:
@@ -254,11 +254,11 @@ def test_sockets_a_fork_may_share_are_left_out() -> None:
     with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd, socket.socket() as lonely:
         statsd.connect(("127.0.0.1", 9))
         ours = tuple(f"fd {each.fileno()}:" for each in (left, right, statsd, lonely))
-        assert not [line for line in vitals.connected_sockets() if line.startswith(ours)]
+        assert not [line for line in proc.connected_sockets() if line.startswith(ours)]
 
 
 def test_a_copy_of_a_journals_socket_on_stderr_is_left_out(tmp_path: Path) -> None:
-    script = "import os; from qd.process import vitals; os.dup(2); print(vitals.connected_sockets())"
+    script = "import os; from qd.process import proc as vitals; os.dup(2); print(vitals.connected_sockets())"
     with socket.socket(socket.AF_UNIX) as journal, socket.socket(socket.AF_UNIX) as stderr:
         journal.bind(str(tmp_path / "j"))
         journal.listen()
@@ -276,7 +276,7 @@ def test_a_child_with_pdeathsig_dies_with_its_parent() -> None:
     if parent == 0:
         ready, told = os.pipe()
         if os.fork() == 0:
-            assert vitals.set_pdeathsig(signal.SIGKILL)
+            assert proc.set_pdeathsig(signal.SIGKILL)
             os.write(told, b"x")
             time.sleep(60)  # holds the pipe's end open until it is killed
             os._exit(0)
@@ -292,7 +292,7 @@ def test_a_child_with_pdeathsig_dies_with_its_parent() -> None:
 def test_a_subreaper_becomes_the_parent_of_orphans() -> None:
     script = """
 import os, sys
-from qd.process import vitals
+from qd.process import proc as vitals
 assert vitals.set_subreaper()
 if (child := os.fork()) == 0:
     if (grandchild := os.fork()) == 0:
@@ -310,7 +310,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @linux_only
 def test_oom_score_can_be_raised_for_a_child() -> None:
     script = """
-from qd.process import vitals
+from qd.process import proc as vitals
 assert vitals.oom_score_adj(500)
 print(open("/proc/self/oom_score_adj").read())
 """
@@ -322,7 +322,7 @@ print(open("/proc/self/oom_score_adj").read())
 @pytest.mark.parametrize(("given", "own"), [(0, 500), (300, 800), (900, 1000)])
 def test_a_child_dies_before_a_parent_of_any_score(given: int, own: int) -> None:
     script = f"""
-from qd.process import vitals
+from qd.process import proc as vitals
 assert vitals.oom_score_adj({given}) and vitals.die_before_parent(500)
 print(open("/proc/self/oom_score_adj").read())
 """
@@ -331,15 +331,15 @@ print(open("/proc/self/oom_score_adj").read())
 
 
 def test_a_score_out_of_range_is_refused() -> None:
-    assert vitals.oom_score_adj(100_000) is False
+    assert proc.oom_score_adj(100_000) is False
 
 
 def test_without_proc_psutil_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals, "LINUX", False)
-    start = vitals.start_time(os.getpid())
+    monkeypatch.setattr(proc, "LINUX", False)
+    start = proc.start_time(os.getpid())
     assert start == round(psutil.Process().create_time() * 1_000_000)
-    assert vitals.alive(os.getpid(), start) is True
-    assert (vitals.rss_of(os.getpid()) or 0) > 1_000_000
+    assert proc.alive(os.getpid(), start) is True
+    assert (proc.rss_of(os.getpid()) or 0) > 1_000_000
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert (vitals.start_time(gone.pid), vitals.rss_of(gone.pid), vitals.alive(gone.pid, start)) == (None, None, False)
+    assert (proc.start_time(gone.pid), proc.rss_of(gone.pid), proc.alive(gone.pid, start)) == (None, None, False)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from qd.connectors.beanstalkd.target import Target
-from qd.connectors.database.servers import server_of
+from qd.drivers.database.dialects import server_of
+from qd.drivers.urls import BeanstalkdUrl
 from qd.errors import ConfigError
-from qd.store.laravel_failed import FailedJobs
+from qd.store.failed_jobs_table import FailedJobs
 
 WRONG: list[tuple[Callable[[str], object], str, str]] = [
     (server_of, "postgresql://h:port/x", "not the url of a database"),
@@ -18,8 +18,8 @@ WRONG: list[tuple[Callable[[str], object], str, str]] = [
     (server_of, "sqlite://", "name a file"),
     (server_of, "sqlite:///:memory:", "name a file"),
     (FailedJobs, "postgresql://shop@h:s3cret/x", "no number as port"),
-    (Target, "beanstalkd://[::1", "needs a host and a number as port"),
-    (Target, "beanstalkd://h:port", "needs a host and a number as port"),
+    (BeanstalkdUrl, "beanstalkd://[::1", "needs a host and a number as port"),
+    (BeanstalkdUrl, "beanstalkd://h:port", "needs a host and a number as port"),
 ]
 
 

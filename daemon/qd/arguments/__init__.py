@@ -1,16 +1,17 @@
-"""Signature <-> `data`: what a job is called with, bound, encoded, and converted back to the declared types.
+"""Arguments of jobs to JSON and back.
 
-jobs/declare.py makes a Signature for each job, jobs/calls.py encodes with it, the worker decodes with it. Pure.
+arrival       Compares what was dispatched with what a worker will get.
+injection     Provided parameters (app.provide) and models sent by key (app.carry).
+parameters    Parameters of functions, dataclasses, structs and attrs classes.
+signature     Signature: binds, encodes and decodes the arguments of one job; patterns filled from them.
+values        Untyped values as JSON; repair of what Lua's cjson changed.
 """
 
-from qd.arguments.canonical import text_of
-from qd.arguments.carriers import Key, Provided, Serialized, Serializer
-from qd.arguments.fields import object_fields
-from qd.arguments.known import Known
-from qd.arguments.parameters import ABSENT, Parameter, parameters_of
-from qd.arguments.pattern import Pattern
-from qd.arguments.providers import PROVIDED, provided
-from qd.arguments.signature import Signature, signature_of, signature_of_fields
+from __future__ import annotations
+
+from qd.arguments.injection import PROVIDED, Key, Known, Provided, Serialized, Serializer, provided
+from qd.arguments.parameters import ABSENT, Parameter, object_fields, parameters_of
+from qd.arguments.signature import Pattern, Signature, signature_of, signature_of_fields, text_of
 from qd.arguments.values import decode_value, encode_value
 
 __all__ = [

@@ -11,17 +11,15 @@ Safe("a"), Status.PAID         "a", "paid"                       subclasses of s
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from qd.arguments.carriers import Serialized
-from qd.arguments.foreign import attributes_of, is_model, is_parametrized
+from qd.arguments.injection import Serialized
+from qd.arguments.values import EXTRA, attributes_of, field_names, is_model, is_parametrized
 
 PLAIN = frozenset((str, int, float, bool, type(None)))
 _NUMBERS = (int, float)
@@ -30,9 +28,7 @@ _SERIES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _BYTES = (bytes, bytearray, memoryview)
 _OTHERS = (date, timedelta, UUID)
-_FIELD = dataclasses._FIELD  # type: ignore[attr-defined]
 _ABSENT = object()
-EXTRA = "__pydantic_extra__"  # what a model keeps of fields that it does not declare
 
 Step = tuple[Any, str]  # the step before, and this one; None before the first
 Todo = list[tuple[Any, Any, Any]]  # given, arrived, Step
@@ -107,19 +103,6 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
         _same(given, arrived, isinstance(arrived, _BYTES))
     else:
         _same(given, arrived, type(arrived) is kind or (isinstance(given, _OTHERS) and isinstance(arrived, _OTHERS)))
-
-
-def field_names(kind: Any) -> Sequence[str] | None:
-    """The fields of a class whose objects have fields: Struct, dataclass, attrs, pydantic, NamedTuple. None: others."""
-    if (found := getattr(kind, "__struct_fields__", None)) is not None:
-        return found  # type: ignore[no-any-return]
-    if (found := getattr(kind, "__dataclass_fields__", None)) is not None:
-        return [name for name, field in found.items() if field._field_type is _FIELD]
-    if (found := getattr(kind, "__attrs_attrs__", None)) is not None:
-        return [field.name for field in found]
-    if is_model(kind):
-        return [*kind.model_fields, EXTRA]
-    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
 
 
 def _dict(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) -> None:

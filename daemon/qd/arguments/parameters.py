@@ -1,14 +1,20 @@
 """The parameters of a function: names, what is needed, and their types once they are asked for. signature.py makes a
 Signature of them.
+
+The fields of a class whose objects travel: class jobs (dataclasses), commands and events (dataclasses, msgspec's structs,
+attrs classes). parameters.py has the shape, signature.py makes a Signature of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
+
+import msgspec
 
 from qd.errors import DeclarationError
 
@@ -78,3 +84,82 @@ def type_of(parameter: Parameter) -> Any:
     if typing.get_origin(hint) is typing.Unpack or hint is object:  # **kwargs of a TypedDict: the checker's business
         return Any
     return Optional[hint] if parameter.default is None else hint  # noqa: UP045 - `hint | None` is not for all of them
+
+
+def fields_of(cls: type) -> list[Parameter]:
+    """What a dataclass is made of. Raises DeclarationError for an InitVar."""
+    made = []
+    for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        if field._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]
+            raise DeclarationError(
+                f"'{name}' of {cls.__qualname__} is an InitVar: its value is not kept, so it cannot be sent; make it a field"
+            )
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        default = ABSENT if field.default is dataclasses.MISSING else field.default
+        if field.init:
+            scope = _scope(cls, field.name)
+            factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
+            made.append(Parameter(field.name, required, not field.kw_only, field.type, scope, default, factory))
+    return made
+
+
+def object_fields(cls: type) -> dict[str, Parameter]:
+    """What an object of this class is made of again: its attributes, and the arguments that they are. Raises
+    DeclarationError: it has no fields that could be known."""
+    if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
+        return {field.name: field for field in _of_struct(cls)}
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        return {field.name: field for field in fields_of(cls)}
+    if hasattr(cls, "__attrs_attrs__"):
+        return _of_attrs(cls)
+    raise DeclarationError(
+        f"{getattr(cls, '__qualname__', None) or repr(cls)} cannot travel: make it a dataclass, a msgspec.Struct or an "
+        "attrs class, whose fields are the arguments"
+    )
+
+
+def _of_struct(cls: Any) -> list[Parameter]:
+    names, defaults = cls.__struct_fields__, cls.__struct_defaults__
+    padded = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + tuple(defaults)
+    made = []
+    for name, default in zip(names, padded, strict=True):
+        required, factory = default is msgspec.NODEFAULT, None
+        if type(default).__name__ == "Factory":
+            factory = default.factory
+        if required or factory is not None:
+            default = ABSENT
+        made.append(Parameter(name, required, False, _annotation(cls, name), _scope(cls, name), default, factory))
+    return made
+
+
+def _of_attrs(cls: Any) -> dict[str, Parameter]:
+    made = {}
+    for field in cls.__attrs_attrs__:
+        required = type(field.default).__name__ in ("_Nothing", "NothingType")
+        default = ABSENT if required or hasattr(field.default, "factory") else field.default
+        if field.init:
+            scope, factory = _scope(cls, field.name), getattr(field.default, "factory", None)
+            if getattr(field.default, "takes_self", False):
+                factory = None  # it needs the object
+            made[field.name] = Parameter(field.alias, required, False, field.type, scope, default, factory)
+    return made
+
+
+def _annotation(cls: type, name: str) -> Any:
+    return next((found[name] for base in cls.__mro__ if name in (found := _annotations(base))), Any)
+
+
+def _scope(cls: type, name: str) -> dict[str, Any]:
+    """The names of the module whose class declares the field: it may be inherited from elsewhere."""
+    owner = next((base for base in cls.__mro__ if name in _annotations(base)), cls)
+    return vars(sys.modules[owner.__module__])
+
+
+def _annotations(base: type) -> Mapping[str, Any]:
+    """Its own, not those it inherits."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(base, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(base)

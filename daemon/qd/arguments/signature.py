@@ -1,28 +1,142 @@
-"""What a job can be called with: names, which of them are needed, and their types. See Signature."""
+"""The one form that equal values share, for the keys of locks and limits. pattern.py makes texts of it.
+
+A value with a single form in JSON keeps it. These have several, and are written like this:
+
+    set         sorted
+    dict        sorted by its keys
+    datetime    in UTC
+    Decimal     without zeros at the end of its fraction
+    float       0.0 for -0.0
+
+What a job can be called with: names, which of them are needed, and their types. See Signature.
+
+A text with arguments in it, "order:{order_id}": checked where the job is declared, filled where it is sent.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from string import Formatter
 from typing import Any
 
 import msgspec
 
 from qd.arguments.arrival import compare
-from qd.arguments.carriers import bare
-from qd.arguments.fields import fields_of
-from qd.arguments.foreign import known_to_msgspec, made, may_be_carried
-from qd.arguments.known import Extras, Known
-from qd.arguments.parameters import ABSENT, Parameter, parameters_of, title_of, type_of
-from qd.arguments.providers import PROVIDED
-from qd.arguments.untyped import Look, look_of
-from qd.arguments.values import FAILURES, NO_DATA, decode_value, encode, look, why
+from qd.arguments.injection import PROVIDED, Extras, Known, bare
+from qd.arguments.parameters import ABSENT, Parameter, fields_of, parameters_of, title_of, type_of
+from qd.arguments.values import (
+    FAILURES,
+    NO_DATA,
+    Look,
+    decode_value,
+    encode,
+    encode_value,
+    is_model,
+    known_to_msgspec,
+    look,
+    look_of,
+    made,
+    may_be_carried,
+    why,
+)
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
-from qd.units import did_you_mean
+from qd.options.kinds import did_you_mean
+
+_EXACT = (str, int, bool, type(None))
+_LONGEST = 100  # digits before or behind the point of a Decimal that is written without an exponent
+
+
+def canonical(value: Any) -> Any:
+    """`value`, an argument as its declared type, as what JSON holds."""
+    if type(value) in _EXACT:
+        return value
+    if type(value) is float:
+        return value + 0.0
+    if isinstance(value, list | tuple | deque):
+        return [canonical(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted([canonical(part) for part in value], key=_place)
+    if isinstance(value, Mapping):
+        parts = {plain_text(canonical(key)): canonical(part) for key, part in value.items()}
+        return dict(sorted(parts.items()))
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        value = value.astimezone(UTC)
+    elif isinstance(value, Decimal):
+        return _decimal(value)
+    elif isinstance(value, msgspec.Struct):
+        return _struct(value)
+    kind: Any = type(value)
+    if is_model(kind):
+        return canonical(value.root) if kind.__pydantic_root_model__ else _model(value)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
+    if names := [field.name for field in fields]:  # msgspec would write only what was in the JSON, and in its order
+        return {name: canonical(getattr(value, name)) for name in names if hasattr(value, name)}
+    return decode_value(encode(value))
+
+
+def plain_text(plain: Any) -> str:
+    """What JSON holds, in a text: a text as it is, all else as its JSON."""
+    if isinstance(plain, str):
+        return plain
+    return str(plain) if type(plain) is int else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def text_of(value: Any) -> str:
+    """What a callable gave as a key. str(), but equal sets and moments have one text, which is that of their JSON."""
+    if isinstance(value, str | int | float | list | tuple | dict) and not isinstance(value, Enum):
+        return str(value)
+    try:
+        return str(canonical(value))
+    except FAILURES:  # JSON has nothing for it
+        return str(value)
+
+
+def _place(plain: Any) -> tuple[bool, Any]:
+    """Numbers by their size, before all else by its JSON."""
+    return (False, plain) if isinstance(plain, int | float) else (True, plain_text(plain))
+
+
+def _struct(value: msgspec.Struct) -> Any:
+    """With the names, the tag and the order that it travels with."""
+    plain = decode_value(encode(value))
+    names = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
+    if isinstance(plain, list):  # array_like; a tag may stand before the fields
+        fields = [canonical(getattr(value, name)) for name in names.values()]
+        return [*plain[: len(plain) - len(fields)], *fields]
+    return {name: canonical(getattr(value, names[name])) if name in names else part for name, part in plain.items()}
+
+
+def _model(value: Any) -> dict[str, Any]:
+    """Of pydantic: its fields in their order, then those that it took without declaring them."""
+    parts = {name: canonical(getattr(value, name)) for name in type(value).model_fields}
+    return {**parts, **canonical(value.__pydantic_extra__ or {})}
+
+
+def _decimal(value: Decimal) -> str:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return str(value)  # NaN, infinity
+    places = list(digits)
+    while len(places) > 1 and places[-1] == 0:
+        places.pop()
+        exponent += 1
+    if places == [0]:
+        return "0"
+    short = Decimal((sign, tuple(places), exponent))
+    return format(short, "f") if abs(exponent) + len(places) < _LONGEST else str(short)
+
 
 _UNION = re.compile("^Type unions .* type `(.+)` is not supported", re.DOTALL)
 # A value of exactly this type arrives as it is. Not so for float | None: JSON makes null of NaN.
-_EXACT = (
+_EXACT_TYPES = (
     (str, str),
     (int, int),
     (float, float),
@@ -259,10 +373,10 @@ class Signature:
             raise WrongType(str(error)) from None
         except Exception as error:
             first = error
-        from qd.arguments.mend import mend  # seldom needed
+        from qd.arguments.values import repair_cjson  # seldom needed
 
         try:
-            return msgspec.convert(mend(value, hint), hint, str_keys=True, dec_hook=made)
+            return msgspec.convert(repair_cjson(value, hint), hint, str_keys=True, dec_hook=made)
         except Exception as error:
             # The first error speaks of what was sent; the second of what was left after mending it.
             told = error if "cut off" in str(error) else first
@@ -316,7 +430,7 @@ class Signature:
             rest = [self.rest] if self.rest else []
             hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
             self._untyped = {name: look for name, hint in hints.items() if (look := look_of(hint)) is not None}
-            self._exact = {name: kind for name, hint in hints.items() for form, kind in _EXACT if form == hint}
+            self._exact = {name: kind for name, hint in hints.items() for form, kind in _EXACT_TYPES if form == hint}
             self._hints = hints  # last: another thread may be here, too
         if name not in self._slots and self.rest is not None:
             name = self.rest.name
@@ -376,3 +490,66 @@ def signature_of(function: Callable[..., object], known: Known | None = None) ->
 def signature_of_fields(cls: type, known: Known | None = None) -> Signature:
     """The signature of a class job, which is a dataclass."""
     return Signature(title_of(cls), fields_of(cls), None, known)
+
+
+class Pattern:
+    """option: where it was said, for messages. Raises DeclarationError for a name that is no parameter."""
+
+    __slots__ = ("_known", "_pieces", "_signature", "names")
+
+    def __init__(self, option: str, text: str, signature: Signature) -> None:
+        self._pieces = pieces_of(option, text, signature.title)
+        self.names = tuple([name for _, name in self._pieces if name is not None])
+        known = {parameter.name: parameter for parameter in signature.parameters}
+        for name in self.names:
+            if name not in known and signature.rest is None:
+                near = did_you_mean(name, known)
+                raise DeclarationError(f"option {option} of {signature.title}: it has no parameter '{name}'{near}")
+        self._signature = signature
+        self._known = {name: known[name] for name in self.names if name in known}
+
+    def filled(self, data: bytes) -> str:
+        """For people, with the arguments in `data` as they were written: a text as it is, all else as its JSON. A parameter
+        that was not given has its default."""
+        return self._filled(data, lambda name, value: plain_text(value))
+
+    def key(self, data: bytes) -> str:
+        """For keys: equal values give the same text, whoever sent them and however they were written."""
+        return self._filled(data, self._value_text)
+
+    def _filled(self, data: bytes, text: Callable[[str, Any], str]) -> str:
+        found = decode_value(data) if self.names else None
+        given = found if isinstance(found, dict) else {}
+        return "".join(
+            [
+                piece + ("" if name is None else text(name, given[name] if name in given else self._default(name)))
+                for piece, name in self._pieces
+            ]
+        )
+
+    def _default(self, name: str) -> Any:
+        """As it would travel."""
+        default = self._known[name].left_out() if name in self._known else None
+        if default is None or isinstance(default, str):
+            return default
+        return None if default is ABSENT else decode_value(encode_value(default))
+
+    def _value_text(self, name: str, value: Any) -> str:
+        """value: as JSON holds it. One that does not convert, which fails the job elsewhere, is taken as it is."""
+        with suppress(WrongType):
+            value = self._signature.converted(name, value)
+        return plain_text(canonical(value))
+
+
+def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]]:
+    """Each text with the name behind it. Raises DeclarationError: braces that do not fit, more than a name in them."""
+    try:
+        found = [(piece, name, spec, conversion) for piece, name, spec, conversion in Formatter().parse(text)]
+    except ValueError as error:
+        raise DeclarationError(f"option {option} of {title}: {text!r}: {error}") from None
+    for _, name, spec, conversion in found:
+        if name is not None and (spec or conversion or not name.isidentifier()):
+            raise DeclarationError(
+                f"option {option} of {title}: {text!r} has more than a name in braces (written 'order:{{order_id}}')"
+            )
+    return [(piece, name) for piece, name, _, _ in found]

@@ -1,24 +1,360 @@
-"""One value as JSON text and back, for signature.py and for jobs that take their `data` whole.
+"""Types that msgspec does not know and qd carries: the paths of pathlib and the models of pydantic (2 and later).
+
+    Order(id=7, to=Path("a/b"))  ->  {"id": 7, "to": "a/b"}  ->  Order.model_validate_json(...)
+
+msgspec asks json_form and made for what it cannot encode or decode by itself. Nothing here imports pydantic: where no module
+has done so, there is no model.
+
+Undo by the declared type what Lua's cjson does to `data` when a PHP worker retries a job. signature.py calls it for
+what did not convert as it was.
+
+cjson writes [] as {} (and PHP {} as []), and integers from 10^14 on as 1e+14: 14 digits are kept, zeros behind them not
+written. Whether digits were lost cannot be seen; that a number really ends in that many zeros can be more or less likely.
+
+Values where the annotation names no type: Any, object, none at all, a bare list or dict. signature.py looks here.
+
+The worker gets the JSON value there, so only what JSON itself holds may be sent: anything else would arrive as something
+else than it was sent.
+
+One value as JSON text and back, for signature.py and for jobs that take their `data` whole.
 
 What would arrive as something else than it was sent is refused: NaN and infinity, naive datetimes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
+from functools import cache
 from math import isfinite
-from typing import Any
+from pathlib import PurePath
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 from uuid import UUID
 
 import msgspec
+from msgspec import inspect as types
 
-from qd.arguments.arrival import field_names
-from qd.arguments.foreign import json_form
-from qd.arguments.untyped import plain
+from qd.arguments.injection import bare, with_parts
 from qd.errors import ArgumentError, WrongType
+
+_BIG_FLOAT = re.compile(rb"\d{15}\.0|\de[+\d]")  # an integer that cjson may have cut off is written so
+
+
+def is_model(kind: Any) -> bool:
+    """Whether it is a class of pydantic models."""
+    base: Any = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
+    return hasattr(base, "model_validate_json") and isinstance(kind, type) and issubclass(kind, base)
+
+
+def is_parametrized(kind: Any, of: type) -> bool:
+    """Whether it is a model such as Page[int], of the class Page: Page(items=[1]) is meant as one."""
+    return is_model(kind) and kind.__pydantic_generic_metadata__["origin"] is of
+
+
+def json_form(value: Any) -> Any:
+    """What stands for it in JSON; None: it is neither a path nor a model. Raises ValueError."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_model(type(value)):
+        return value.model_dump(mode="json", round_trip=True, warnings=False, by_alias=not _by_name())
+    return None
+
+
+def made(kind: Any, value: Any) -> Any:
+    """A `kind` made of its JSON form; what it was, if `kind` is none of ours. Raises ValueError."""
+    if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(value)
+    if not (discriminated := isinstance(kind, Discriminated)) and not is_model(kind):
+        return value
+    text = msgspec.json.encode(value)
+    if not discriminated and _BIG_FLOAT.search(text):
+        text = msgspec.json.encode(repair_cjson(value, kind))
+    validate = kind.adapter.validate_json if discriminated else kind.model_validate_json
+    names = {"by_name": True, "by_alias": True} if _by_name() else {}
+    try:
+        return validate(text, **names)
+    except sys.modules["pydantic_core"].ValidationError as error:
+        raise ValueError(_said(error)) from None
+
+
+@cache
+def _by_name() -> bool:
+    """Whether this pydantic validates by the names of the fields; before 2.11 it wants their aliases."""
+    return tuple(map(int, sys.modules["pydantic"].VERSION.split(".")[:2])) >= (2, 11)
+
+
+def _said(error: Any) -> str:
+    """The first of its errors in one line, without the value."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    place = ".".join(map(str, found[0]["loc"]))
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{place}: {found[0]['msg']}{more}" if place else f"{found[0]['msg']}{more}"
+
+
+def attributes_of(model: Any) -> dict[str, str] | None:
+    """By each key that a JSON object may have for a model: the attribute. None: any key may have a meaning."""
+    attributes = {}
+    if model.model_config.get("extra") == "allow":
+        return None
+    for name, field in model.model_fields.items():
+        for key in (name, field.alias, field.validation_alias):
+            if key is not None and not isinstance(key, str):
+                return None  # a path, or a choice of them
+            attributes[key or name] = name
+    return attributes
+
+
+def hints_of(model: Any) -> Mapping[str, Any]:
+    """The types of its fields, by every key that they may have."""
+    fields = model.model_fields
+    return {
+        key: fields[name].annotation for key, name in (attributes_of(model) or {name: name for name in fields}).items()
+    }
+
+
+class Discriminated(type):
+    """A union of models with a discriminator, as one class: msgspec knows no unions of foreign types."""
+
+    adapter: Any
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return True  # its adapter has made it
+
+
+def known_to_msgspec(hint: Any) -> Any:
+    """The hint with a class of its own in place of each union of models with a discriminator."""
+    if get_origin(hint) is not Annotated:
+        return with_parts(hint, known_to_msgspec)
+    inner, *said = get_args(hint)
+    kinds = [bare(part) for part in get_args(inner)]
+    if any(map(is_model, kinds)) and any(getattr(each, "discriminator", None) for each in said):
+        title = " | ".join(getattr(kind, "__name__", repr(kind)) for kind in kinds)
+        return Discriminated(title, (), {"adapter": sys.modules["pydantic"].TypeAdapter(hint)})
+    changed = known_to_msgspec(inner)
+    return hint if changed is inner else Annotated[(changed, *said)]
+
+
+def may_be_carried(hint: Any) -> bool:
+    """Whether a class in it may be one that a serializer takes, though no serializer of the app does so yet."""
+    if parts := get_args(hint):
+        return any(map(may_be_carried, parts))
+    if not isinstance(hint, type) or hasattr(hint, "__mapper__"):  # SQLAlchemy's classes may be dataclasses
+        return isinstance(hint, type)
+    if is_model(hint) or issubclass(hint, PurePath):
+        return False
+    from msgspec import inspect as types  # seldom needed
+
+    try:
+        return isinstance(types.type_info(hint), types.CustomType)
+    except Exception:  # a class with fields, of which one has a type that cannot be used
+        return False
+
+
+_SERIES = (
+    types.ListType,
+    types.SetType,
+    types.FrozenSetType,
+    types.VarTupleType,
+    types.TupleType,
+    types.NamedTupleType,
+)
+_OBJECTS = (types.DictType, types.StructType, types.DataclassType, types.TypedDictType)
+_CUT_FROM = 10**14
+_SURE = 10  # digits before the zeros: of an id of 15 or more digits, one in 10,000 is rounded to so few
+
+
+def repair_cjson(value: Any, hint: Any) -> Any:
+    """`value`, freshly decoded from JSON, nearer to the type `hint`. Raises ValidationError for lost digits."""
+    return _mend(value, types.type_info(hint))
+
+
+def _mend(value: Any, kind: types.Type) -> Any:
+    while isinstance(kind, types.Metadata):
+        kind = kind.type
+    if isinstance(kind, types.UnionType):
+        return _of_union(value, kind)
+    if isinstance(value, float):
+        return _integer(value) if isinstance(kind, types.IntType | types.EnumType) and value.is_integer() else value
+    if isinstance(kind, types.CustomType) and is_model(kind.cls):
+        return _model({} if value == [] else value, kind.cls)
+    if _is_series(kind):
+        return _series([] if value == {} else value, kind)
+    if isinstance(kind, _OBJECTS):
+        return _object({} if value == [] else value, kind)
+    return value
+
+
+def _is_series(kind: types.Type) -> bool:
+    return isinstance(kind, _SERIES) or (isinstance(kind, types.StructType) and kind.array_like)
+
+
+def _series(value: Any, kind: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if isinstance(kind, types.TupleType):
+        kinds = list(kind.item_types)
+    elif isinstance(kind, types.NamedTupleType | types.StructType):
+        kinds = [field.type for field in kind.fields]
+    else:
+        kinds = [kind.item_type] * len(value)
+    return [_mend(part, kind) for part, kind in zip(value, kinds, strict=False)] + value[len(kinds) :]
+
+
+def _object(value: Any, kind: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if isinstance(kind, types.DictType):
+        return {key: _mend(part, kind.value_type) for key, part in value.items()}
+    kinds = {field.encode_name: field.type for field in kind.fields}
+    return {key: _mend(part, kinds[key]) if key in kinds else part for key, part in value.items()}
+
+
+def _model(value: Any, model: type) -> Any:
+    """Of pydantic: by the types of those of its fields that msgspec knows."""
+    hints = hints_of(model) if isinstance(value, dict) else {}
+    mended = dict(value) if hints else value
+    for name in hints.keys() & mended:
+        with suppress(TypeError):
+            mended[name] = repair_cjson(mended[name], hints[name])
+    return mended
+
+
+def _of_union(value: Any, union: types.UnionType) -> Any:
+    """By the member that the value can only be meant for; as it is when there are several, or none."""
+    if isinstance(value, float):
+        numbers = [kind for kind in union.types if isinstance(kind, types.IntType | types.FloatType)]
+        return _mend(value, numbers[0]) if len(numbers) == 1 else value
+    series: list[types.Type] = [kind for kind in union.types if _is_series(kind)]
+    objects: list[types.Type] = [kind for kind in union.types if isinstance(kind, _OBJECTS) and not _is_series(kind)]
+    tags = [kind for kind in objects if isinstance(kind, types.StructType) and kind.tag_field is not None]
+    if isinstance(value, dict) and len(tags) > 1:
+        objects = [*(kind for kind in tags if value.get(str(kind.tag_field)) == kind.tag)]
+    first, second = (series, objects) if isinstance(value, list) else (objects, series)
+    for kinds in (first, () if value else second):
+        if len(kinds) == 1 and isinstance(value, list | dict):
+            return _mend(value, kinds[0])
+    return value
+
+
+def _integer(value: float) -> int:
+    number = int(Decimal(repr(value)))  # not int(value): 1e23 is 10^23 here, not the binary number next to it
+    if abs(number) >= _CUT_FROM and len(str(abs(number)).rstrip("0")) > _SURE:
+        raise msgspec.ValidationError(
+            "Expected `int`, got one whose last digits a PHP worker may have cut off (send such numbers as text)"
+        )
+    return number
+
+
+Look = Callable[[Any], None]  # raises ValueError
+
+_UNTYPED_SERIES = (list, tuple, set, frozenset, Sequence)
+_DICTS = (dict, Mapping)
+_SENT_AS_LIST = (list, tuple, set, frozenset, deque)
+_BARE: dict[Any, Any] = {kind: kind[Any] for kind in (list, set, frozenset)} | {
+    dict: dict[Any, Any],
+    tuple: tuple[Any, ...],
+}
+
+
+def look_of(hint: Any) -> Look | None:
+    """What looks at a value of this type; None where the type says everything."""
+    if hint is Any or hint is object:
+        return plain
+    hint = _BARE.get(hint, hint)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return look_of(parts[0])
+    inner = [look_of(part) for part in parts]
+    if not any(inner):
+        return None
+    if origin in (Union, UnionType):
+        return _one_of(parts, inner)
+    if origin in _DICTS:
+        return _dict_of(*inner)
+    if origin is tuple and Ellipsis not in parts:
+        return _tuple_of(inner)
+    return _series_of(inner[0]) if origin in _UNTYPED_SERIES and inner[0] is not None else None
+
+
+def plain(value: Any) -> None:
+    """Raises ValueError: a part of it is nothing that JSON holds."""
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, Enum)):
+        return
+    if isinstance(value, list):
+        for part in value:
+            plain(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _check_key(key)
+            plain(part)
+    else:
+        raise ValueError(f"a {_name(value)} would arrive as something else: {_RULE}")
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise ValueError(f"a dict with the key {key!r:.40} would arrive with texts as keys: {_RULE}")
+
+
+_RULE = "without a declared type JSON's own may be sent (None, bool, int, float, str, list, dict with texts as keys)"
+
+
+def _name(value: object) -> str:
+    return type(value).__qualname__.rpartition("<locals>.")[2]
+
+
+def _series_of(look: Look) -> Look:
+    def each(value: Any) -> None:
+        if not isinstance(value, _SENT_AS_LIST):
+            return plain(value)
+        for part in value:
+            look(part)
+
+    return each
+
+
+def _tuple_of(inner: Sequence[Look | None]) -> Look:
+    def each(value: Any) -> None:
+        if not isinstance(value, _SENT_AS_LIST):
+            return plain(value)
+        for look, part in zip(inner, value, strict=False):
+            if look is not None:
+                look(part)
+
+    return each
+
+
+def _dict_of(key_look: Look | None, look: Look | None) -> Look:
+    def each(value: Any) -> None:
+        if not isinstance(value, dict):
+            return plain(value)
+        for key, part in value.items():
+            if key_look is not None:
+                _check_key(key)
+            if look is not None:
+                look(part)
+
+    return each
+
+
+def _one_of(parts: Sequence[Any], inner: Sequence[Look | None]) -> Look | None:
+    """Which of several types is meant is not guessed: an untyped one among them, or the one beside None, counts."""
+    if plain in inner:
+        return plain
+    named = [look for look, part in zip(inner, parts, strict=True) if part is not type(None)]
+    if len(named) != 1 or (look := named[0]) is None:
+        return None
+    known: Look = look
+    return lambda value: None if value is None else known(value)
+
 
 _OF_MSGSPEC = (
     "Expected ",
@@ -36,7 +372,7 @@ NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each of them is "no 
 FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # what msgspec raises; its own are ValueErrors
 
 _SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
-_SERIES = (list, tuple, set, frozenset, deque)
+_SERIES_TYPES = (list, tuple, set, frozenset, deque)
 
 
 def encode_value(value: object, what: str = "the data of a job", *, as_it_is: bool = False) -> bytes:
@@ -109,7 +445,7 @@ def look(value: Any) -> None:
                     look(step)
                     if type(part) not in _SAFE:
                         look(part)
-            elif isinstance(value, _SERIES):
+            elif isinstance(value, _SERIES_TYPES):
                 for part in value:
                     if type(part) not in _SAFE:
                         look(part)
@@ -117,9 +453,9 @@ def look(value: Any) -> None:
                 for step in field_names(type(value)) or ():
                     look(getattr(value, step, None))
         except Unfit as error:
-            if isinstance(value, _SERIES):
+            if isinstance(value, _SERIES_TYPES):
                 step = next(i for i, each in enumerate(value) if each is part)
-            raise error.inside(f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES)) else f".{step}") from None
+            raise error.inside(f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES_TYPES)) else f".{step}") from None
 
 
 def why(error: Exception) -> str:
@@ -130,3 +466,20 @@ def why(error: Exception) -> str:
         return "a text in it is no Unicode"
     text = str(error).replace("`", "")[:300]
     return text[:1].lower() + text[1:] if text.startswith(_OF_MSGSPEC) else text
+
+
+_FIELD = dataclasses._FIELD  # type: ignore[attr-defined]
+EXTRA = "__pydantic_extra__"  # what a model keeps of fields that it does not declare
+
+
+def field_names(kind: Any) -> Sequence[str] | None:
+    """The fields of a class whose objects have fields: Struct, dataclass, attrs, pydantic, NamedTuple. None: others."""
+    if (found := getattr(kind, "__struct_fields__", None)) is not None:
+        return found  # type: ignore[no-any-return]
+    if (found := getattr(kind, "__dataclass_fields__", None)) is not None:
+        return [name for name, field in found.items() if field._field_type is _FIELD]
+    if (found := getattr(kind, "__attrs_attrs__", None)) is not None:
+        return [field.name for field in found]
+    if is_model(kind):
+        return [*kind.model_fields, EXTRA]
+    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None

@@ -1,5 +1,6 @@
 """What every command shares: --app, --config, -c/--connection and --json, before or after the command's name, and what
-they lead to: settings, a connection, the app."""
+they lead to: settings, a connection, the app.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qd import units
 from qd.cli import output
+from qd.config.file import VARIABLES
 from qd.errors import ConfigError, ConnectionLost, QdError
-from qd.process.exits import Exit
-from qd.variables import VARIABLES
+from qd.options import kinds
+from qd.process.exit_codes import Exit
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.config import Settings
-    from qd.connectors.base import Connector
-    from qd.connectors.reserver import Factory
-    from qd.store.keyspace import KeyspaceStore
+    from qd.config.settings import Settings
+    from qd.drivers.base import Connector, Factory
+    from qd.store.base import KeyspaceStore
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,7 +137,7 @@ def running(found: Settings, name: str) -> None:
     """For commands that only look: raises ConnectionLost for an embedded server that does not run."""
     if not given().only_looks or not (found.connection(name).url or "").startswith("embedded:"):
         return
-    from qd import embedded
+    from qd.drivers import embedded
 
     if embedded.status(found.root) is None:
         raise ConnectionLost(not_running(found.root))
@@ -150,9 +150,9 @@ def not_running(root: Path) -> str:
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
     use."""
-    from qd.connectors.manager import open_memory
+    from qd.drivers.connections import open_memory
     from qd.options.drivers import OPENED_WITHOUT_APP
-    from qd.store.keyspace import KeyspaceStore
+    from qd.store.base import KeyspaceStore
 
     with_providers(found)
     if found.connection(name).driver not in OPENED_WITHOUT_APP:  # the app's own says where it is
@@ -165,9 +165,9 @@ def store(found: Settings, name: str) -> KeyspaceStore:
 
 def store_at(url: str, prefix: str) -> KeyspaceStore:
     """The small facts under `prefix` of the Redis at `url`, until the command ends."""
-    from qd.config import provider_of
-    from qd.connectors.redis.opening import opened
-    from qd.store.keyspace import KeyspaceStore
+    from qd.config.settings import provider_of
+    from qd.drivers.redis.driver import opened
+    from qd.store.base import KeyspaceStore
 
     if provider_of(url):
         with_providers(loaded())
@@ -178,7 +178,7 @@ def store_at(url: str, prefix: str) -> KeyspaceStore:
 
 def queue(found: Settings, name: str) -> Connector:
     """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
-    from qd.connectors.manager import open_queue
+    from qd.drivers.connections import open_queue
 
     running(found, name)
     with_providers(found)
@@ -190,7 +190,7 @@ def queue(found: Settings, name: str) -> Connector:
 def with_providers(found: Settings) -> None:
     """Import the app if a connection has a credential provider, which is part of the app or imported with it. Raises
     ConfigError: no app is named, or it does not import."""
-    from qd.config import provider_of
+    from qd.config.settings import provider_of
 
     if given().has_app:
         return
@@ -339,7 +339,7 @@ class Span(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return units.span(value)
+            return kinds.span(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

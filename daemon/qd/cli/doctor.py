@@ -1,5 +1,6 @@
 """`qd doctor`: is it set up right? Looks at the project, its servers, what waits there, the masters, what supervises them
-and this host; one line for each thing, with the fix where it is not well. Changes nothing."""
+and this host; one line for each thing, with the fix where it is not well. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +11,28 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from qd import embedded
-from qd.bus.send import signing_of
 from qd.cli import context, output
-from qd.cli.checks import (
-    access,
-    database,
-    fleet,
-    flow,
-    host,
-    project,
-    scheduled,
-    sentinels,
-    server,
-    supervisord,
-    systemd,
-    waiting,
-)
-from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.cli.reasons import way_out
-from qd.cli.state import refusal
-from qd.connectors.manager import cannot_of, what_is_odd
-from qd.connectors.redis.wire import Wire
+from qd.cli.checks import Finding, fail, fleet, ok, project, servers, supervisors, warn
+from qd.cli.checks import project as host
+from qd.cli.checks.fleet import check_schedule
+from qd.cli.checks.queues import check, check_waiting, unworked
+from qd.cli.state import refusal, way_out
+from qd.dispatch.route import signing_of
+from qd.drivers import embedded
+from qd.drivers.connections import cannot_of, what_is_odd
+from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
-from qd.process.exits import Exit
+from qd.process.exit_codes import Exit
 
 if TYPE_CHECKING:
     from qd.cli.checks.project import Project
     from qd.cli.state import State
-    from qd.config import Settings
-    from qd.connectors.database.keyspace import DatabaseSpace
-    from qd.store.hosts import Master
-    from qd.store.keyspace import KeyspaceStore
+    from qd.config.settings import Settings
+    from qd.drivers.database.keyspace import DatabaseSpace
+    from qd.store.base import KeyspaceStore
+    from qd.store.masters import MasterReport
+
 
 AT_START = "`qd work` leaves with 78 until then"
 PATIENCE = 2.0  # seconds for a connection, and for each answer
@@ -91,10 +81,10 @@ def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
 
 def looked(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
     """In the order in which one thing needs the other."""
-    yield from project.check(found)
+    yield from project.check_project(found)
     yield from of_servers(found)
-    yield from supervisord.check(found, program)
-    yield from systemd.check(found, unit)
+    yield from supervisors.check(found, program)
+    yield from supervisors.check_systemd(found, unit)
     yield from host.check(found)
 
 
@@ -130,13 +120,13 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     yield from begins
     if any(finding.sign == "fail" for finding in begins):
         return
-    wires = list(server.wires_of(store.space, name))
-    masters_of = list[tuple[str, Wire]]()
+    wires = list(servers.wires_of(store.space, name))
+    masters_of = list[tuple[str, RedisConnection]]()
     for where, wire in wires:
-        facts = server.facts_of(wire)
+        facts = servers.facts_of(wire)
         if not borrows(name, settings):
-            yield from server.check(wire, where, facts, clustered=wire is not store.space)
-            yield from sentinels.check(wire, where)
+            yield from servers.check_redis(wire, where, facts, clustered=wire is not store.space)
+            yield from servers.check_sentinels(wire, where)
         if facts.get("role", "master") == "master":
             masters_of.append((where, wire))
     state = reported(settings)
@@ -146,13 +136,13 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if not borrows(name, settings):
         yield from written(name, refusal(store, queues))
     for where, wire in masters_of:
-        yield from access.check(wire, where, store.prefix, queues)
-    yield from waiting.check(store, queues, found.app, masters, signing_of(settings), what_waits(name, settings))
-    yield from flow.check(settings, name, queues, state)
-    yield from waiting.unworked(name, found, masters)
+        yield from servers.check(wire, where, store.prefix, queues)
+    yield from check_waiting(store, queues, found.app, masters, signing_of(settings), what_waits(name, settings))
+    yield from check(settings, name, queues, state)
+    yield from unworked(name, found, masters)
     if name == settings.control:
         yield from fleet.check(state or fleet.read(settings))
-        yield from scheduled.check(found.app, settings, state)
+        yield from check_schedule(found.app, settings, state)
 
 
 def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Finding]:
@@ -160,17 +150,17 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
     looked at itself: what it borrows is told as that connection's."""
     at, space = settings.connections[name], cast("DatabaseSpace", store.space)
     if borrows(name, settings):
-        yield server.takes(context.queue(settings, name), at)
+        yield servers.takes(context.queue(settings, name), at)
         return
-    lacks = list(database.tables(space, at)) if at.driver == "database" else []
+    lacks = list(servers.tables(space, at)) if at.driver == "database" else []
     if any(finding.sign == "fail" for finding in lacks):
         yield from lacks
         return
-    answer = server.answers(store.space, name)
+    answer = servers.answers(store.space, name)
     yield answer
     yield from lacks
     if at.driver == "database" and answer.sign != "fail":
-        yield from database.check_server(space, name)
+        yield from servers.check_server(space, name)
 
 
 def written(name: str, said: str) -> Iterator[Finding]:
@@ -217,7 +207,7 @@ def reported(settings: Settings) -> State | None:
         return None
 
 
-def worked(name: str, found: Project, masters: list[Master]) -> list[str]:
+def worked(name: str, found: Project, masters: list[MasterReport]) -> list[str]:
     """The queues of this connection that pools and masters work on."""
     pools = [each.work.queues for each in found.pools.values() if each.work.connection == name]
     queues = [queue for each in pools for queue in each] + [queue for master in masters for queue in master.queues]
@@ -229,7 +219,7 @@ def of_laravel(settings: Settings) -> Finding:
     assert settings.laravel is not None
     try:
         store = context.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
-        return server.answers(store.space, "laravel.cache")
+        return servers.answers(store.space, "laravel.cache")
     except QdError as error:
         return fail("laravel.cache_url", error, "mend cache_url below [laravel]", Exit.CONFIG)
 

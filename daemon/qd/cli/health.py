@@ -1,21 +1,57 @@
-"""`qd health`: is it well? Exit 0, or 1 with each reason in a line. `--live` asks the masters here, and no server.
+"""`qd health --live`: do the masters of this host or container run? Their files answer; no server and no configuration is
+asked, so that a server that is away restarts nobody. For liveness probes.
+
+`qd health`: is it well? Exit 0, or 1 with each reason in a line. `--live` asks the masters here, and no server.
 
 For cron, load balancers and probes: it starts nothing, changes nothing, and answers within a few seconds whatever hangs.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from qd.cli import context, output
+from qd.cli.output import duration
 from qd.errors import ConnectionLost
+from qd.process import liveness
+from qd.process.liveness import Live
 
 if TYPE_CHECKING:
-    from qd.cli.reasons import Limits, Reason
-    from qd.cli.state import State
+    from qd.cli.state import HealthThresholds, Reason, State
+
+
+LOST = 30.0  # seconds without its keeper: a master replaces a silent one long before
+
+
+def run(pool: str | None) -> int:
+    """0: every master here, or every one of `pool`, has just given a sign. 1: with the reasons."""
+    masters = [each for each in liveness.read_all(os.environ) if pool in (None, each.pool or "default")]
+    why = list(reasons(masters, pool))
+    if context.given().json:
+        output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
+    else:
+        for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:
+            output.say(output.clean(line))
+    return 1 if why else 0
+
+
+def reasons(masters: list[Live], pool: str | None) -> Iterator[str]:
+    if not masters:
+        of_pool = f" of pool {pool}" if pool else ""
+        folder = liveness.folder(os.environ)
+        yield f"no master{of_pool} runs here: no liveness file in {folder}; start `qd work`, as this user"
+    for master in masters:
+        who = f"{master.pool or 'default'} (pid {master.pid})"
+        if master.hangs:
+            yield f"{who}: the master gave no sign for {duration(master.age)}: it hangs, kill it and let it be started again"
+        elif master.keeper_silent_s > LOST:
+            yield f"{who}: its keeper is silent for {duration(master.keeper_silent_s)}: kill the master, to be started again"
+
 
 PATIENCE = 2.0  # seconds for a connection, and for each answer
 AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that names the url
@@ -49,29 +85,26 @@ def command(
     the server, that masters work on, or that the configuration names.
     """
     if live:
-        from qd.cli import alive
-
         if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):
             raise click.UsageError("--live asks no server: it takes no queues and no other option but --pool")
-        return alive.run(pool)
+        return run(pool)
     if pool is not None:
         raise click.UsageError("--pool goes with --live; without it name queues")
     if allow_none and expect is not None:
         raise click.UsageError("--expect asks for masters, --allow-none for none: give one of them")
-    from qd.cli.reasons import Limits
+    from qd.cli.state import HealthThresholds
 
     with context.ended_within(
         AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
     ):
-        return of_fleet(queues, Limits(max_ready, max_age, expect, allow_none))
+        return of_fleet(queues, HealthThresholds(max_ready, max_age, expect, allow_none))
 
 
 # -- the whole fleet, by what is on the server
 
 
-def of_fleet(queues: tuple[str, ...], limits: Limits) -> int:
-    from qd.cli.reasons import reasons
-    from qd.cli.state import looked
+def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
+    from qd.cli.state import looked, reasons
 
     context.given().patience, context.given().only_looks = PATIENCE, True
     found = context.settings()
@@ -99,7 +132,7 @@ def narrowed(state: State, queues: tuple[str, ...]) -> State:
 
 def well(state: State) -> str:
     """The one line when there is nothing to complain of."""
-    from qd.cli.reasons import living
+    from qd.cli.state import living
 
     alive = living(state)
     workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
@@ -123,7 +156,7 @@ def well(state: State) -> str:
 
 
 def document(state: State, why: list[Reason]) -> dict[str, Any]:
-    from qd.cli.reasons import living
+    from qd.cli.state import living
 
     alive = living(state)
     queues = [
@@ -148,7 +181,7 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
 
 def warnings(state: State) -> list[str]:
     """What is worth a look and is no reason to be unwell."""
-    from qd.cli.reasons import of_failed
+    from qd.cli.state import of_failed
 
     return [f"{said}; {way}" for line in state.queues for said, way in of_failed(line, state.now)]
 

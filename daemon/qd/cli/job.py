@@ -1,4 +1,7 @@
-"""`qd job`: where one job is. `qd cancel` takes the connections and queues to look in from here."""
+"""`qd cancel`: a job that waits will never run, one that runs is told to end. By its id, or by the key it was sent with.
+
+`qd job`: where one job is. `qd cancel` takes the connections and queues to look in from here.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,100 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qd.bus.results import dropped
 from qd.cli import context, output
-from qd.cli.reasons import named
+from qd.cli.context import app_if_named
+from qd.cli.dispatch import queue_of
+from qd.cli.state import named
+from qd.dispatch.results import SentJobs, dropped
+from qd.dispatch.route import name_of
 from qd.errors import ConnectionLost
-from qd.store import hosts
-from qd.unit import split_mark
+from qd.payload.reservation import split_mark
+from qd.store import masters as hosts
 
 if TYPE_CHECKING:
-    from qd.config import Settings
-    from qd.connectors.base import Found, Kept
-    from qd.store.keyspace import KeyspaceStore
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.drivers.types import Found, Kept
+    from qd.store.base import KeyspaceStore
+
+
+@click.command()
+@click.argument("id", metavar="[ID]", required=False)
+@click.option("--job", metavar="NAME", help="The job's name.")
+@click.option("--key", metavar="KEY", help="The key it was sent with.")
+@click.option(
+    "-q", "--queue", metavar="QUEUE", help="It waits in this queue.  [default: the job's, else the connection's]"
+)
+@context.options
+def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) -> int:
+    """Cancel a job by its id, or the one that waits under a key.
+
+    One that waits will never run; one that runs, found by its id, is told to end. Exit 1: there is none to cancel.
+    """
+    if id is None and job is not None and key is not None:
+        return by_key(job, key, queue)
+    if id is None or job is not None or key is not None:
+        raise click.UsageError("give either the ID of a job, or both --job NAME and --key KEY")
+    return by_id(context.settings(), id, queue)
+
+
+def by_id(found: Settings, id: str, queue: str | None) -> int:
+    """Looked for on every connection, unless one is named; there in one queue, or in every one that somebody names, works
+    on, or has sent jobs to."""
+    masters = masters_of(found)
+
+    def there(name: str) -> tuple[str, str] | None:
+        return cancelled_on(
+            found, name, id, [queue] if queue else names(found, name, context.store(found, name), masters)
+        )
+
+    connection, was = looked_for(found, there) or (context.connection_name(found), None)
+    if context.given().json:
+        output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
+    elif was is None:
+        output.note(output.clean(f"nothing to cancel: the job {id} has ended, or nobody knows it"))
+    else:
+        output.say(output.clean(f"cancelled {id}" + ("; its worker is told to end it" if was == "running" else "")))
+    return int(was is None)
+
+
+def cancelled_on(found: Settings, connection: str, id: str, queues: list[str]) -> tuple[str, str] | None:
+    """The connection, and where the job was that is cancelled; None: there was none to cancel."""
+    jobs = context.queue(found, connection).jobs
+    for name in queues:
+        if (spot := jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
+            return (connection, spot.spot) if SentJobs(lambda: jobs, name).cancel(id) else None
+    return None
+
+
+def by_key(job: str, key: str, queue: str | None) -> int:
+    told = queue is not None and context.given().connection is not None  # then the app has nothing to add
+    found = None if told else app_if_named(context.loaded())
+    place = place_of(found, job)
+    queue = queue or (queue_of(found, job, {}) if found else context.settings().connection(place).queue)
+    cancelled = context.queue(context.settings(), place).cancel_keyed(queue, name_of(job, key))
+    if context.given().json:
+        output.document({"job": job, "key": key, "queue": queue, "connection": place, "cancelled": cancelled})
+    elif cancelled:
+        output.say(output.clean(f"cancelled {job} {key} in {queue}"))
+    else:
+        output.note(output.clean(f"no {job} waits under {key} in {queue}"))
+    return 0 if cancelled else 1
+
+
+def place_of(app: Qd | None, job: str) -> str:
+    """The connection: the one that is asked for, else the job's own, else the default one."""
+    declared = app._registry.get(job) if app else None
+    if declared is None or declared.options.connection is None or context.given().connection:
+        return context.place(context.settings())
+    return declared.options.connection
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobView:
     """A job as it was met. found: None where only its record is left; now: the server's clock."""
 
     id: str
@@ -33,7 +113,7 @@ class Seen:
     found: Found | None
     kept: Kept | None
     ahead: int | None
-    worker: tuple[hosts.Master, hosts.Worker] | None
+    worker: tuple[hosts.MasterReport, hosts.WorkerReport] | None
     now: float
 
     @property
@@ -55,7 +135,7 @@ def job(id: str) -> int:
     found = context.settings()
     masters = masters_of(found)
     seen = looked_for(found, lambda name: met(found, name, id, masters))
-    seen = seen or Seen(id, context.connection_name(found), None, None, None, None, 0.0)
+    seen = seen or JobView(id, context.connection_name(found), None, None, None, None, 0.0)
     if context.given().json:
         output.document(described(seen))
     elif seen.status == "unknown":
@@ -100,7 +180,7 @@ def places(found: Settings) -> list[str]:
     )
 
 
-def masters_of(found: Settings) -> list[hosts.Master]:
+def masters_of(found: Settings) -> list[hosts.MasterReport]:
     """Those that report; none where that cannot be read: jobs are found without."""
     try:
         return hosts.masters(context.store(found, found.control))
@@ -110,7 +190,7 @@ def masters_of(found: Settings) -> list[hosts.Master]:
         return []
 
 
-def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) -> Seen | None:
+def met(found: Settings, connection: str, id: str, masters: list[hosts.MasterReport]) -> JobView | None:
     """The job as it is met on this connection; None: it is not known there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
     spot = next(
@@ -118,20 +198,20 @@ def met(found: Settings, connection: str, id: str, masters: list[hosts.Master]) 
     )
     ahead = queue.sizes(spot.queue).ready - 1 - (spot.behind or 0) if spot and spot.spot == "ready" else None
     worker = holder(masters, spot) if spot else None
-    seen = Seen(
+    seen = JobView(
         id, connection, spot, queue.jobs.kept(id), max(0, ahead) if ahead is not None else None, worker, store.now()
     )
     return None if seen.status == "unknown" else seen
 
 
-def names(found: Settings, connection: str, store: KeyspaceStore, masters: list[hosts.Master]) -> list[str]:
+def names(found: Settings, connection: str, store: KeyspaceStore, masters: list[hosts.MasterReport]) -> list[str]:
     """Every queue that somebody names, works on, or has sent jobs to."""
     worked = hosts.queues_of(masters).get(connection, [])
     own = [found.connection(connection).queue, *context.queues_named(found, connection)]
     return list(dict.fromkeys([*own, *worked, *hosts.queues_found(store)]))
 
 
-def holder(masters: list[hosts.Master], spot: Found) -> tuple[hosts.Master, hosts.Worker] | None:
+def holder(masters: list[hosts.MasterReport], spot: Found) -> tuple[hosts.MasterReport, hosts.WorkerReport] | None:
     """The worker that runs it, as its master reports it."""
     try:
         mark = split_mark(spot.payload.rsv or "")
@@ -142,7 +222,7 @@ def holder(masters: list[hosts.Master], spot: Found) -> tuple[hosts.Master, host
     return next(((m, w) for m in masters for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
 
 
-def told(seen: Seen) -> list[tuple[str, object]]:
+def told(seen: JobView) -> list[tuple[str, object]]:
     """Lines for people."""
     spot, kept = seen.found, seen.kept
     lines: list[tuple[str, object]] = [("id", seen.id), ("status", seen.status)]
@@ -159,7 +239,7 @@ def told(seen: Seen) -> list[tuple[str, object]]:
     return lines
 
 
-def where(seen: Seen, spot: Found) -> str:
+def where(seen: JobView, spot: Found) -> str:
     if spot.spot == "ready":
         return f"ready, {output.count(seen.ahead or 0, 'job')} ahead of it"
     if spot.spot == "delayed":
@@ -182,7 +262,7 @@ def record(spot: Found) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def described(seen: Seen) -> dict[str, Any]:
+def described(seen: JobView) -> dict[str, Any]:
     """The same for programs; what there is nothing to say of is null."""
     spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
     return {
@@ -204,13 +284,13 @@ def described(seen: Seen) -> dict[str, Any]:
     }
 
 
-def failed_of(seen: Seen, spot: Found) -> dict[str, Any]:
+def failed_of(seen: JobView, spot: Found) -> dict[str, Any]:
     """Its record, under the id of the job."""
     said = record(spot)
     return said | {"id": seen.id, "record": said.get("id")}
 
 
-def worker_of(seen: Seen) -> dict[str, Any] | None:
+def worker_of(seen: JobView) -> dict[str, Any] | None:
     if seen.worker is None:
         return None
     master, worker = seen.worker

@@ -15,34 +15,34 @@ from typing import Any
 import click
 
 from qd import errors
-from qd.cli import context, streams
+from qd.cli import context, output
 from qd.cli.output import note
-from qd.process.exits import Exit
-from qd.units import did_you_mean
+from qd.options.kinds import did_you_mean
+from qd.process.exit_codes import Exit
 
 # In the order of `qd --help`: command -> its module in qd.cli and its name there.
 COMMANDS = {
     "work": ("work", "command"),
-    "status": ("look", "status"),
+    "status": ("status", "status"),
     "health": ("health", "command"),
-    "restart": ("steer", "restart"),
-    "pause": ("steer", "pause"),
-    "resume": ("steer", "resume"),
-    "down": ("maintenance", "down"),
-    "up": ("maintenance", "up"),
-    "dispatch": ("queues", "dispatch"),
-    "run": ("queues", "run"),
-    "declared": ("queues", "declared"),
+    "restart": ("control", "restart"),
+    "pause": ("control", "pause"),
+    "resume": ("control", "resume"),
+    "down": ("control", "down"),
+    "up": ("control", "up"),
+    "dispatch": ("dispatch", "dispatch"),
+    "run": ("dispatch", "run"),
+    "declared": ("dispatch", "declared"),
     "job": ("job", "job"),
-    "clear": ("queues", "clear"),
-    "cancel": ("cancel", "cancel"),
-    "failed": ("failed.family", "failed"),
-    "schedule": ("schedule.family", "schedule"),
+    "clear": ("dispatch", "clear"),
+    "cancel": ("job", "cancel"),
+    "failed": ("failed", "failed"),
+    "schedule": ("schedule", "schedule"),
     "doctor": ("doctor", "command"),
-    "config": ("setup", "config"),
-    "migrate": ("migrate", "migrate"),
-    "init": ("setup", "init"),
-    "embedded": ("embedded", "command"),
+    "config": ("config", "config"),
+    "migrate": ("servers", "migrate"),
+    "init": ("config", "init"),
+    "embedded": ("servers", "command"),
 }
 INTERRUPTED = 130
 
@@ -139,5 +139,5 @@ def command() -> None:
 
 def main() -> None:
     """The entry point of `qd` and of `python -m qd`."""
-    streams.guard()
+    output.guard()
     command(prog_name="qd")

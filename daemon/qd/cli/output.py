@@ -1,20 +1,76 @@
-"""What commands print: results on stdout, notes on stderr, tables for people, one JSON document for programs.
+"""What operators have left, in words: who, since when, how long yet, why. It may be anybody's: `output.clean` it.
+
+What commands print: results on stdout, notes on stderr, tables for people, one JSON document for programs.
 
 Whatever comes from a queue may hold anything: control characters never reach the terminal as they are.
+
+stdout and stderr of a command: a closed pipe, a full disk or a closed descriptor must not change its exit code.
+
+If `qd dispatch` sent its job and then failed because it could not print the id, a script would send the job again.
+
+    closed when qd started     the descriptor is opened on /dev/null, so that no socket gets its number
+    a write that fails         the rest of the output is dropped; one line on stderr says why (a closed pipe: none)
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
+import select
 import shutil
 import sys
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from qd.masks import masked
+from qd.process.scoreboard import MOST
+from qd.redaction import redact
+from qd.store import controls
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+LONGEST = 1000  # characters of a reason: every host reads it each second
+
+
+def by_whom(note: controls.Pause | controls.Down, now: float) -> str:
+    """` by ana@app-1 40m ago, for 20m more: "db upgrade"`; of maintenance mode the moment and the allowed queues, too."""
+    said = f" by {note.by}" if note.by else ""
+    if note.at is not None:
+        said += f" {ago(now - note.at)}"
+    if note.until is not None:
+        left = max(0.0, note.until - now)
+        said += f", until {shown(time.time() + left)}" if isinstance(note, controls.Down) else ""
+        said += f", for {duration(left)} more"
+    said += but(note) if isinstance(note, controls.Down) else ""
+    return said + (f': "{shortened(note.reason)}"' if note.reason else "")
+
+
+def but(note: controls.Down) -> str:
+    """`, but for high, mail`: the queues that are worked on meanwhile."""
+    return f", but for {', '.join(note.allow[:MOST])}" if note.allow else ""
+
+
+def shown(at: float) -> str:
+    """A moment (unix seconds) in full, with this host's zone: `2026-11-21 18:30:00 CET (+01:00)`."""
+    try:
+        local = datetime.fromtimestamp(at).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return "a moment that no calendar knows"
+    return f"{local:%Y-%m-%d %H:%M:%S %Z} ({local.isoformat()[-6:]})"
+
+
+def shortened(reason: str) -> str:
+    return reason if len(reason) <= LONGEST else reason[:LONGEST] + "..."
+
 
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
@@ -43,7 +99,7 @@ def coloured() -> bool:
 def clean(text: object) -> str:
     """`text` with control, formatting and surrogate characters escaped: it stays one line and moves no cursor. Secrets are
     masked."""
-    found = masked(str(text))
+    found = redact(str(text))
     if found.isprintable():
         return found
     return "".join(char if char.isprintable() or unicodedata.category(char) == "Zs" else escape(char) for char in found)
@@ -118,3 +174,77 @@ def _wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     for row in rows:
         grid.add_row(*row)
     Console(color_system="auto" if coloured() else None, markup=False, highlight=False).print(grid)
+
+
+STDOUT, STDERR = 1, 2
+CLOSED = (errno.EPIPE, errno.EBADF)  # whoever read the output has left, or nobody was meant to read it
+
+
+def guard() -> None:
+    """For the entry point of `qd`, once, before anything is opened."""
+    _open_standard_descriptors()
+    sys.stdout = guarded(sys.stdout, STDOUT, "<stdout>")
+    sys.stderr = guarded(sys.stderr, STDERR, "<stderr>")
+
+
+def _open_standard_descriptors() -> None:
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:
+    """A stream like this one whose writes do not fail in this process. None: Python started without the descriptor."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8", errors="replace")
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    sink = Sink(fd, name)
+    buffer = sink if stream.write_through else io.BufferedWriter(sink)
+    return io.TextIOWrapper(
+        buffer,  # with -u none, as Python's own stream
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class Sink(io.FileIO):
+    """A descriptor that takes every byte. A process that this one forks sees errors as usual: a job's print() is not a
+    command's result."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(fd, "wb", closefd=False)
+        self.name = name
+        self._pid = os.getpid()
+        self._lost = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        ours = os.getpid() == self._pid
+        if self._lost and ours:
+            return memoryview(data).nbytes
+        try:
+            while (taken := super().write(data)) is None and ours:  # non-blocking, and full
+                select.select((), (self,), ())
+            return taken  # None in a process that was forked, as io.FileIO
+        except OSError as error:
+            if not ours:
+                raise
+            self._lost = True
+            if self.fileno() != STDERR and error.errno not in CLOSED:
+                told(f"qd: {self.name.strip('<>')}: {error.strerror}; the rest of the output is lost")
+            return memoryview(data).nbytes
+
+
+def told(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"{line}\n".encode())
+
+
+def flush(streams: Iterable[TextIO | None]) -> None:
+    """Before this process becomes another program. None: Python started without the descriptor."""
+    for stream in streams:
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()

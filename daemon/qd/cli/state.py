@@ -1,23 +1,72 @@
-"""What stands on the server at this moment: masters and their workers, queues, stamps. `status` and `health` read here."""
+"""What is known while a node of a cluster is away: `status` and `health` show what the other nodes have.
+
+What stands on the server at this moment: masters and their workers, queues, stamps. `status` and `health` read here.
+
+Why things are not well, from what `state` has read: one line for each reason. Nothing is asked here; `health` prints.
+
+A reason says the fact, the thing with its value, and the way out.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qd.cli import context
-from qd.cli.partly import MASTERS, Partly
-from qd.connectors.keyspace import keys
+from qd.cli.output import ago, count, duration
+from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
-from qd.store import hosts, schedule, stamps
+from qd.store import controls, schedule
+from qd.store import masters as hosts
 from qd.store.failed import FailedStore, Fill
+from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 
 if TYPE_CHECKING:
-    from qd.config import FailedSettings, Settings
-    from qd.connectors.base import Sizes
-    from qd.store.keyspace import KeyspaceStore
+    from qd.config.settings import FailedSettings, Settings
+    from qd.drivers.types import Sizes
+    from qd.store.base import KeyspaceStore
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+MASTERS = "masters and their workers"
+
+
+class Partly:
+    """away: nodes that do not answer, by their places, each with what is wrong. unknown: what they have, in words."""
+
+    def __init__(self) -> None:
+        self.away = dict[str, str]()
+        self.unknown = list[str]()
+
+    def read(self, space: Any, what: str, otherwise: U, read: Callable[..., T], *args: Any) -> T | U:
+        """`otherwise` if it is on a node that is away. what: added to `unknown` then; "": nothing is missed. Raises
+        ConnectionLost for a server that is no cluster, and if no node answers."""
+        try:
+            return read(*args)
+        except ConnectionLost:
+            if not self._notes(space):
+                raise
+            if what:
+                self.unknown.append(what)
+            return otherwise
+
+    def found(self, space: Any, find: Callable[[], list[str]]) -> list[str]:
+        """Names that are looked for on all nodes: those of the nodes that answer."""
+        if hasattr(space, "skips"):
+            space.skips = True
+        names = find()
+        if self._notes(space):
+            self.unknown.append("other queues there")
+        return names
+
+    def _notes(self, space: Any) -> dict[str, str]:
+        nodes: dict[str, str] = space.away() if hasattr(space, "skips") else {}
+        self.away.update(nodes)
+        return nodes
+
 
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 NOTHING_KEPT = Fill()
@@ -28,7 +77,7 @@ PROBE = "qd:probe"  # a key that is never made: whether the server would take a 
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueLine:
     """A queue and what is in it. workers: those that serve it, idle or not. php: whether the next job in line is an object
     job of Laravel and no PHP worker has one in hand. theirs: whether a PHP worker has a job of this queue in hand. failed:
     see store.failed.Fill; full: the part of the failed store's bounds that is used, 1.0: the next failed job drops the
@@ -38,7 +87,7 @@ class Line:
     connection: str
     name: str
     sizes: Sizes
-    paused: stamps.Pause | None
+    paused: controls.Pause | None
     workers: int
     php: bool = False
     theirs: bool = False
@@ -55,11 +104,11 @@ class State:
     cluster that did not answer, each with what is wrong; unknown: what is missing for that, in words."""
 
     now: float
-    down: stamps.Down | None
-    restart: stamps.Restart | None
-    masters: list[hosts.Master]
-    queues: list[Line]
-    paused_entries: dict[str, stamps.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
+    down: controls.Down | None
+    restart: controls.Restart | None
+    masters: list[hosts.MasterReport]
+    queues: list[QueueLine]
+    paused_entries: dict[str, controls.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
     away: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     control: str = ""
@@ -75,12 +124,12 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost: the
     control connection is away."""
     store, partly = context.store(found, found.control), Partly()
-    masters = partly.read(store.space, MASTERS, list[hosts.Master](), hosts.masters, store)
+    masters = partly.read(store.space, MASTERS, list[hosts.MasterReport](), hosts.masters, store)
     now = partly.read(store.space, "", time.time(), store.now)
     if context.given().connection:
         asked = context.places(found)
         masters = [master for master in masters if master.connection in asked]
-    queues, away, refused = list[Line](), dict[str, str](), dict[str, str]()
+    queues, away, refused = list[QueueLine](), dict[str, str](), dict[str, str]()
     for place in places(found, masters):
         try:
             beside = store if place == found.control else context.store(found, place)
@@ -92,9 +141,11 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
         except ConnectionLost as error:
             away[place] = str(error)
         also = ()
-    paused_entries = partly.read(store.space, "paused entries", dict[str, stamps.Pause](), schedule.paused, store, now)
-    down = partly.read(store.space, "maintenance mode", None, stamps.is_down, store)
-    restart = partly.read(store.space, "the last restart", None, stamps.last_restart, store)
+    paused_entries = partly.read(
+        store.space, "paused entries", dict[str, controls.Pause](), schedule.paused, store, now
+    )
+    down = partly.read(store.space, "maintenance mode", None, controls.is_down, store)
+    restart = partly.read(store.space, "the last restart", None, controls.last_restart, store)
     if not any(now - master.seen_at <= FRESH for master in masters):
         # The last call: a server that refuses may hang up.
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
@@ -103,7 +154,7 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     return State(*known, partly.away, tuple(partly.unknown))
 
 
-def places(found: Settings, masters: list[hosts.Master]) -> list[str]:
+def places(found: Settings, masters: list[hosts.MasterReport]) -> list[str]:
     """The connections to look at: the one asked for, else the default one, those of [worker] and the pools, and those that
     masters work on. Of a failover connection those that it sends to."""
     if context.given().connection:
@@ -120,13 +171,13 @@ def lines(
     found: Settings,
     place: str,
     store: KeyspaceStore,
-    masters: list[hosts.Master],
+    masters: list[hosts.MasterReport],
     now: float,
     partly: Partly,
     *,
     search: bool,
     also: Sequence[str] = (),
-) -> list[Line]:
+) -> list[QueueLine]:
     """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
     queue = context.queue(found, place)
     own = [*context.queues_named(found, place), found.connection(place).queue]
@@ -136,7 +187,7 @@ def lines(
     found_sizes = {name: partly.read(space, f"queue {name}", None, queue.sizes, name) for name in named}
     sizes = {name: each for name, each in found_sizes.items() if each is not None}
     names = [*sizes]
-    paused = stamps.paused(store, names)
+    paused = controls.paused(store, names)
     alive = [master for master in masters if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
     unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
@@ -144,7 +195,7 @@ def lines(
     php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
     fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
     return [
-        Line(
+        QueueLine(
             *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),
             full=full(found.failed, sizes[name].failed, fills[name]),
             overdue=overdue.get(name, 0.0),
@@ -185,7 +236,7 @@ def is_object_job(payload: bytes) -> bool:
     return OBJECT_JOB in payload
 
 
-def waits(line: Line) -> bool:
+def waits(line: QueueLine) -> bool:
     return line.sizes.ready > 0 and (line.sizes.oldest_age or OLD) >= OLD
 
 
@@ -207,7 +258,312 @@ def of_redis(store: KeyspaceStore, queues: Sequence[str]) -> list[object]:
 
 
 def of_database(space: Any) -> list[object]:
-    from qd.connectors.database.rights import check_writes  # loaded with the connection
+    from qd.drivers.database.migrations import check_writes  # loaded with the connection
 
     check_writes(space.link)
     return []
+
+
+STUCK = 10.0  # seconds in which nothing was taken from a queue with work
+UNTAKEN = 60.0  # seconds that a job for PHP may wait where no master tells since when
+STALE = 5.0  # seconds without a report; one comes each second
+CRASHES, WITHIN = 5, 30.0  # so many workers of one master in so many seconds
+REPLACED, APART = 5, 60.0  # keepers of one master, and the seconds between them on the average
+UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
+FULL = 0.8  # part of the failed store's bounds that is used; beyond it there is a warning
+RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
+GRACE = 10.0  # seconds after `qd restart`, or for a job that came just now, in which masters may be on their way
+
+
+@dataclass(frozen=True)
+class Reason:
+    """kind: a word for programs. queue, master: what it is about, "" when it is not about one."""
+
+    kind: str
+    text: str
+    queue: str = ""
+    master: str = ""
+
+
+@dataclass(frozen=True)
+class HealthThresholds:
+    """What --max-ready, --max-age and --expect said, None: not given; and --allow-none. max_age: seconds."""
+
+    max_ready: int | None = None
+    max_age: float | None = None
+    expect: int | None = None
+    allow_none: bool = False
+
+
+def reasons(state: State, limits: HealthThresholds) -> Iterator[Reason]:
+    yield from nodes_away(state)
+    yield from refusals(state)
+    if not blind(state):
+        yield from too_few(state, limits)
+        for master in state.masters:
+            yield from of_master(master, state)
+    for line in state.queues:
+        if state.knows_masters:
+            yield from of_queue(line, state)
+        yield from over(line, limits, state)
+
+
+# -- servers
+
+PRIMARY = "it is a replica, or a failover is under way: point the url at the primary"
+WAYS = {
+    "READONLY": PRIMARY,
+    "read-only": PRIMARY,
+    "MISCONF": "free its disk and see its log",
+    "NOREPLICAS": "start its replicas, or lower min-replicas-to-write",
+    "OOM": "let workers make room, or raise maxmemory",
+}
+
+
+def nodes_away(state: State) -> Iterator[Reason]:
+    for place, why in state.nodes.items():
+        lacks = f"; not known: {', '.join(state.unknown)}" if state.unknown else ""
+        yield Reason("node", f"node {place} of the cluster is away ({why}){lacks}; start it, or see its log")
+
+
+def refusals(state: State) -> Iterator[Reason]:
+    for place, said in state.refused.items():
+        yield Reason("refused", f"connection {place}: {refused(said)}")
+
+
+def blind(state: State) -> bool:
+    """Whether masters are silent because the server takes no reports: their state is unknown."""
+    return not state.knows_masters or (state.control in state.refused and not living(state))
+
+
+def refused(said: str) -> str:
+    return f"the server refuses writes: {said.rstrip('.')}; {way_out(said)}"
+
+
+def way_out(said: str) -> str:
+    return next((way for word, way in WAYS.items() if word in said), "see its log")
+
+
+# -- masters
+
+
+def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
+    """A master that fell silent is a reason of its own."""
+    there = len(living(state))
+    if restarting(state):
+        return
+    if limits.expect is not None and there < limits.expect:
+        said = f"{count(there, 'master')} of the {limits.expect} expected"
+        yield Reason("masters", f"{said}; start `qd work` where it is missing (`qd status` names those that run)")
+    elif not state.masters and not limits.allow_none:
+        said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+        yield Reason("no-master", said)
+
+
+def named(master: MasterReport) -> str:
+    return f"{master.pool or 'default'}@{master.host}"
+
+
+def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
+    who = f"{named(master)} (pid {master.pid})"
+    if stale(master, state.now):
+        if not replaced(master, state):
+            yield Reason("silent-master", f"{who}: {silence(master, state.now)}", master=named(master))
+        return
+    if master.hangs:
+        yield Reason("hung-master", f"{who}: {hung(master)}", master=named(master))
+    crashed = [moment for moment in master.crashes if state.now - moment <= WITHIN]
+    if len(crashed) >= CRASHES:
+        said = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; its log tells how, at `worker.died`"
+        yield Reason("crashes", f"{who}: {said}", master=named(master))
+    for slot in master.silent_workers:
+        yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=named(master))
+    if master.unscheduled is not None and state.now - master.unscheduled > UNSCHEDULED:
+        said = f"no scheduler for {duration(state.now - master.unscheduled)}; its log tells why, at `scheduler.`"
+        yield Reason("scheduler", f"{who}: {said}", master=named(master))
+    up = state.now - master.booted_at
+    if master.keeper_restarts >= REPLACED and up / master.keeper_restarts < APART:
+        said = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; its log tells how, at `keeper.`"
+        yield Reason("keeper", f"{who}: {said}", master=named(master))
+
+
+def silent(master: MasterReport, slot: int) -> str:
+    children: list[tuple[str, WorkerReport | SchedulerReport]] = [("worker", worker) for worker in master.workers]
+    children += [("scheduler", scheduler) for scheduler in master.schedulers]
+    what = next(
+        (f"{word} {slot} (pid {child.pid})" for word, child in children if child.slot == slot), f"worker {slot}"
+    )
+    return f"{what} stopped answering; USR1 to the master writes its stack to the log"
+
+
+def silence(master: MasterReport, now: float) -> str:
+    return (
+        f"its keeper has not reported for {duration(now - master.seen_at)}; see whether it runs there and reaches this "
+        f"server; if that host is gone for good: HDEL qd:masters {master.token}"
+    )
+
+
+def hung(master: MasterReport) -> str:
+    said = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
+    return f"{said}; kill -9 {master.pid} on {master.host}, its supervisor starts it again"
+
+
+def stale(master: MasterReport, now: float) -> bool:
+    return now - master.seen_at > STALE
+
+
+def living(state: State) -> list[MasterReport]:
+    return [master for master in state.masters if not stale(master, state.now)]
+
+
+def replaced(gone: MasterReport, state: State) -> bool:
+    """Whether one of the same pool was started since it fell silent: a new container on another host."""
+    others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
+    return any(other.booted_at > gone.seen_at for other in others)
+
+
+# -- queues
+
+
+@dataclass(frozen=True)
+class Untaken:
+    """Why no worker takes the ready jobs. kind: as of a Reason, "" if it is none by itself."""
+
+    kind: str
+    fact: str
+    way: str
+
+
+def of_queue(line: QueueLine, state: State) -> Iterator[Reason]:
+    why = untaken(line, state) if line.sizes.ready or line.overdue else None
+    if why is not None and why.kind:
+        yield Reason(why.kind, f"queue '{line.name}': {waiting(line)} and {why.fact}; {why.way}", queue=line.name)
+
+
+def waiting(line: QueueLine) -> str:
+    if line.sizes.ready:
+        return f"{line.sizes.ready} ready"
+    if not line.sizes.delayed:
+        return f"{line.sizes.reserved} reserved, the first lease ended {ago(line.overdue)},"
+    return f"{line.sizes.delayed} delayed, the first due {ago(line.overdue)},"
+
+
+def untaken(line: QueueLine, state: State) -> Untaken:
+    """The first of these that is so."""
+    if line.paused:
+        return Untaken("", "it is paused", f"`qd resume {line.name}`")
+    if shut(line, state):
+        if state.down:
+            return Untaken("", "maintenance mode", "`qd up`")
+        return Untaken("", "Laravel's maintenance mode", "`php artisan up`")
+    serving = [m for m in living(state) if serves(m, line)]
+    since = stuck_since(line, serving)
+    stuck_for = 0.0 if since is None else state.now - since
+    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
+        said = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
+        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", said)
+    if not serving and (line.php or line.theirs):
+        return Untaken("", "only PHP workers serve it", "add PHP workers")
+    if not serving:
+        return unserved(line, state)
+    if not any(master.workers for master in serving):
+        kind = "stuck" if stuck_for > STUCK else ""
+        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "see the `worker.` lines of its log")
+    if stuck_for > STUCK:
+        return Untaken("stuck", *stuck(serving, stuck_for))
+    if not any(works(master) for master in serving):
+        return Untaken("", f"{names_of(serving)} is {serving[0].state}", "CONT to a paused master resumes it")
+    if all(busy(master) for master in serving if works(master)):
+        return Untaken("", "all workers are busy", "add workers")
+    return Untaken("", "", "add workers")
+
+
+def unserved(line: QueueLine, state: State) -> Untaken:
+    kind = "unserved" if old(line) and not restarting(state) else ""
+    silent = [m for m in state.masters if stale(m, state.now) and serves(m, line) and not replaced(m, state)]
+    start = f"start `qd work {line.name}`"
+    if blind(state):
+        return Untaken("", "no master can report", "fix the server that refuses writes")
+    if silent:
+        seconds = duration(state.now - silent[0].seen_at)
+        return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
+    if not living(state):
+        return Untaken(kind, "no master runs", start)
+    return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
+
+
+def names_of(masters: list[MasterReport]) -> str:
+    return ", ".join(f"{named(m)} (pid {m.pid})" for m in masters[:3])
+
+
+def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
+    """What to know about the failed store of a queue, and what to do. It is a warning only: no job waits because of it."""
+    way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
+    at = line.failed.dropped_at
+    if at is not None and now - at < RECENT:
+        said = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"
+        yield f"{said}, the last {ago(max(0.0, now - at))}", way
+    elif line.full >= FULL:
+        used = f"{line.sizes.failed} of them, {line.failed.bytes / (1 << 20):.1f} MB"
+        said = f"the failed jobs of queue '{line.name}' use {line.full:.0%} of their limits ({used})"
+        yield f"{said}; beyond them the oldest are dropped", way
+
+
+def shut(line: QueueLine, state: State) -> bool:
+    """Whether maintenance mode holds it back: ours, or Laravel's own on every host that serves it."""
+    if state.down is not None and line.name not in state.down.allow:
+        return True
+    serving = [master for master in living(state) if serves(master, line)]
+    return bool(serving) and all(master.laravel_down for master in serving)
+
+
+def serves(master: MasterReport, line: QueueLine) -> bool:
+    return master.connection == line.connection and line.name in master.queues
+
+
+def stuck_since(line: QueueLine, serving: list[MasterReport]) -> float | None:
+    """Since when nobody took anything though somebody could have. None: it moves, or all hands are busy elsewhere."""
+    able = [m for m in serving if works(m) and not busy(m)]
+    moments = [m.stuck[line.name] for m in able if line.name in m.stuck]
+    return max(moments) if moments and len(moments) == len(able) else None
+
+
+def works(master: MasterReport) -> bool:
+    """Whether it takes jobs: of a queue that maintenance mode allows, also in it."""
+    return master.state == "running" or (master.state == "down" and not master.laravel_down)
+
+
+def busy(master: MasterReport) -> bool:
+    """Whether each worker has a job in hand: then what waits is behind, not stuck (--max-age tells how long)."""
+    return bool(master.workers) and all(worker.job for worker in master.workers)
+
+
+def stuck(serving: list[MasterReport], seconds: float) -> tuple[str, str]:
+    hands = count(sum(len(master.workers) for master in serving), "worker")
+    fact = f"nothing taken for {duration(seconds)} by the {hands} of {names_of(serving)}"
+    return fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log"
+
+
+def old(line: QueueLine) -> bool:
+    """Not known is old: payloads of Laravel 8 do not tell when they were made."""
+    if not line.sizes.ready:
+        return line.overdue >= GRACE
+    return line.sizes.oldest_age is None or line.sizes.oldest_age >= GRACE
+
+
+def restarting(state: State) -> bool:
+    return state.restart is not None and state.now - state.restart.at < GRACE
+
+
+def over(line: QueueLine, limits: HealthThresholds, state: State) -> Iterator[Reason]:
+    why = untaken(line, state)
+    rest = f" ({why.fact}); {why.way}" if why.fact else f"; {why.way}"
+    ready, age = line.sizes.ready, line.sizes.oldest_age if line.sizes.ready else line.overdue
+    if limits.max_ready is not None and ready > limits.max_ready:
+        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
+        yield Reason("max-ready", what, queue=line.name)
+    if limits.max_age is not None and age is not None and age > limits.max_age:
+        what = (
+            f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        )
+        yield Reason("max-age", f"{what}{rest}", queue=line.name)

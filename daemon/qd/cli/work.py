@@ -1,17 +1,187 @@
-"""`qd work`: from flags to the daemon. Everything else is daemon.py's."""
+"""The flags of `qd work`, made from the option table. cli/work.py is decorated with `work_flags`, `qd schedule work`
+with some of them.
+
+What is wrong in them is wrong usage: exit 2.
+
+`qd schedule work`: the daemon with a scheduler and no workers.
+
+`qd work`: from flags to the daemon. Everything else is daemon.py's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from qd import config
 from qd.cli import context
-from qd.cli.flags import work_flags
-from qd.config import Settings
-from qd.variables import VARIABLES
+from qd.config.file import VARIABLES
+from qd.config.settings import Settings
+from qd.options.tables import WORK, Option
+
+METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME"}
+Words = tuple[tuple[str, ...], ...]  # each word, split at its commas
+ELSEWHERE = ("queues", "connection")  # words, and an option of every command
+
+
+class Value(click.ParamType[Any]):
+    """A value as its row of the table reads it. What is wrong is said at once, with the flag's name."""
+
+    def __init__(self, option: Option) -> None:
+        self.option, self.name = option, option.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.option.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: `function(flags=...)` gets the flags and words really given, by the long names of their options.
+
+    Queues are words. With --queue one word is the connection, as in Laravel; without it a word that names a connection
+    is refused, since the worker would wait for ever on a queue of that name.
+    """
+
+    @functools.wraps(function)
+    def with_flags(*, words: Words, queue: tuple[str, ...] | None, delay: Any, daemon: bool, **held: Any) -> Any:
+        ctx = click.get_current_context()
+        given = {name: value for name, value in held.items() if _typed(ctx, name)}
+        if delay is not None:
+            given.setdefault("backoff", delay)
+        if context.given().json:  # as in Laravel
+            given.setdefault("log_format", "json")
+        given.update(_laravel(words, queue) if queue else _queues(words))
+        return function(flags=given)
+
+    decorated: Callable[..., Any] = with_flags
+    for add in reversed(_parameters()):
+        decorated = add(decorated)
+    return decorated
+
+
+def _parameters() -> list[Callable[[Any], Any]]:
+    queue, backoff = WORK["queues"], WORK["backoff"]
+    return [
+        click.argument("words", nargs=-1, metavar="[QUEUE]...", type=Value(WORK["queues"])),
+        click.option(
+            "--queue", type=Value(queue), metavar="QUEUE[,QUEUE...]", help=f"{_capital(queue.help)}; as words too."
+        ),
+        *(flag(option) for name, option in WORK.items() if name not in ELSEWHERE),
+        click.option("--delay", type=Value(backoff), hidden=True, help="Wait as --backoff says, its old name."),
+        click.option("--daemon", is_flag=True, hidden=True, help="Do nothing, as in Laravel."),
+    ]
+
+
+def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: `function(flags=...)` gets those of these options that were really given. helps: name -> what is said of
+    it here, "" for what the table says."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def with_flags(**held: Any) -> Any:
+            ctx = click.get_current_context()
+            given = {name: value for name, value in held.items() if _typed(ctx, name)}
+            if context.given().json:
+                given.setdefault("log_format", "json")
+            return function(flags=given)
+
+        decorated: Any = with_flags
+        for name, help in reversed(list(helps.items())):
+            decorated = flag(WORK[name]._replace(help=help or WORK[name].help))(decorated)
+        return decorated
+
+    return decorate
+
+
+def flag(option: Option) -> Callable[[Any], Any]:
+    """One option; what it is when it is not given is config's business, so nothing is filled in here."""
+    names = [name for name in (option.short, option.flag) if name]
+    if option.kind == "switch":
+        return click.option(*names, option.name, is_flag=True, default=False, help=f"{_capital(option.help)}.")
+    unit = f"{option.unit}, " if option.unit else ""
+    return click.option(
+        *names,
+        option.name,
+        type=Value(option),
+        metavar="|".join(option.choices) or METAVARS[option.kind],
+        help=f"{_capital(option.help)}.  [{unit}default: {option.shown}]",
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
+    """`qd work redis --queue=high,default`."""
+    line = f"--queue={','.join(queues)}"
+    if not words:
+        return {"queues": queues}
+    connection = ",".join(words[0])
+    if len(words) > 1:
+        told = " ".join(",".join(word) for word in words)
+        raise click.UsageError(
+            f"with --queue there is one word, the connection, not '{told}': qd work {connection} {line}"
+        )
+    if context.given().connection not in (None, connection):
+        raise click.UsageError(
+            f"two connections, '{connection}' and '{context.given().connection}': qd work {line} -c {connection}"
+        )
+    return {"queues": queues, "connection": connection}
+
+
+def _queues(words: Words) -> dict[str, object]:
+    queues = tuple(dict.fromkeys(queue for word in words for queue in word))
+    if not queues:
+        return {}
+    known = context.loaded().connections
+    for queue in queues:
+        if queue in known:
+            raise click.UsageError(
+                f"'{queue}' names a connection; for its queues type `qd work -c {queue}`, "
+                f"for a queue of that name `qd work --queue={queue}`"
+            )
+    return {"queues": queues}
+
+
+# The options of `qd work` that mean something here, and what they mean where that is not the same.
+FLAGS = {
+    "pool": "use [pools.NAME] over [worker], and be called so; without it [pools.schedule] where there is one",
+    "force": "run entries in maintenance mode too",
+    "stop_timeout": "let what runs finish for this long when asked to stop, then end it, 0: for ever",
+    "min_uptime": "",
+    "no_respawn": "leave with the scheduler: exit 1 after a crash, 12 for memory, else 0",
+    "no_preload": "import the app in the scheduler itself",
+    "reload": "start the scheduler anew when a file changes, for development",
+    "log_format": "",
+    "log_level": "",
+}
+
+
+@click.command("work")
+@flags_of(FLAGS)
+@context.options
+def work(flags: Mapping[str, object]) -> int:
+    """Run the schedule, and no jobs: for hosts that are to have the scheduler in a process of its own.
+
+    `qd work` does it beside its workers (--no-schedule: not). Signals, exit codes and restarts are those of `qd work`.
+    """
+    return run({**flags, "only_schedule": True})
+
 
 EXITS = (
     "Exit codes: 0 asked to stop, 1 a bug, 2 usage, 3 the app does not start, 78 settings; "

@@ -1,7 +1,10 @@
 """Files, environment, code and flags -> one Settings, each value with its origin. Everything that needs a setting asks
-here: `load` where it is found out, `from_json` where another process has found it out already."""
+here: `load` where it is found out, `from_json` where another process has found it out already.
+"""
 
-from qd.config.load import load, unread
+from __future__ import annotations
+
+from qd.config.load import load, strange_drivers, strangers, unread
 from qd.config.settings import (
     ConnectionSettings,
     EntrySettings,
@@ -15,7 +18,6 @@ from qd.config.settings import (
     provider_of,
     to_json,
 )
-from qd.config.strange import strange_drivers, strangers
 
 __all__ = [
     "ConnectionSettings",

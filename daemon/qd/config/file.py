@@ -1,19 +1,25 @@
 """The file: found, read, each key with its line, and refused as a whole when a key or a value in it is not known.
 
 load.py calls `find` and then asks the file for values. tomllib tells no line numbers, so `lines_of` finds them.
+
+QD_ENV_FILE: a file of variables, one NAME=value a line, as systemd's EnvironmentFile= has them. A `qd` command reads it
+before its configuration, and each reload of `qd work` reads it anew.
+
+What stands in it wins over what the program was started with: a supervisor that has read the same file gave it what stood
+there at the start.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from qd import units
 from qd.config.table import ENTRY_WORDS, PLANNED, SECTIONS
 from qd.errors import ConfigError
+from qd.options import kinds
 
 PYPROJECT = "pyproject.toml"
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
@@ -89,7 +95,7 @@ class ConfigFile:
         if kind == "schedule.entries.NAME" and key in ENTRY_WORDS:
             return f"unknown key '{key}' {where}: {ENTRY_WORDS[key]}"
         inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
-        near = units.did_you_mean(key, [*SECTIONS[kind], *inner])
+        near = kinds.did_you_mean(key, [*SECTIONS[kind], *inner])
         homes = _homes(key)
         if not near and homes:
             near = f" (it belongs into {' or '.join(homes)})"
@@ -100,7 +106,7 @@ class ConfigFile:
         homes = _homes(name)
         if homes and not isinstance(value, dict):
             return f"key '{name}' in {self.where(name)} stands in no section (it belongs into {' or '.join(homes)})"
-        near = units.did_you_mean(name, known) or f" (known: {', '.join(dict.fromkeys(known))})"
+        near = kinds.did_you_mean(name, known) or f" (known: {', '.join(dict.fromkeys(known))})"
         return f"unknown section [{name}] in {self.where(name)}{near}"
 
 
@@ -243,3 +249,75 @@ def _paths(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
         yield from inner or [dotted]
         if inner:
             yield dotted
+
+
+NAMED = "QD_ENV_FILE"
+LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+
+
+class Variables:
+    """Those of the file, as far as they are in the environment of this process."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        self._environ = environ
+        self._covered: dict[str, str | None] = {}  # what stood in place of each
+        self.found: Mapping[str, str] = {}
+        self._begun = False
+
+    def begin(self) -> None:
+        """Once in a command: before its first look at the configuration. Raises ConfigError."""
+        if not self._begun:
+            self.put(self.read())
+            self._begun = True
+
+    def read(self) -> Mapping[str, str]:
+        """What the file holds now; nothing is changed. Raises ConfigError: it cannot be read."""
+        path = self._environ.get(NAMED, "")
+        if not path:
+            return {}
+        try:
+            return parsed(Path(path).read_text(encoding="utf-8"), path)
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError(
+                f"{NAMED} names {path}, which cannot be read: {why} (correct it, or leave it out)"
+            ) from None
+
+    def put(self, found: Mapping[str, str]) -> None:
+        """From now on these are in the environment, and those of before that are not among them no more."""
+        for name in self.found.keys() - found.keys():
+            before = self._covered.pop(name)
+            if before is None:
+                self._environ.pop(name, None)
+            else:
+                self._environ[name] = before
+        for name, value in found.items():
+            self._covered.setdefault(name, self._environ.get(name))
+            self._environ[name] = value
+        self.found = found
+
+
+def parsed(text: str, path: str) -> Mapping[str, str]:
+    """No escapes, and nothing is filled in. A line that is none is named by its number alone: it may hold a secret. Raises
+    ConfigError."""
+    found = dict[str, str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#;":
+            continue
+        held = LINE.fullmatch(line)
+        value = unquoted(held[2]) if held is not None else None
+        if held is None or value is None or "\0" in value or held[1] == NAMED:
+            raise ConfigError(f'{path}:{number} is no variable (write NAME=value, NAME="value", or # in front of it)')
+        found[held[1]] = value
+    return found
+
+
+def unquoted(value: str) -> str | None:
+    """None: a quote that is not closed."""
+    if value[:1] not in ('"', "'"):
+        return value
+    return value[1:-1] if len(value) > 1 and value[-1] == value[0] else None
+
+
+VARIABLES = Variables(os.environ)

@@ -1,24 +1,32 @@
-"""Files, environment, code and flags -> Settings. Called by app.py, daemon.py and the commands, once each.
+"""[schedule.entries.NAME] -> EntrySettings. Only the file says them: no variable, no flag.
+
+Every value by the first layer that has it: flags > environment > code > [pools.NAME] > [worker] > built in.
+
+Which connections are configured, and which of them is the default one and the control connection. See load.py.
+
+The keys that sign payloads, ID:SECRET, also where the secret stands in a file.
+
+Files, environment, code and flags -> Settings. Called by app.py, daemon.py and the commands, once each.
 
 layers.py        one value: who has it first, and where it came from
 connections.py   [connections.NAME], the default one and the control connection
 here             everything else
+
+What is set and means nothing here: a typing error, most likely. For `qd config check`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from qd import units
 from qd.config import table
-from qd.config.connections import Configured, configured, from_root
-from qd.config.entries import entries_of, origins_of
-from qd.config.file import find
-from qd.config.layers import SCHEDULE, Layers
-from qd.config.secrets import secret_file, with_secret
+from qd.config.file import ConfigFile, find
 from qd.config.settings import (
+    ConnectionSettings,
+    EntrySettings,
     FailedSettings,
     LaravelSettings,
     ScheduleSettings,
@@ -26,10 +34,253 @@ from qd.config.settings import (
     SigningSettings,
     check_connection,
     hide_secrets,
+    provider_of,
+    sent_to,
+    with_provider,
 )
+from qd.config.table import ENTRY
 from qd.errors import ConfigError
-from qd.options import WORK, WorkOptions
-from qd.options.drivers import BARE
+from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
+from qd.options.kinds import did_you_mean
+from qd.options.tables import WORK, Option, WorkOptions
+
+SECTION = ("schedule", "entries")
+
+
+def entries_of(file: ConfigFile) -> tuple[EntrySettings, ...]:
+    """In the order of the file, each with the line where it begins. The file has checked key by key."""
+    return tuple([_entry(file, name, keys) for name, keys in file.section(*SECTION).items()])
+
+
+def origins_of(file: ConfigFile) -> dict[str, str]:
+    """`schedule.entries.cleanup.cron` -> "qd.toml:12", for the keys that are given."""
+    each = file.section(*SECTION).items()
+    given = [".".join((*SECTION, name, key)) for name, keys in each for key in keys]
+    return {dotted: file.where(dotted) for dotted in given}
+
+
+def _entry(file: ConfigFile, name: str, keys: Mapping[str, Any]) -> EntrySettings:
+    held = {key: ENTRY[key].read(value) for key, value in keys.items()}
+    if "args" in held:
+        held["args"] = _json(held["args"])
+    return EntrySettings(name, file.shown, file.line(".".join((*SECTION, name))), **held)
+
+
+def _json(arguments: dict[str, Any]) -> str:
+    """A moment of TOML travels as every moment does: as ISO 8601 says it."""
+    import json  # only where there are some
+
+    return json.dumps(arguments, default=lambda moment: moment.isoformat(), ensure_ascii=False)
+
+
+SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
+
+
+class Found(NamedTuple):
+    value: object
+    origin: str
+
+
+class Layers:
+    """origins: where each value came from, by its dotted name; grows with each that is asked."""
+
+    def __init__(
+        self,
+        file: ConfigFile | None,
+        environ: Mapping[str, str],
+        flags: Mapping[str, object],
+        code: Mapping[str, object],
+    ) -> None:
+        self.file, self.environ, self.flags, self.code = file, environ, flags, code
+        self.origins: dict[str, str] = {}
+
+    def value(self, dotted: str, option: Option, code: str = "", connection: str = "", built_in: object = None) -> Any:
+        """The value of one key by the first layer that has it, noted with its origin."""
+        places = self._layers(dotted, option, code, connection)
+        found = next(places, Found(option.default if built_in is None else built_in, "built in"))
+        self.origins[dotted] = found.origin
+        if found.origin == "built in":
+            return found.value
+        try:
+            return option.read(found.value)
+        except ValueError as error:
+            raise ConfigError(f"{found.origin}: {error}") from None
+
+    def _layers(self, dotted: str, option: Option, code: str, connection: str) -> Iterator[Found]:
+        section, _, key = dotted.rpartition(".")
+        if section in ("worker", "qd") and key in self.flags:
+            yield Found(self.flags[key], f"flag {option.flag}" if option.flag else "command line")
+        for name in _variables(option, connection):
+            if self.environ.get(name):  # an empty one counts as not set, as in most programs
+                yield Found(self.environ[name], f"environment {name}")
+        if code in self.code:
+            yield Found(self.code[code], "Qd(...)")
+        if self.file is not None:
+            yield from self._file_layers(self.file, section, key)
+
+    def _file_layers(self, file: ConfigFile, section: str, key: str) -> Iterator[Found]:
+        pools = [("pools", self.pool)] if section == "worker" and self.pool else []
+        for names in (*pools, tuple(section.split(".", 1))):
+            if key in (held := file.section(*names)):
+                yield Found(held[key], file.where(".".join((*names, key))))
+
+    def all(self, section: str, rows: Mapping[str, Option]) -> dict[str, Any]:
+        return {name: self.value(f"{section}.{name}", option) for name, option in rows.items()}
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        return self.file.section(name) if self.file else {}
+
+    @property
+    def root(self) -> Path:
+        return self.file.path.parent if self.file else Path.cwd()
+
+    @property
+    def pool(self) -> str:
+        named = self.flags.get("pool") or self.environ.get("QD_POOL") or ""
+        return str(named or (SCHEDULE if self.only_schedule else ""))
+
+    @property
+    def only_schedule(self) -> bool:
+        return bool(self.flags.get("only_schedule"))
+
+
+def _variables(option: Option, connection: str) -> list[str]:
+    """The environment variables of a row, the first one first."""
+    names = [table.environ_name(option, connection)] if option.environ else []
+    return [*names, "REDIS_URL"] if connection == "redis" and option.name == "url" else names
+
+
+class Configured(NamedTuple):
+    """default, control: their names."""
+
+    connections: dict[str, ConnectionSettings]
+    default: str
+    control: str
+
+
+def configured(layers: Layers) -> Configured:
+    """Raises ConfigError. A url that is missing is none before it is asked for."""
+    names = list(layers.section("connections")) or [unnamed(layers)]
+    default = connection_name(layers, "default", names, only(names))
+    connections = {name: connection_of(layers, name, name == default) for name in names}
+    check_parts(layers, connections)
+    return Configured(connections, default, connection_name(layers, "control", names, sent_to(default, connections)[0]))
+
+
+def unnamed(layers: Layers) -> str:
+    """The one connection where no file names any: called as the driver is that the url in Qd(url) asks for."""
+    url = layers.code.get("url")
+    return SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"
+
+
+def only(names: list[str]) -> str:
+    return "redis" if "redis" in names else names[0] if len(names) == 1 else ""
+
+
+def connection_name(layers: Layers, key: str, names: list[str], built_in: str) -> str:
+    name: str = layers.value(f"qd.{key}", table.QD[key], built_in=built_in)
+    if not name:
+        raise ConfigError(f'no default connection among {", ".join(names)}: write default = "{names[0]}" below [qd]')
+    check_connection(name, names, f" as {key} ({layers.origins[f'qd.{key}']})")
+    return name
+
+
+def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSettings:
+    section = f"connections.{name}"
+    held = {
+        key: layers.value(f"{section}.{key}", option, "url" if default and key == "url" else "", name)
+        for key, option in table.CONNECTION.items()
+    }
+    held["driver"] = driver_of(layers, section, held["driver"], held["url"])
+    held["url"] = held["url"] and from_root(held["url"], layers.root)
+    if held["credentials"] and held["url"]:
+        check_credentials(layers.origins[f"{section}.credentials"], held["driver"], held["url"])
+        held["url"] = with_provider(held["url"], held["credentials"])
+    return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
+
+
+def check_credentials(where: str, driver: str, url: str) -> None:
+    """Raises ConfigError: such a url has no place for them."""
+    if driver != "redis" or scheme_of(url) == "embedded":
+        raise ConfigError(f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)")
+    if other := provider_of(url):
+        raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
+
+
+def driver_of(layers: Layers, section: str, said: str, url: str | None) -> str:
+    """That of the url, unless one is said; both must mean the same."""
+    by_url = SCHEMES[scheme_of(url)] if url else ""
+    if said in DRIVERS and by_url and said != by_url:
+        where = layers.origins[f"{section}.driver"]
+        kinds = ", ".join(scheme for scheme, driver in SCHEMES.items() if driver == said) or "no url"
+        raise ConfigError(
+            f"{where}: driver '{said}' does not fit a url of kind '{scheme_of(url or '')}:' (it takes {kinds})"
+        )
+    return said or by_url or "redis"
+
+
+def check_parts(layers: Layers, connections: Mapping[str, ConnectionSettings]) -> None:
+    """What connections of failover are made of: there, and not of themselves."""
+    mixed = {name: found for name, found in connections.items() if found.driver == "failover"}
+    for name, found in mixed.items():
+        where = layers.origins[f"connections.{name}.connections"]
+        if not found.connections:
+            raise ConfigError(
+                f"connection '{name}' (failover) has no connections: write connections = [\"redis\", ...]"
+            )
+        for part in found.connections:
+            check_connection(part, connections, f" in connections of '{name}' ({where})")
+    for name in mixed:
+        if name in parts_of(name, mixed):
+            where = layers.origins[f"connections.{name}.connections"]
+            raise ConfigError(f"{where}: connection '{name}' (failover) goes round in a circle: it is a part of itself")
+
+
+def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:
+    """All that a connection of failover is made of, the parts of its parts too."""
+    found, ahead = set[str](), [name]
+    while ahead:
+        for part in mixed[ahead.pop()].connections:
+            if part not in found and part in mixed:
+                ahead.append(part)
+            found.add(part)
+    return found
+
+
+def from_root(url: str, root: Path) -> str:
+    """The same; a file of SQLite that is named without a folder stands in that of qd.toml, wherever a program starts."""
+    kind, slashes, path = url.partition(":///")
+    if scheme_of(url) != "sqlite" or not path or path.startswith(("/", ":memory:")):
+        return url
+    return f"{kind}{slashes}{root.resolve() / path}"
+
+
+FROM_FILE = "file:"
+SHORTEST = 16  # characters of a signing key
+
+
+def with_secret(key: str, root: Path, origin: str) -> str:
+    """ID:SECRET, also where the secret is in a file. Raises ConfigError, which never shows it."""
+    id, _, secret = key.partition(":")
+    path = secret_file(key, root)
+    if path is not None:
+        try:
+            secret = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
+    if len(secret) < SHORTEST or not secret.isprintable():
+        raise ConfigError(
+            f"{origin}: the signing key {id} is too short to be one (at least {SHORTEST} characters; "
+            "`openssl rand -hex 32` makes one)"
+        )
+    return f"{id}:{secret}"
+
+
+def secret_file(key: str, root: Path) -> Path | None:
+    secret = key.partition(":")[2]
+    return root / secret.removeprefix(FROM_FILE) if secret.startswith(FROM_FILE) else None
+
 
 LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else
@@ -172,7 +423,7 @@ def check_pool(layers: Layers) -> None:
         return
     where = f" in {layers.file.shown}" if layers.file else ""
     known = f" (known: {', '.join(pools)})" if pools else f" (write [pools.{layers.pool}] into qd.toml)"
-    raise ConfigError(f"unknown pool '{layers.pool}'{where}{units.did_you_mean(layers.pool, pools)}{known}")
+    raise ConfigError(f"unknown pool '{layers.pool}'{where}{did_you_mean(layers.pool, pools)}{known}")
 
 
 def min_uptime(layers: Layers, value: float | str) -> float:
@@ -182,7 +433,7 @@ def min_uptime(layers: Layers, value: float | str) -> float:
 
 
 def workers_of(value: int | str) -> int:
-    from qd.process.vitals import cpus_granted  # producers do not need it
+    from qd.process.proc import cpus_granted  # producers do not need it
 
     return value if isinstance(value, int) else cpus_granted()
 
@@ -193,3 +444,30 @@ def supervised(environ: Mapping[str, str]) -> bool:
     if environ.get("SUPERVISOR_ENABLED") or environ.get("NOTIFY_SOCKET"):
         return True
     return environ.get("SYSTEMD_EXEC_PID") in (str(os.getpid()), str(os.getppid()))
+
+
+OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}
+
+
+def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """One line for each QD_ variable that nothing here reads: a typing error, most likely."""
+    rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING, table.SCHEDULE)
+    fixed = [option for each in rows for option in each.values()]
+    known = {table.environ_name(option) for option in fixed if option.environ} | OTHERS
+    known |= {table.environ_name(option, name) for option in table.CONNECTION.values() for name in settings.connections}
+    return [
+        f"{name} in the environment is read by nothing{did_you_mean(name, known)}"
+        for name in sorted(environ)
+        if name.startswith("QD_") and name not in known
+    ]
+
+
+def strange_drivers(settings: Settings) -> list[str]:
+    """One line for each driver that is none of ours: only the app knows whether it is one of its own."""
+    known = ", ".join(DRIVERS)
+    return [
+        f"driver '{found.driver}' of connection '{found.name}' is none of qd's (known: {known})"
+        f"{did_you_mean(found.driver, DRIVERS)}: only the app knows whether it is one of its own (app.extend)"
+        for found in settings.connections.values()
+        if found.driver not in DRIVERS
+    ]

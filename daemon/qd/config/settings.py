@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from qd import units
 from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
-from qd.masks import hide, passwords_in
-from qd.options import WorkOptions
+from qd.options import kinds
 from qd.options.drivers import BARE, DRIVERS
+from qd.options.tables import WorkOptions
+from qd.redaction import passwords_in, register_secrets
 
 PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
 
@@ -74,7 +74,7 @@ class SigningSettings:
 class EntrySettings:
     """One [schedule.entries.NAME], in file and line. args: JSON, "" for none. every, timeout: seconds, None and 0 for none.
 
-    What fits together is looked at by qd.schedule.file.
+    What fits together is looked at by qd.schedule.declare.
     """
 
     name: str
@@ -174,7 +174,7 @@ def with_provider(url: str, name: str) -> str:
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:
     """Raises ConfigError with the known connections unless `name` is one; `where` says who asked for it."""
     if name not in known:
-        near = units.did_you_mean(name, known)
+        near = kinds.did_you_mean(name, known)
         raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
 
 
@@ -199,8 +199,8 @@ def hide_secrets(settings: Settings) -> None:
     urls = [connection.url or "" for connection in settings.connections.values()]
     urls += [settings.laravel.cache_url] if settings.laravel and settings.laravel.cache_url else []
     urls += [settings.failed.database]
-    hide([password for url in urls for password in passwords_in(url)])
-    hide([key.partition(":")[2] for key in settings.signing.keys])
+    register_secrets([password for url in urls for password in passwords_in(url)])
+    register_secrets([key.partition(":")[2] for key in settings.signing.keys])
 
 
 def to_json(settings: Settings) -> bytes:

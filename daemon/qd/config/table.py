@@ -1,12 +1,13 @@
 """The keys of the file that are no options of `qd work`, as rows of the same kind; [worker] and [pools.NAME] come from
-options.WORK. Read by file.py (what may stand where), load.py, and the test of the reference in the docs."""
+options.WORK. Read by file.py (what may stand where), load.py, and the test of the reference in the docs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from qd.options import WORK, Option, row
+from qd.options.tables import WORK, Option, row
 
 
 def _rows(*made: Option) -> Mapping[str, Option]:

@@ -16,12 +16,13 @@ from flask import Flask, has_app_context
 from flask.cli import ScriptInfo, pass_script_info
 
 from qd.app import Qd
-from qd.contrib.handover import become_qd
+from qd.contrib.command import become_qd
 from qd.errors import ConfigError
-from qd.units import did_you_mean
+from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
-    from qd.bus.running import RunningJob
+    from qd.jobs.context import RunningJob
+
 
 KEYS = ("url", "imports")
 

@@ -24,10 +24,11 @@ from sqlalchemy import ColumnElement, Engine, Uuid, event, inspect
 from sqlalchemy.orm import Mapper, Session, SessionTransaction
 
 from qd.app import Qd
-from qd.arguments import Key, Provided
+from qd.arguments.injection import Key, Provided
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
+
 
 Act = Callable[[], object]
 

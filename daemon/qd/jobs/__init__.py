@@ -1,11 +1,18 @@
-"""What a programmer declares and sends.
+"""What a job is: its declaration, policy and context.
 
-`registry` is what a worker asks, `calls` what a producer holds, `declare` makes both of a function or class. How a call
-is sent is handed in by app.py (`plan.Sender`).
+context     current_job() and RunningJob: what a job sees of itself.
+declare     @app.job and its checks.
+job         What a producer holds: JobFunction, Job, Call.
+pipeline    The chain of middleware around a job, and the checks on each.
+plan        Dispatch options, Plan, Handle, and the Sender protocol.
+policy      Retry policy: may a job run, and what follows an error. Pure.
+registry    Declared jobs by name.
 """
 
-from qd.jobs.calls import Call, Job, JobFunction, NeverSent
+from __future__ import annotations
+
 from qd.jobs.declare import Declare
+from qd.jobs.job import Call, Job, JobFunction, NeverSent
 from qd.jobs.plan import Asks, Duration, Handle, Middleware, Options, Place, Plan, Sender, SendOptions, Status
 from qd.jobs.registry import Declared, Registry
 

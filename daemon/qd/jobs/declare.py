@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Never, ParamSpec, TypeVar, Unpack, overload
 
-from qd.arguments import Signature, signature_of, signature_of_fields
+from qd.arguments.signature import Signature, signature_of, signature_of_fields
 from qd.errors import DeclarationError
-from qd.jobs.calls import Job, JobFunction
+from qd.jobs.job import Job, JobFunction
+from qd.jobs.pipeline import check_stages
 from qd.jobs.plan import Options, Plan, Sender
 from qd.jobs.registry import Declared, DeclaredClass, DeclaredRaw, Registry
-from qd.jobs.stages import check_stages
-from qd.options import JobOptions
+from qd.options.tables import JobOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")

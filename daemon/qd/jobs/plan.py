@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
-from qd.arguments import Pattern
+from qd.arguments.signature import Pattern
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
-from qd.options import JobOptions
-from qd.units import span_in_code
+from qd.options.kinds import span_in_code
+from qd.options.tables import JobOptions
 
 if TYPE_CHECKING:
-    from qd.bus.running import RunningJob
+    from qd.jobs.context import RunningJob
+
 
 T_co = TypeVar("T_co", covariant=True)
 

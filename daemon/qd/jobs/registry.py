@@ -8,9 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from qd.arguments import Known, Signature, decode_value, encode_value
+from qd.arguments.injection import Known
+from qd.arguments.signature import Signature
+from qd.arguments.values import decode_value, encode_value
 from qd.errors import DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
-from qd.options import JobOptions
+from qd.options.tables import JobOptions
 
 
 class Declared:

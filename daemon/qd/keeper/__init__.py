@@ -1,11 +1,9 @@
-"""The process that knows the server and nothing else: leases, due jobs, the jobs of the dead, stamps, the report.
+"""The keeper: one beat per second. It renews leases, requeues the jobs of the dead and moves due jobs; it runs none.
 
-loop                  one call about once a second
-dead, leftover        jobs of the dead go back; what they have left running is ended before
-rights, parts         may workers answer; servers and queues that are away while others are not
-restarts, laravel     what operators ask for, here and by Laravel's own keys
-maintenance           maintenance mode as this host sees it
-control               the control connection, where it is not that of the jobs
-private               the server of `embedded:`, started again after a kill
-report, aged          what is told of this master; failed jobs that are too old
+control         The control connection, which may be another one than that of the jobs.
+dead_workers    Jobs of dead workers and masters go back; what they left running is ended.
+keeper          Keeper: one beat a second.
+operators       Restart, pause and maintenance as operators (and Laravel) ask for them.
+report          What is told of this master.
+servers         Servers away, queues refused, rights missing.
 """

@@ -9,16 +9,17 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.keeping import Answer, Asked
-from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.beat import beat
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.queue import beat
+from qd.drivers.types import BeatReply, BeatRequest
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
 from qd.options.drivers import BORROWERS
 
 if TYPE_CHECKING:
-    from qd.config import ConnectionSettings
-    from qd.connectors.keyspace.base import Keyspace
+    from qd.config.settings import ConnectionSettings
+    from qd.drivers.keyspace.base import Keyspace
+
 
 REST = 0.5  # seconds between two tries while it is away, at least
 TIMES = 10.0  # rests as long as a try has lasted
@@ -41,7 +42,7 @@ class Control:
         """settings: of the control connection; jobs: of the connection that is worked on."""
         self.space, self.prefix, self.log = space, prefix, log
         self.driver, self.name, self.jobs = settings.driver, settings.name, jobs
-        self._answer: Answer | None = None
+        self._answer: BeatReply | None = None
         self._read_at = 0.0
         self._away_since: float | None = None
         self._not_before = 0.0
@@ -50,7 +51,7 @@ class Control:
     def is_away(self) -> bool:
         return self._away_since is not None
 
-    def beat(self, asked: Asked) -> tuple[Answer | None, bool]:
+    def beat(self, asked: BeatRequest) -> tuple[BeatReply | None, bool]:
         """Its stamps, and whether they were read now. While it is away: those that were read last, at its estimated time.
         None: they were never read."""
         at = time.monotonic()
@@ -66,7 +67,7 @@ class Control:
             return None, False
         return self._answer._replace(now=self._answer.now + at - self._read_at), False
 
-    def _tried(self, asked: Asked) -> Answer:
+    def _tried(self, asked: BeatRequest) -> BeatReply:
         if not self.is_away:
             return beat(self.space, self.prefix, (), asked)
         with self.space.within(min(LOOK, longest_call(self.jobs))):

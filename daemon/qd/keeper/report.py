@@ -11,10 +11,10 @@ import socket
 from collections.abc import Sequence
 
 from qd import __version__
-from qd.config import Settings
-from qd.process import vitals
-from qd.process.hands import Hands
-from qd.process.scoreboard import ALIVE, H, Role, Slot, State, W, now
+from qd.config.settings import Settings
+from qd.master.code import ChildContext
+from qd.process import proc
+from qd.process.scoreboard import ALIVE, H, Role, Slot, SlotState, W, now
 
 RECENT = 60.0  # seconds for which a crash is told
 STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper that stood still
@@ -23,7 +23,7 @@ STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper t
 class Report:
     """Moments are told by the server's clock, as far as the last beat has shown it."""
 
-    def __init__(self, settings: Settings, hands: Hands) -> None:
+    def __init__(self, settings: Settings, hands: ChildContext) -> None:
         self.settings, self.hands, self.board = settings, hands, hands.board
         # Of the server's clock to the monotonic one, seconds; None before the first answer.
         self._offset: float | None = None
@@ -62,10 +62,10 @@ class Report:
             "token": self.hands.token,
             "host": socket.gethostname(),
             "pid": self.hands.master,
-            "start": vitals.start_time(self.hands.master),
-            "boot": vitals.boot_id(),
-            "ns": vitals.pid_namespace(),
-            "root": os.geteuid() == 0 and not vitals.in_container(),
+            "start": proc.start_time(self.hands.master),
+            "boot": proc.boot_id(),
+            "ns": proc.pid_namespace(),
+            "root": os.geteuid() == 0 and not proc.in_container(),
             "pool": work.pool,
             "connection": work.connection,
             "queues": [] if work.only_schedule else list(work.queues),
@@ -106,12 +106,12 @@ class Report:
         return round(moment / 1e9 + (self._offset or 0.0), 3)
 
     def _told(self, slot: Slot) -> dict[str, object]:
-        busy = slot[W.STATE] == State.BUSY
+        busy = slot[W.STATE] == SlotState.BUSY
         return {
             "slot": slot.number,
             "pid": slot[W.PID],
             "start": slot[W.START] or None,
-            "state": State(slot[W.STATE]).name.lower(),
+            "state": SlotState(slot[W.STATE]).name.lower(),
             "job": slot.job if busy else None,
             "queue": slot.queue if busy else None,
             "since": self._since(slot) if busy else None,
@@ -126,7 +126,7 @@ class Report:
             "slot": slot.number,
             "pid": slot[W.PID],
             "start": slot[W.START] or None,
-            "state": State(slot[W.STATE]).name.lower(),
+            "state": SlotState(slot[W.STATE]).name.lower(),
             "entries": slot[W.ENTRIES],
             "runs": runs,
             "run": slot.job if runs else None,

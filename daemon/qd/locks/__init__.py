@@ -1,7 +1,15 @@
-"""Locks and limits as a tool for any code of a project: app.lock(...) and app.limiter(...). Loaded when they are used."""
+"""app.lock and app.limiter.
 
+lease      A lock in hand: renewed, extended, lost; names and owners.
+limiter    Limiter.
+lock       Lock.
+waiting    Waiting in line, in threads and in coroutines.
+"""
+
+from __future__ import annotations
+
+from qd.locks.lease import Owner
 from qd.locks.limiter import Limiter
 from qd.locks.lock import Lock
-from qd.locks.places import Owner
 
 __all__ = ["Limiter", "Lock", "Owner"]

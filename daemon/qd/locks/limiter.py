@@ -7,15 +7,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from qd.bus.running import Limit
-from qd.connectors.connections import Connections
+from qd.drivers.connections import Connections
 from qd.errors import ConnectionLost, ServerRefused
-from qd.jobs import Duration
-from qd.locks.aside import aside
-from qd.locks.places import Place, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, Patience
-from qd.store.rates import Answer, Rate
-from qd.ties import plain_name
+from qd.jobs.context import Limit
+from qd.jobs.plan import Duration
+from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
+from qd.locks.waiting import COURTESY, RetryPatience, aside
+from qd.payload.format import plain_name
+from qd.store.locks import Rate, RateReply
 
 
 class Limiter:
@@ -25,7 +24,7 @@ class Limiter:
     def __init__(self, connections: Connections, name: str, limit: Limit, *, connection: str | None = None) -> None:
         self.name, self.limit = checked_name("limiter", name), limit
         self._rate = Rate(plain_name(name), limit.most, limit.per)
-        self._place = Place(connections, connection)
+        self._place = LockServer(connections, connection)
 
     def acquire(self, timeout: Duration | None = None) -> bool:
         """Wait until one may start, each at a moment of its own and in the order in which they have asked. False, at once:
@@ -90,9 +89,9 @@ class Limiter:
 class Start:
     """One who waits for its start."""
 
-    def __init__(self, place: Place, rate: Rate, timeout: float | None) -> None:
+    def __init__(self, place: LockServer, rate: Rate, timeout: float | None) -> None:
         self._place, self._rate, self._owner = place, rate, new_owner()
-        self._patience, self._ends = Patience(timeout), timeout is not None
+        self._patience, self._ends = RetryPatience(timeout), timeout is not None
 
     def ask(self) -> float | None:
         """0: it has started. Else the seconds until it is to ask again; None: it does not wait so long."""
@@ -106,7 +105,7 @@ class Start:
             self._patience.answered()
             return None if answer.late else answer.wait
 
-    def _asked(self, left: float | None) -> Answer:
+    def _asked(self, left: float | None) -> RateReply:
         try:
             return self._place.ask(
                 lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call

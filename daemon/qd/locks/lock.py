@@ -16,19 +16,27 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from qd.connectors.connections import Connections
+from qd.drivers.connections import Connections
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
+from qd.events import Listeners
 from qd.events import LockLost as LostEvent
-from qd.jobs import Duration
-from qd.listeners import Listeners
-from qd.locks.aside import aside, own_thread, settled, shared
-from qd.locks.door import door_of
-from qd.locks.hold import Hold, log, surely
-from qd.locks.places import Owner, Place, checked_name, checked_timeout, checked_ttl, new_owner, read_owner
-from qd.locks.renewal import renewals
-from qd.locks.waiting import Cancel, Taken, Wait
+from qd.jobs.plan import Duration
+from qd.locks.lease import (
+    HeldLock,
+    LockServer,
+    Owner,
+    checked_name,
+    checked_timeout,
+    checked_ttl,
+    log,
+    new_owner,
+    read_owner,
+    renewals,
+    surely,
+)
+from qd.locks.waiting import Cancel, TakenLock, Wait, aside, door_of, own_thread, settled, shared
 from qd.process.shield import shield
-from qd.store.mutex import Mutex
+from qd.store.locks import Mutex
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,9 +62,9 @@ class Lock:
     ) -> None:
         self.name, self.ttl, self.renew = checked_name("lock", name), checked_ttl(name, ttl), renew
         self._timeout = checked_timeout(f"the lock '{name}'", timeout)
-        self._place, self._listeners = Place(connections, connection), listeners
-        self._hold: Hold | None = None
-        self._last: Hold | None = None  # also after it was given back
+        self._place, self._listeners = LockServer(connections, connection), listeners
+        self._hold: HeldLock | None = None
+        self._last: HeldLock | None = None  # also after it was given back
         self._refused_by = ""
 
     # -- taking and giving back
@@ -80,9 +88,9 @@ class Lock:
         wait = Wait(self._place, mutex, self.ttl, seconds, cancel)
         try:
             taken = wait.over()
-            if isinstance(taken, Taken):
+            if isinstance(taken, TakenLock):
                 with shield:
-                    self._keep(Hold(self._place, mutex, self.ttl, taken.token, taken.began, self._told))
+                    self._keep(HeldLock(self._place, mutex, self.ttl, taken.token, taken.began, self._told))
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
@@ -93,7 +101,7 @@ class Lock:
         self._refused_by = taken.by
         return False
 
-    def _keep(self, hold: Hold) -> None:
+    def _keep(self, hold: HeldLock) -> None:
         self._hold = self._last = hold
         if self.renew:
             renewals(hold).add(hold)
@@ -132,7 +140,7 @@ class Lock:
         if self.renew:
             renewals(hold).add(hold)  # it is due at another moment now
 
-    def _mine(self, act: str) -> Hold:
+    def _mine(self, act: str) -> HeldLock:
         hold = self._hold
         if hold is None:
             raise LockError(f"the lock '{self.name}' is not held by this object: {act}() comes after acquire()")
@@ -210,7 +218,7 @@ class Lock:
         except (ConnectionLost, ServerRefused) as away:
             self._stays(hold, away, error)
 
-    def _stays(self, hold: Hold, away: Exception, error: BaseException | None) -> None:
+    def _stays(self, hold: HeldLock, away: Exception, error: BaseException | None) -> None:
         """It could not be given back. What was done under it was done in time, unless its ttl is over by now."""
         self._hold = None
         if time.monotonic() >= hold.until:

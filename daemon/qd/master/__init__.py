@@ -1,15 +1,16 @@
-"""The process that supervisord or systemd sees. It knows the kernel only: no Redis, no app, no threads.
+"""The master: forks, reaps and kills on time. It knows the kernel, no server and no app.
 
-loop, plan            starts, reaps, kills on time, keeps the number; what it is handed
-children, forking     a slot each, and how each one died; one fork each
-spawning, boots       as many as are wanted; those that do not stay
-reaping               the children that ended
-oom, stacks           what killed them; where they hung
-late, silence         what is over its time; what gives no sign of life
-keeping               the keeper, watched and replaced
-code, rolling         the templates that serve; from one to the next
-stopping, ending      the clock of a stop, and its steps
-emptiness             --stop-when-empty
-news                  what children report
-telling, liveness     log, `ps` and systemd; the file that says that the loop turns
+children          Workers and schedulers as the master keeps them: spawned, dead, slow to boot.
+code              The contract with children: Plan, what a child is given, one import of the app (Code).
+keeper_process    The master's side of the keeper.
+master            Master: the loop and the signals.
+messages          What children tell, checked before it is believed.
+postmortem        Was it the OOM killer; the last stack.
+reap              Ended children, taken and told.
+reload            Rolling change from one import of the app to the next.
+shutdown          The clock and the steps of a stop.
+spawn             Keeping the number; forks.
+state             State: what the parts of the master share; the clock of a stop.
+status            Log lines, ps title, systemd status, liveness file.
+watchdog          Overdue jobs, silent workers, scribbled memory.
 """

@@ -1,6 +1,9 @@
 """Workers and scheduler as the master keeps them: a slot each, spawned, watched, ended, reaped, handed to the keeper.
 
 free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
+
+Workers that do not stay: they die before they are ready, or at once after it, or cannot be forked at all. A delay that
+grows, and when to give up.
 """
 
 from __future__ import annotations
@@ -9,13 +12,13 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qd.master.oom import OomKills
-from qd.master.stacks import of_the_job
-from qd.process import child, vitals
-from qd.process.exits import ending, is_orderly
-from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, State, Verdict, W, Why, now
+from qd.master.postmortem import OomKills, of_the_job
+from qd.process import fork, proc
+from qd.process.exit_codes import Exit, ending, is_orderly
+from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
@@ -48,7 +51,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """It has a job in hand, or what its schedule started still runs."""
-        return self.slot[W.STATE] == State.BUSY
+        return self.slot[W.STATE] == SlotState.BUSY
 
     @property
     def has_job(self) -> bool:
@@ -57,7 +60,7 @@ class Worker:
     @property
     def is_starting(self) -> bool:
         """It has not booted, and cannot have a job."""
-        return self.slot[W.STATE] == State.STARTING and not self.ready
+        return self.slot[W.STATE] == SlotState.STARTING and not self.ready
 
     def event(self, what: str) -> str:
         """What is told of it in the log: `worker.died`."""
@@ -174,7 +177,7 @@ class Children:
 
     def _waits(self, number: int) -> bool:
         """The slot's last jobs are still to be moved."""
-        return number in self.dead and self.board.slot(number)[W.STATE] != State.SETTLED
+        return number in self.dead and self.board.slot(number)[W.STATE] != SlotState.SETTLED
 
     def free_settled(self) -> None:
         """Free the slots of the dead whose jobs the keeper has moved."""
@@ -187,7 +190,7 @@ class Children:
         self.dead.discard(number)
         slot.clear()
         slot[W.GENERATION] += 1
-        slot[W.STATE], slot[W.ROLE] = State.STARTING, role
+        slot[W.STATE], slot[W.ROLE] = SlotState.STARTING, role
         worker = Worker(slot, slot[W.GENERATION], code, at, role)
         self.workers[number] = worker
         return worker
@@ -196,7 +199,7 @@ class Children:
         worker = self.workers.get(number)
         if worker is not None and worker.generation == generation:
             worker.pid = worker.slot[W.PID] = pid
-            worker.slot[W.START] = vitals.start_time(pid) or 0
+            worker.slot[W.START] = proc.start_time(pid) or 0
 
     def found(self, number: int, generation: int) -> Worker | None:
         worker = self.workers.get(number)
@@ -223,15 +226,15 @@ class Children:
         if worker.verdict is None:
             worker.verdict, worker.killed_at = verdict, time.monotonic()
         if worker.pid:
-            child.kill_group(worker.pid)
+            fork.kill_group(worker.pid)
 
     def reap(self, pid: int) -> Death | None:
         """Take an ended child. None: it was no worker."""
         worker = self.by_pid(pid)
         if worker is None:
-            child.reap(pid)
+            fork.reap(pid)
             return None
-        status, peak = child.reap(pid)
+        status, peak = fork.reap(pid)
         return self._ended(worker, status, peak)
 
     def _ended(self, worker: Worker, status: int, peak: int) -> Death:
@@ -239,7 +242,7 @@ class Children:
         began = slot[W.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
         code = os.waitstatus_to_exitcode(status)
-        clean = slot[W.STATE] == State.IDLE and is_orderly(code)
+        clean = slot[W.STATE] == SlotState.IDLE and is_orderly(code)
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
         death = Death(
             worker,
@@ -262,7 +265,7 @@ class Children:
         else:
             slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
             slot[W.OOM], slot[W.TOOK_MS] = int(bool(death.oom)), int(took * 1000)
-            slot[W.STATE] = State.DEAD  # last: the keeper may read the others from now on
+            slot[W.STATE] = SlotState.DEAD  # last: the keeper may read the others from now on
             self.dead.add(slot.number)
         return death
 
@@ -299,7 +302,9 @@ class Children:
             return False
         self._moved_at = now() if self._moved_at is None else self._moved_at
         live = self.serving()
-        return bool(live) and all(w.slot[W.STATE] == State.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live)
+        return bool(live) and all(
+            w.slot[W.STATE] == SlotState.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live
+        )
 
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)
@@ -307,3 +312,78 @@ class Children:
     @property
     def jobs_done(self) -> int:
         return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))
+
+
+MOST = 5  # boot deaths with none ever ready
+FIRST, LONGEST = 0.1, 30.0  # seconds until the next try
+NO_PROCESS, NO_PROCESS_LONGEST = 1.0, 4.0  # the steps where the system gives no process: there may be one any moment
+SETTLED = 5.0  # seconds after which a worker that has done nothing yet is no part of a crash loop
+
+
+@dataclass(slots=True)
+class Steps:
+    """A delay that doubles with each failure."""
+
+    first: float
+    longest: float = LONGEST
+    count: int = 0
+    until: float = 0.0  # monotonic
+
+    def step(self) -> float:
+        """One more. Returns the seconds until the next try."""
+        delay = min(self.longest, self.first * 2.0 ** min(self.count, 30))
+        self.count += 1
+        self.until = time.monotonic() + delay
+        return delay
+
+    def clear(self) -> None:
+        self.count, self.until = 0, 0.0
+
+    @property
+    def waits(self) -> bool:
+        return time.monotonic() < self.until
+
+
+class BootBackoff:
+    """boot: deaths before ready; fall: deaths of ready workers without any job; fork: no process to be had."""
+
+    def __init__(self) -> None:
+        self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS, NO_PROCESS_LONGEST)
+        self.ever_ready = False
+        self._fell_at = 0.0
+
+    @property
+    def may_spawn(self) -> bool:
+        return not (self.boot.waits or self.fall.waits or self.fork.waits)
+
+    def ready(self) -> None:
+        self.boot.clear()
+        self.ever_ready = True
+
+    def died(self) -> float:
+        """At boot. Returns the seconds until the next try."""
+        return self.boot.step()
+
+    def fell(self, at: float) -> float:
+        """A ready worker died before it had done anything. Returns the seconds until the next try."""
+        self._fell_at = at
+        return self.fall.step()
+
+    def look(self, workers: Iterable[Worker], at: float) -> None:
+        """A worker that came after the last fall and stays: the loop is over. (Older ones prove nothing.)"""
+        if self.fall.count:
+            for worker in workers:
+                if worker.stays(at - SETTLED):
+                    self.worked(worker)
+
+    def worked(self, worker: Worker) -> None:
+        if worker.ready_at > self._fell_at:
+            self.fall.clear()
+
+    def hopeless(self, exit_code: int) -> Exit | None:
+        """What `qd work` is to exit with, when trying again makes no sense."""
+        if self.ever_ready:
+            return None
+        if exit_code in (Exit.IMPORT, Exit.CONFIG):
+            return Exit(exit_code)
+        return Exit.IMPORT if self.boot.count >= MOST else None

@@ -1,4 +1,6 @@
-"""What the parts of the master share. One object a program: the parts read it and change it, none of them holds another.
+"""The clock of a stop: when running jobs are told, when they are ended, when the master may leave.
+
+What the parts of the master share. One object a program: the parts read it and change it, none of them holds another.
 
 Master ── State ──┬── plan, wanted, paused, stopping     what is asked of it
                   ├── codes, children, boots, keeper     what it has started
@@ -7,31 +9,93 @@ Master ── State ──┬── plan, wanted, paused, stopping     what is a
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
+
 from qd.log import Log
-from qd.master.boots import Boots
-from qd.master.children import Children
-from qd.master.code import Codes
-from qd.master.keeping import Keeping
-from qd.master.plan import Plan
-from qd.master.stopping import Stopping
+from qd.master.children import BootBackoff, Children
+from qd.master.code import AppImports, MasterPlan
+from qd.master.keeper_process import KeeperProcess
 from qd.process import signals, systemd
+from qd.process.channels import MessageReceiver
+from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role, Scoreboard
-from qd.process.talk import Ear
+
+AGAIN = 1.0  # a second signal within this time is the same one: stopasgroup and Ctrl-C deliver twice
+HURRY = 1.5  # seconds a job has after the second signal
+KEEPER = 2.5  # seconds the keeper has to move the jobs of the dead
+EXTEND = 2.0  # seconds between two requests to systemd for more time
+
+
+@dataclass(slots=True)
+class StopClock:
+    code: Exit
+    timeout: float  # seconds, 0 for ever
+    linger: float  # monotonic moment before which the program does not leave by itself
+    signalled: bool  # a signal asked for it
+    began: float = field(init=False)
+    keeper_told: bool = False
+    over: bool = False
+    _deadline: float = 0.0
+    _hurried: bool = False
+    _told_keeper_at: float = 0.0
+    _extended_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        self._deadline = self.began + self.timeout if self.timeout else 0.0
+
+    def again(self) -> bool:
+        """A further signal. True: it means "at once". The first one after a stop of its own only ends the lingering."""
+        now = time.monotonic()
+        self.linger = 0.0
+        if not self.signalled:
+            self.signalled, self.began = True, now
+            return False
+        if now - self.began < AGAIN or self._hurried:
+            return False
+        self._hurried = True
+        self._deadline = min(self._deadline or now + HURRY, now + HURRY)
+        return True
+
+    @property
+    def deadline_ns(self) -> int:
+        return int(self._deadline * 1e9)
+
+    def interrupts(self) -> bool:
+        """Running jobs are to be told now: min(5 s, a fifth) before the end, or at once in a hurry."""
+        margin = min(5.0, self.timeout / 5)
+        return self._hurried or (self._deadline > 0 and time.monotonic() >= self._deadline - margin)
+
+    def ends_now(self) -> bool:
+        return self._deadline > 0 and time.monotonic() >= self._deadline
+
+    def keeper_late(self) -> bool:
+        now = time.monotonic()
+        self._told_keeper_at = self._told_keeper_at or now
+        return now - self._told_keeper_at > KEEPER
+
+    def extend_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._extended_at < EXTEND:
+            return False
+        self._extended_at = now
+        return True
 
 
 class State:
-    def __init__(self, plan: Plan, log: Log, notifier: systemd.Notifier) -> None:
+    def __init__(self, plan: MasterPlan, log: Log, notifier: systemd.Notifier) -> None:
         self.plan, self.log, self.notifier = plan, log, notifier
         self.board = Scoreboard()
         self.children = Children(self.board)
-        self.codes = Codes()
-        self.ear = Ear()
+        self.codes = AppImports()
+        self.ear = MessageReceiver()
         self.mailbox = signals.Mailbox()
-        self.keeper = Keeping(self.board, log)
-        self.boots = {role: Boots() for role in Role}
+        self.keeper = KeeperProcess(self.board, log)
+        self.boots = {role: BootBackoff() for role in Role}
         self.wanted = plan.work.workers  # TTIN and TTOU change it
         self.paused = False
-        self.stopping: Stopping | None = None
+        self.stopping: StopClock | None = None
         self.started_at = 0.0  # monotonic; set by Master.run
         self.jobs = 0  # done by workers that have left
         self.handed_back = 0  # unfinished jobs that such workers returned to their queues

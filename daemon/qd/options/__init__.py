@@ -1,9 +1,9 @@
 """Every option of a worker and of a job, described once. config fills WorkOptions from its sources, jobs JobOptions."""
 
-from qd.options.job import JOB_KINDS, JobOptions
+from __future__ import annotations
+
 from qd.options.kinds import BESIDE, KINDS, queue_name
-from qd.options.table import Option, row, shown
-from qd.options.work import WORK, WorkOptions
+from qd.options.tables import JOB_KINDS, WORK, JobOptions, Option, WorkOptions, row, shown
 
 __all__ = [
     "BESIDE",

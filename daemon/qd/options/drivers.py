@@ -15,7 +15,7 @@ class Driver(NamedTuple):
     schemes     kind of url -> the extra that brings its library, "" if it needs none. The url of a database may name how it
                 is reached, as SQLAlchemy writes it: mysql+pymysql://
     libraries   library -> the extra that brings it
-    open        a Factory (connectors/reserver.py). "": only an app opens it
+    open        a Factory (drivers/base.py). "": only an app opens it
     keyspace    opens its keyspace. A driver without one keeps jobs and nothing else: what is kept beside them is on the
                 control connection
     url         reads a url and raises ConfigError for a wrong one, without any library
@@ -37,9 +37,9 @@ REDIS = ("redis", "rediss", "unix", "embedded", "redis+sentinel", "rediss+sentin
 DRIVERS: Mapping[str, Driver] = {
     "redis": Driver(
         schemes=dict.fromkeys(REDIS, ""),
-        open="qd.connectors.redis.opening:open_queue",
-        keyspace="qd.connectors.redis.opening:open_space",
-        url="qd.connectors.redis.urls:check",
+        open="qd.drivers.redis.driver:open_queue",
+        keyspace="qd.drivers.redis.driver:open_space",
+        url="qd.drivers.redis.driver:check",
     ),
     "database": Driver(
         schemes={
@@ -50,28 +50,28 @@ DRIVERS: Mapping[str, Driver] = {
             "sqlite": "database",
         },
         libraries={"sqlalchemy": "database", "lupa": "database", "psycopg": "postgres", "pymysql": "mysql"},
-        open="qd.connectors.database.opening:open_queue",
-        keyspace="qd.connectors.database.opening:open_space",
-        url="qd.connectors.database.target:check",
-        look="qd.connectors.database.opening:look",
+        open="qd.drivers.database.queue:open_queue",
+        keyspace="qd.drivers.database.queue:open_space",
+        url="qd.drivers.urls:check",
+        look="qd.drivers.database.queue:look",
     ),
     "beanstalkd": Driver(
         schemes={"beanstalkd": "beanstalkd"},
         libraries={"greenstalk": "beanstalkd"},
-        open="qd.connectors.beanstalkd.opening:open_queue",
-        url="qd.connectors.beanstalkd.target:Target",
-        look="qd.connectors.beanstalkd.start:look",
+        open="qd.drivers.beanstalkd.driver:open_queue",
+        url="qd.drivers.urls:BeanstalkdUrl",
+        look="qd.drivers.beanstalkd.driver:look",
     ),
     "sqs": Driver(
         schemes={"sqs": "sqs"},
         libraries={"boto3": "sqs", "botocore": "sqs"},
-        open="qd.connectors.sqs.opening:open_queue",
-        url="qd.connectors.sqs.address:Address",
-        look="qd.connectors.sqs.start:look",
+        open="qd.drivers.sqs.queue:open_queue",
+        url="qd.drivers.urls:SqsUrl",
+        look="qd.drivers.sqs.broker:look",
     ),
     SYNC: Driver(bare="it runs each job where it is dispatched"),
-    "null": Driver(open="qd.connectors.null:open_queue", bare="it takes jobs and forgets them"),
-    "failover": Driver(open="qd.connectors.failover:open_queue", bare="it is for sending"),
+    "null": Driver(open="qd.drivers.send_only:open_null", bare="it takes jobs and forgets them"),
+    "failover": Driver(open="qd.drivers.send_only:open_queue", bare="it is for sending"),
 }
 SCHEMES = {scheme: word for word, driver in DRIVERS.items() for scheme in driver.schemes}
 """Kind of url -> its driver."""

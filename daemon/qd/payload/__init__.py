@@ -1,14 +1,18 @@
-"""Laravel's JSON payload: `making` writes it, `reading` knows its keys: a key that is new is written there
-first. `names` draws the uuid and the id.
+"""The message: the JSON text of a job, as Laravel writes it.
 
-bus/route.py makes payloads, the worker reads them. Bytes of a payload that is made are changed in files beside this
-folder, each for its own keys: unit.py while a job is held, ties.py and links.py for what waits for others, retried.py when
-it is sent again, signing.py for "sig".
+build          Writing: make(), ids, and the pre-cut template for repeated dispatches.
+format         Reading: Payload, Relations (its key "qd"), read().
+reservation    The mark of a reservation in a payload: reading it, answering, checkpoints.
+rewrite        A payload sent later or again: links of a chain, retries of failed jobs.
+signing        HMAC signatures.
+size           Size and nesting limits.
+splice         Writing a reservation into a payload byte for byte as unit.lua does, for drivers without scripts.
 """
 
-from qd.payload.making import OWN_KEYS, added, make, tied
-from qd.payload.names import new_id, new_pair, new_pairs, new_uuid
-from qd.payload.reading import NO_DATA, OBJECT_JOB, Payload, base64url, base64url_decoded, read, tags_of
+from __future__ import annotations
+
+from qd.payload.build import OWN_KEYS, added, make, new_id, new_pair, new_pairs, new_uuid, tied
+from qd.payload.format import NO_DATA, OBJECT_JOB, Payload, base64url, base64url_decoded, read, tags_of
 
 __all__ = [
     "NO_DATA",

@@ -1,10 +1,13 @@
-"""The operating system's side. No job, no Redis.
+"""Processes: forks, signals, shared memory, /proc.
 
-signals, shield       signals as bytes in a mailbox; code that no alarm tears apart
-child, hands, talk    a fork's first steps, what it is given, how it talks with its master
-scoreboard, allowed   what all of them know of each other; which queues are worked on
-exits                 every exit code and reason to stop
-vitals                what the kernel knows of processes
-descriptors           whether a number is still the same file
-systemd, live         signs of life for supervisors and health checks
+channels       Messages between master and children: Ear, Voice, Orders, Inbox.
+descriptors    Which file a descriptor is; which can be read.
+exit_codes     Every exit code and reason to stop.
+fork           Forking, reaping, killing a child with its group.
+liveness       Liveness files for health checks.
+proc           What the kernel knows of processes: /proc, cgroups, prctl, macOS.
+scoreboard     Shared memory: a header and 256 slots.
+shield         Code of ours that no alarm may interrupt.
+signals        Signals as bytes in a mailbox.
+systemd        sd_notify.
 """

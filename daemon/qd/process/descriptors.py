@@ -1,5 +1,8 @@
-"""Which file a descriptor's number stands for (a job can close what is not its own, and another file takes the number),
-and which of several can be read."""
+"""The descriptor behind a driver's connection.
+
+Which file a descriptor's number stands for (a job can close what is not its own, and another file takes the number),
+and which of several can be read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,17 @@ import math
 import os
 import select
 from collections.abc import Sequence
+from typing import Any
+
+
+def socket_of(raw: Any) -> int:
+    """The descriptor of a driver's connection, -1: it has none."""
+    sock = getattr(raw, "_sock", None)
+    try:
+        return int(sock.fileno() if sock is not None else raw.fileno())
+    except Exception:  # closed
+        return -1
+
 
 Identity = tuple[int, int]  # device and inode
 

@@ -6,17 +6,24 @@ The numbers are 64 bit words, moments are CLOCK_MONOTONIC nanoseconds; two text 
 
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
 -> (keeper) its jobs are moved, SETTLED -> (master) FREE.
+
+Which queues are worked on in maintenance mode. The keeper tells it on the scoreboard, workers read it before each job.
+
+H.DOWN   0 no maintenance   1 no queue is worked on   else a digest of the set, and H.ALLOWED on: a digest of each name
+
+Names and not places in a list: workers of a new configuration may have other queues than the keeper of the old one.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, unique
+from hashlib import blake2b
 from typing import NamedTuple
 
-from qd.process.exits import OVER_TIMEOUT
+from qd.process.exit_codes import OVER_TIMEOUT
 
 SLOTS = 256
 WORD = 2**64 - 1  # the largest number that a word can hold
@@ -36,7 +43,7 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     FREE = 0
     STARTING = 1
     LOOKING = 2  # between jobs
@@ -47,7 +54,7 @@ class State(IntEnum):
     SETTLED = 7
 
 
-ALIVE = (State.STARTING, State.LOOKING, State.WAITING, State.BUSY, State.IDLE)
+ALIVE = (SlotState.STARTING, SlotState.LOOKING, SlotState.WAITING, SlotState.BUSY, SlotState.IDLE)
 
 
 class Verdict(IntEnum):
@@ -193,7 +200,7 @@ class Scoreboard:
         """All slots that are in use, in order."""
         stride = SLOT_BYTES // 8
         states = self.words[stride + W.STATE :: stride].tolist()
-        return iter([Slot(self, number) for number, state in enumerate(states) if state != State.FREE])
+        return iter([Slot(self, number) for number, state in enumerate(states) if state != SlotState.FREE])
 
 
 class Slot:
@@ -242,3 +249,33 @@ class Slot:
 
 def now() -> int:
     return time.monotonic_ns()
+
+
+MOST = 16  # queues that can be allowed
+NOTHING = 1
+
+
+def digest(name: str) -> int:
+    """Never 0 or 1."""
+    return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big") | 2
+
+
+def tell(board: Scoreboard, down: bool, names: Iterable[str]) -> None:
+    """The keeper's word. Names beyond MOST are left out."""
+    held = sorted(set(names))[:MOST]
+    word = 0 if not down else digest("\0".join(held)) if held else NOTHING
+    if board.header(H.DOWN) == word:
+        return
+    if word > NOTHING:
+        board.set_header(H.DOWN, NOTHING)  # who looks meanwhile takes nothing
+        for at, name in enumerate(held + [""] * (MOST - len(held))):
+            board.words[H.ALLOWED + at] = digest(name) if name else 0
+    board.set_header(H.DOWN, word)
+
+
+def read(board: Scoreboard, down: int) -> frozenset[int]:
+    """The digests of the queues that are worked on under this H.DOWN. Empty also when it was changed meanwhile."""
+    if down <= NOTHING:
+        return frozenset()
+    held = frozenset(board.words[H.ALLOWED : H.ALLOWED + MOST].tolist())
+    return held - {0} if board.header(H.DOWN) == down else frozenset()

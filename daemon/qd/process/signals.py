@@ -1,7 +1,7 @@
 """Signals as bytes in a mailbox. A handler does nothing but let C write the signal's number; loops read it.
 
 Raising from a handler would be swallowed by a library or lose a reply on its way. The one handler that may raise is the
-worker's SIGALRM (worker/alarm.py), and only inside user code.
+worker's SIGALRM (worker/timeout.py), and only inside user code.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.pytest_plugin.scratch import Server
-    from qd.pytest_plugin.worker import Worker
+    from qd.pytest_plugin.worker import Server, Worker
     from qd.testing.fake import Fake
 
 
@@ -26,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def qd_app(pytestconfig: pytest.Config) -> Qd:
     """The app of the other fixtures: `qd_app` of pytest's configuration, or `app` of qd.toml. Override it in conftest.py
     where yours is made otherwise."""
-    from qd.pytest_plugin.places import found_app
+    from qd.pytest_plugin.worker import found_app
 
     return found_app(str(pytestconfig.getini("qd_app")), pytestconfig.rootpath)
 
@@ -48,7 +47,7 @@ def qd_inline(qd_app: Qd) -> Iterator[Fake]:
 @pytest.fixture(scope="session")
 def qd_server() -> Iterator[Server]:
     """A scratch Valkey or Redis, one a pytest process. Started when the first test asks for a worker."""
-    from qd.pytest_plugin.scratch import Server
+    from qd.pytest_plugin.worker import Server
 
     server = Server()
     try:

@@ -1,15 +1,219 @@
-"""How often an entry is due: a cron expression, every so many seconds, or the words of Laravel's scheduler."""
+"""The six fields of an entry's cron expression, each of which a frequency may write: so that frequencies compose.
+
+days.py and frequencies.py are the words that write them; scheduled.py reads them.
+
+On which days, months and years an entry is due: the words of Laravel's scheduler, in Python's spelling.
+
+How often an entry is due: a cron expression, every so many seconds, or the words of Laravel's scheduler.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Any, Never, Self
 
-from qd.schedule.days import Days
-from qd.schedule.fields import FIELDS, Number
+from qd.errors import DeclarationError
+from qd.options.kinds import did_you_mean, span_in_code
 from qd.schedule.timing import Every
-from qd.units import span_in_code
+
+FIELDS = ("second", "minute", "hour", "day", "month", "weekday")
+Number = int | str  # 5 or "5": Laravel's own take texts
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-9]{1,2}))?")
+_DIGITS = re.compile(r"[0-9]{1,2}")
+
+
+class Fields:
+    """What is written of each field; nothing yet: an entry without a frequency. origin: file and line of the entry."""
+
+    def __init__(self, origin: tuple[str, int]) -> None:
+        self._origin = origin
+        self._place = ""  # "[schedule.entries.NAME] " of the file
+        self._written: dict[str, str] = {}
+        self._seconds: float | None = None  # every(...)
+
+    def _write(self, **fields: str | int) -> Self:
+        if self._seconds is not None:
+            self._refuse(
+                "every(...) counts seconds and has no days and hours: leave it out, or ask for them with "
+                "between() and when()"
+            )
+        self._written.update({name: str(value) for name, value in fields.items()})
+        return self
+
+    @property
+    def _expression(self) -> str:
+        """Five fields, six where seconds are written."""
+        first = FIELDS[0 if "second" in self._written else 1 :]
+        return " ".join([self._written.get(name, "*") for name in first])
+
+    @property
+    def _says_when(self) -> bool:
+        """Whether more is written than days: of those alone nobody knows the hour."""
+        return any(name in self._written for name in ("second", "minute", "hour"))
+
+    def _refuse(self, fact: str) -> Never:
+        raise wrong(self._origin, self._place + fact)
+
+    # --- what the words are given
+
+    def _number(self, value: object, low: int, high: int, what: str) -> int:
+        number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+            self._refuse(f"{value!r} is no {what} ({low} to {high})")
+        return number
+
+    def _numbers(self, value: Number | Sequence[Number], low: int, high: int, what: str) -> str:
+        """One of them, or several: [0, 30], "0,30"."""
+        given: Sequence[Number] = [value] if isinstance(value, int | str) else value
+        several = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each])]
+        if not several:
+            self._refuse(f"an empty list: give at least one {what} ({low} to {high})")
+        return ",".join([str(self._number(each, low, high, what)) for each in several])
+
+    def _time(self, value: object) -> tuple[int, int]:
+        """(hour, minute) of "13:00", or of the hour alone, "13"."""
+        found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+        hour, minute = (int(found[1]), int(found[2] or 0)) if found else (24, 0)
+        if hour > 23 or minute > 59:
+            self._refuse(f"{value!r} is no time of day (written '13:00')")
+        return hour, minute
+
+    def _write_time(self, value: object) -> Self:
+        hour, minute = self._time(value)
+        return self._write(hour=hour, minute=minute)
+
+
+def wrong(origin: tuple[str, int], fact: str) -> DeclarationError:
+    """The error of an entry: where it is declared, and what is wrong."""
+    return DeclarationError(f"the entry of the schedule at {shown(origin)} is wrong: {fact}")
+
+
+def shown(origin: tuple[str, int]) -> str:
+    """`shop/jobs.py:12`; the file alone where no line is known."""
+    file, line = origin
+    return f"{file}:{line}" if line else file
+
+
+WEEKDAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
+Weekday = int | str  # 0 and 7: Sunday, 1: Monday ...; or its name, "monday", "mon"
+
+
+class Days(Fields):
+    """Each word writes a few fields of the expression, and leaves the others as they are."""
+
+    # --- days of the week: which, not when
+
+    def days(self, *days: Weekday | Sequence[Weekday]) -> Self:
+        """On these days of the week: 0 and 7 are Sunday, 1 is Monday; or by name, "monday", "mon". A text may hold several:
+        "1-5", "mon,wed"."""
+        several = [part for each in flat(days) for part in (each.split(",") if isinstance(each, str) else [each])]
+        if not several:
+            self._refuse("days() was given no day (0 to 7, or 'monday')")
+        return self._write(weekday=",".join([self._days(each) for each in several]))
+
+    def weekdays(self) -> Self:
+        """Monday to Friday."""
+        return self._write(weekday="1-5")
+
+    def weekends(self) -> Self:
+        """Saturday and Sunday."""
+        return self._write(weekday="6,0")
+
+    def mondays(self) -> Self:
+        return self._write(weekday=1)
+
+    def tuesdays(self) -> Self:
+        return self._write(weekday=2)
+
+    def wednesdays(self) -> Self:
+        return self._write(weekday=3)
+
+    def thursdays(self) -> Self:
+        return self._write(weekday=4)
+
+    def fridays(self) -> Self:
+        return self._write(weekday=5)
+
+    def saturdays(self) -> Self:
+        return self._write(weekday=6)
+
+    def sundays(self) -> Self:
+        return self._write(weekday=0)
+
+    # --- weeks, months, years: at midnight unless a time is given
+
+    def weekly(self) -> Self:
+        """Sundays at 0:00."""
+        return self._write(minute=0, hour=0, weekday=0)
+
+    def weekly_on(self, day: Weekday | Sequence[Weekday], time: str = "0:00") -> Self:
+        """On this day, or these days, of the week."""
+        return self._write_time(time).days(day)
+
+    def monthly(self) -> Self:
+        """On the 1st at 0:00."""
+        return self._write(minute=0, hour=0, day=1)
+
+    def monthly_on(self, day: Number = 1, time: str = "0:00") -> Self:
+        """On this day of each month that has it."""
+        return self._write_time(time)._write(day=self._day(day))
+
+    def twice_monthly(self, first: Number = 1, second: Number = 16, time: str = "0:00") -> Self:
+        """On two days of each month."""
+        return self.days_of_month(first, second)._write_time(time)
+
+    def last_day_of_month(self, time: str = "0:00") -> Self:
+        """On the last day of each month, whichever that is in it."""
+        return self._write_time(time)._write(day="L")
+
+    def days_of_month(self, *days: Number | Sequence[Number]) -> Self:
+        """On these days of each month that has them, at 0:00; `.days_of_month(1, 15).at("13:00")`."""
+        return self._write(minute=0, hour=0, day=self._numbers(flat(days), 1, 31, "day of a month"))
+
+    def quarterly(self) -> Self:
+        """On the 1st of January, April, July and October at 0:00."""
+        return self._write(minute=0, hour=0, day=1, month="1-12/3")
+
+    def quarterly_on(self, day: Number = 1, time: str = "0:00") -> Self:
+        """On this day of January, April, July and October."""
+        return self._write_time(time)._write(day=self._day(day), month="1-12/3")
+
+    def yearly(self) -> Self:
+        """On the 1st of January at 0:00."""
+        return self._write(minute=0, hour=0, day=1, month=1)
+
+    def yearly_on(self, month: Number = 1, day: Number = 1, time: str = "0:00") -> Self:
+        """On this day of each year."""
+        return self._write_time(time)._write(day=self._day(day), month=self._number(month, 1, 12, "month"))
+
+    def _day(self, value: object) -> int:
+        return self._number(value, 1, 31, "day of a month")
+
+    def _days(self, value: object) -> str:
+        """One of them, or from one to another: "1-5"."""
+        first, to, last = value.partition("-") if isinstance(value, str) else (value, "", "")
+        if not to:
+            return str(self._weekday(first))
+        begin, end = self._weekday(first), self._weekday(last)
+        if begin >= end:
+            self._refuse(f"{value!r} are no days of the week in a row (written '1-5')")
+        return f"{begin}-{end}"
+
+    def _weekday(self, value: object) -> int:
+        if not isinstance(value, str) or value.strip().isdecimal():
+            return self._number(value, 0, 7, "day of the week")
+        word = value.strip().lower()
+        found = [number for number, name in enumerate(WEEKDAYS) if word in (name, name[:3])]
+        if not found:
+            self._refuse(f"{value!r} is no day of the week{did_you_mean(word, WEEKDAYS)}")
+        return found[0]
+
+
+def flat(given: Sequence[object]) -> list[Any]:
+    """(1, [2, 3]) -> [1, 2, 3]: days may be given one by one, or as a list."""
+    return [one for each in given for one in (each if isinstance(each, list | tuple | range) else [each])]
 
 
 class Frequencies(Days):
@@ -17,7 +221,7 @@ class Frequencies(Days):
 
     def cron(self, expression: str) -> Self:
         """As a line of crontab says it, five fields, or six with the seconds first; names, ranges, L, #, @daily."""
-        from qd.schedule.cron import read  # not on the way of `import qd`
+        from qd.schedule.timing import read  # not on the way of `import qd`
 
         try:
             second, *fields = read(expression).split()

@@ -1,5 +1,9 @@
-"""What an entry runs, made of what app.schedule was given, and the name that it has by itself. What is wrong with it is a
-ValueError: declare.py knows where it stands."""
+"""The names of qd's commands, as an entry of the schedule may run them: a producer that declares entries loads no
+command line. Their options are looked at by `qd doctor`.
+
+What an entry runs, made of what app.schedule was given, and the name that it has by itself. What is wrong with it is a
+ValueError: declare.py knows where it stands.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,48 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from qd.bus.batch import BatchCall
-from qd.bus.chain import Chain
+from qd.dispatch.batch import BatchCall
+from qd.dispatch.chain import Chain
 from qd.errors import QdError
-from qd.jobs import Call, Job, JobFunction, Registry
-from qd.schedule import commands
-from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask
-from qd.schedule.names import called, of_call, of_command
-from qd.schedule.scheduled import takes_arguments
+from qd.jobs.job import Call, Job, JobFunction
+from qd.jobs.registry import Registry
+from qd.options.kinds import did_you_mean
+from qd.schedule.builder import takes_arguments
+from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask, called, of_call, of_command
+
+GROUPS = {
+    "failed": ("forget", "list", "retry", "show"),
+    "schedule": ("clear-locks", "list", "pause", "resume", "run", "test", "work"),
+    "config": ("check", "show"),
+    "embedded": ("status", "stop"),
+}
+COMMANDS = (
+    "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
+    "cancel", *GROUPS, "doctor", "init", "migrate",
+)  # fmt: skip
+ENDLESS = {("work",), ("schedule", "work")}
+
+
+def check(words: Sequence[str]) -> None:
+    """Raises ValueError: qd has no such command, or it does not end. What begins with an option is not looked at."""
+    if words[0].startswith("-"):
+        return
+    known(words[0], COMMANDS)
+    inner = GROUPS.get(words[0])
+    if inner is not None and not words[1:]:
+        raise ValueError(f"qd {words[0]} names no command (known: {', '.join(inner)})")
+    if inner is not None and not words[1].startswith("-"):
+        known(words[1], inner)
+    named = tuple(words[: 2 if inner else 1])
+    if named in ENDLESS:
+        raise ValueError(f"`qd {' '.join(named)}` does not end: a supervisor starts it, not the schedule")
+
+
+def known(word: str, names: Sequence[str]) -> None:
+    if word not in names:
+        near = did_you_mean(word, names) or f" (known: {', '.join(names)})"
+        raise ValueError(f"unknown command '{word}' of qd{near}")
+
 
 Word = str | int | float | Path
 Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
@@ -80,7 +118,7 @@ def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
     if not found:
         raise ValueError(f"{line!r} is no command of qd (written 'failed forget --older-than 30d')")
     whole = (*found, *words(parameters))
-    commands.check(whole)
+    check(whole)
     return QdTask(whole), of_command(shlex.join(["qd", *whole]))
 
 

@@ -18,18 +18,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qd.connectors.keyspace import keys
+from qd.drivers.keyspace import keys
 from qd.errors import ServerBusy, ServerRefused
-from qd.schedule import Entry
+from qd.schedule.entry import Entry
 from qd.store.base import Store
-from qd.store.mutex import Lease
+from qd.store.locks import Lease
 
 AGAIN = 0.5  # seconds after a call that found no server
 Said = Callable[[str, str], None]
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldOverlap:
     """note: what stands in the store; pid: what is to stand there, 0: that; renewed: monotonic seconds; again_at: not before
     that, after the server has refused it."""
 
@@ -51,8 +51,8 @@ class Overlaps:
     def __init__(self, store: Store, host: str, seconds: float, lost: Said, refused: Said) -> None:
         self.store, self.host, self.seconds = store, host, seconds
         self._lost, self._refused = lost, refused
-        self._taken: dict[str, Held] = {}
-        self._held: list[Held] = []
+        self._taken: dict[str, HeldOverlap] = {}
+        self._held: list[HeldOverlap] = []
         self._over: list[Lease] = []
         self._again_at = 0.0
         self._said: set[str] = set()
@@ -70,10 +70,10 @@ class Overlaps:
         self._said.discard(entry.name)
         if taken is not None:
             return f"still running on {told(taken)}"
-        self._taken[entry.name] = Held(entry.name, lease, note, at)
+        self._taken[entry.name] = HeldOverlap(entry.name, lease, note, at)
         return None
 
-    def begun(self, name: str, pid: int) -> Held | None:
+    def begun(self, name: str, pid: int) -> HeldOverlap | None:
         """Its run is the process `pid`. None: no lease was taken for it."""
         if (held := self._taken.pop(name, None)) is not None:
             held.pid = pid
@@ -84,7 +84,7 @@ class Overlaps:
         """The run never began."""
         self.end(self._taken.pop(name, None))
 
-    def end(self, held: Held | None) -> None:
+    def end(self, held: HeldOverlap | None) -> None:
         """The run has ended."""
         if held is None:
             return
@@ -123,10 +123,10 @@ class Overlaps:
         due = 0.0 if self._over else min(map(self._due, self._held), default=math.inf)
         return max(0.0, max(due, self._again_at) - time.monotonic())
 
-    def _due(self, held: Held) -> float:
+    def _due(self, held: HeldOverlap) -> float:
         return max(held.again_at, 0.0 if held.pid else held.renewed + self.seconds / 3)
 
-    def _later(self, held: Held) -> None:
+    def _later(self, held: HeldOverlap) -> None:
         held.again_at = time.monotonic() + self.seconds / 3
 
     def _tell(self, name: str, lease: Lease, error: ServerRefused) -> str:
@@ -136,7 +136,7 @@ class Overlaps:
             self._refused(name, why)
         return why
 
-    def _renew(self, held: Held) -> None:
+    def _renew(self, held: HeldOverlap) -> None:
         at, next_one = time.monotonic(), self._named(held)
         if held.lease.pass_to(self.store, next_one.owner) is not None:
             held.lease, held.renewed, held.pid = next_one, at, 0
@@ -151,7 +151,7 @@ class Overlaps:
         self._held.remove(held)
         self._lost(held.name, taken if cleared else f"it ran out, and {told(taken)} runs it too")
 
-    def _named(self, held: Held) -> Lease:
+    def _named(self, held: HeldOverlap) -> Lease:
         if held.pid:
             held.note["pid"] = held.pid
         return Lease(held.lease.key, json.dumps(held.note), self.seconds)

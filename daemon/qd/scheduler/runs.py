@@ -15,17 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from qd.app import Qd
-from qd.config import Settings
+from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import Log
-from qd.master.oom import OomKills
-from qd.process import child
-from qd.process.exits import told
-from qd.schedule import Entry
-from qd.scheduler.overlaps import Held, Overlaps
-from qd.scheduler.record import Outcome, Record, Stage
-from qd.scheduler.runner import Runner
-from qd.scheduler.tree import end_all_marked, end_marked, end_trees
+from qd.master.postmortem import OomKills
+from qd.process import fork
+from qd.process.exit_codes import told
+from qd.schedule.entry import Entry
+from qd.scheduler.overlaps import HeldOverlap, Overlaps
+from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_all_marked, end_marked, end_trees
 from qd.store.base import Store
 
 HOOK_SECONDS = 60.0  # what hooks and listeners before the function, and those after it, may take together
@@ -53,11 +51,11 @@ class Run:
     entry: Entry
     tick: float
     owner: str
-    record: Record
+    record: RunRecord
     telling: bool = False
     began: int = field(default_factory=time.monotonic_ns)
     ended_for: str = ""
-    held: Held | None = None
+    held: HeldOverlap | None = None
 
 
 class Runs:
@@ -103,7 +101,7 @@ class Runs:
         starts is known by it. A process that cannot be had is a failed run."""
         self._count += 1
         self._token = owner.partition("/")[0]
-        run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", Record())
+        run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", RunRecord())
         runner = self._runner(run)
         try:
             pid = self._fork(run, runner.run)
@@ -188,7 +186,7 @@ class Runs:
             self._forked()
             return body()
 
-        pid = child.fork(in_run, own_group=False)
+        pid = fork.fork(in_run, own_group=False)
         self._runs[pid] = run
         return pid
 
@@ -266,7 +264,7 @@ class Runs:
         """Hooks and listeners hear of it from a process of its own: nothing of theirs runs in the scheduler."""
         if self._ending:
             return
-        telling = Run(run.entry, run.tick, run.owner, Record(), telling=True)
+        telling = Run(run.entry, run.tick, run.owner, RunRecord(), telling=True)
         runner = self._runner(telling)
         with suppress(OSError):
             self._fork(telling, lambda: runner.aftermath(outcome))

@@ -1,11 +1,10 @@
-"""Small facts that several hosts share.
+"""What is kept on the server beside the queues: failed jobs, stamps, locks, reports of masters.
 
-base, keyspace        the contract, and its home on a keyspace
-stamps, hosts         restarts, pauses, maintenance; which masters are there
-schedule              entries: paused, and how they last went
-failed                the failed store
-laravel_failed        Laravel's table failed_jobs, with copies of records
-laravel               Laravel's own keys in its cache
-locks, rates          places that so many may have; so many in so long
-mutex, memory         what one has at a time, on a server or in this process
+base                 Store contract, and its implementation on a keyspace.
+controls             Restart stamp, pauses, maintenance; Laravel's own such keys.
+failed               The failed store: pages, search, retry, forget.
+failed_jobs_table    Laravel's table failed_jobs, alone and together with the store.
+locks                Locks, leases, slots and sliding windows, on scripts.
+masters              Which masters are there, and what their workers do.
+schedule             What all hosts know of the schedule.
 """

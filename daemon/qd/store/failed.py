@@ -1,7 +1,7 @@
 """The failed jobs of a connection: what failed, when, where and why, read a page at a time and never as a whole.
 
 cli/failed/ and Batch.retry_failed ask here. A record is one line of JSON, a newline, and the payload's own bytes
-(connectors/keyspace/keys.py); its score in the index is the moment by the server's clock. Bytes that nobody of ours has
+(drivers/keyspace/keys.py); its score in the index is the moment by the server's clock. Bytes that nobody of ours has
 written are a record, too.
 """
 
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qd import payload
-from qd.connectors.keyspace import keys
-from qd.connectors.keyspace.base import Arg, script
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, script
 from qd.errors import Malformed
-from qd.retried import sent_again
-from qd.store import hosts
-from qd.store.keyspace import KeyspaceStore
-from qd.ties import HOLD, Ties
+from qd.payload.format import HOLD, Relations
+from qd.payload.rewrite import sent_again
+from qd.store import masters
+from qd.store.base import KeyspaceStore
 
 PAGE = 500  # records whose names are read at once
 ANSWERS: dict[int, str | None] = {1: None, 0: "", -1: "another job has the lock of its unique name"}
@@ -118,7 +118,7 @@ class Fill(NamedTuple):
 
 
 EVERY = Wanted()
-NO_TIES = Ties()
+NO_TIES = Relations()
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -146,7 +146,7 @@ class FailedStore:
 
     def queues(self, also: Iterable[str] = ()) -> list[str]:
         """Those in which something has failed, of those found on the server and of `also`."""
-        names = sorted({*hosts.queues_found(self.store), *also})
+        names = sorted({*masters.queues_found(self.store), *also})
         kinds = self.space.call_many([("TYPE", self._key(keys.failed_at(name))) for name in names]) if names else []
         return [name for name, kind in zip(names, kinds, strict=True) if kind in (b"zset", "zset")]
 

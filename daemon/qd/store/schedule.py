@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from qd.connectors.keyspace import keys
+from qd.drivers.keyspace import keys
 from qd.store.base import Store
-from qd.store.stamps import Pause as Pause
-from qd.store.stamps import read_pause
+from qd.store.controls import Pause as Pause
+from qd.store.controls import read_pause
 
 ALL = "*"  # the name under which every entry is paused
 FORGOTTEN = (

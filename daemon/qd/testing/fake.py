@@ -1,29 +1,133 @@
-"""`app.fake()`: what would have been sent is written down instead, and read back as plain records.
+"""What a test reads: plain records made of what would have been sent.
+
+`app.fake()`: what would have been sent is written down instead, and read back as plain records.
 
 Everything before the connection is as in production: arguments are bound, encoded and checked, delays read, payloads made
 and measured. Only the way out is another one, and the settings are those that are built in.
+
+What an app is given in place of its own for the length of a block: settings, connections, the way out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn, cast
 
-from qd.bus.local import MemoryBatches
-from qd.bus.parcel import Parcel
-from qd.bus.send import Push
-from qd.bus.services import Services
-from qd.connectors.batches import NewBatch
-from qd.errors import ArgumentError
-from qd.jobs import Job, JobFunction
-from qd.jobs.registry import Declared
-from qd.payload import read
-from qd.testing.records import Batched, Chained, Dispatched, Pushed, batched, chained, dispatched, pushed
-from qd.testing.stage import staged
-from qd.testing.waiting import Waiting
-from qd.ties import Link, Ties
+import msgspec
+
+from qd import config
+from qd.arguments.values import decode_value
+from qd.config.settings import ConnectionSettings, Settings
+from qd.dispatch.dispatcher import Push
+from qd.dispatch.local import Lenient, LocalConnection, MemoryBatches
+from qd.dispatch.route import Message
+from qd.dispatch.services import Services
+from qd.drivers.types import NewBatch
+from qd.errors import ArgumentError, QdError
+from qd.jobs.job import Job, JobFunction
+from qd.jobs.plan import Plan, SendOptions
+from qd.jobs.registry import Declared, DeclaredRaw
+from qd.options.kinds import span
+from qd.options.tables import JOB_KINDS
+from qd.payload.format import ChainedJob, Relations, read
+from qd.testing.queue import MemoryLocks, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A job that was dispatched. arguments: by name, as the worker would get them; defaults do not travel.
+
+    options: what the declaration and using() say; durations in seconds, a moment as it was given. id: the handle's.
+    """
+
+    arguments: dict[str, Any]
+    options: SendOptions
+    name: str
+    id: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What app.queue(...) was given. push_raw: job is "", and data the bytes. delay: seconds, 0 for at once."""
+
+    queue: str
+    job: str
+    data: Any
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """A chain that was dispatched: its jobs in order, and what is sent when one of them fails."""
+
+    jobs: list[Dispatched]
+    catch: Dispatched | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """A batch that was dispatched: its jobs in order, and what is sent when they have ended."""
+
+    jobs: list[Dispatched]
+    then: Dispatched | None
+    catch: Dispatched | None
+    finally_: Dispatched | None
+    name: str
+    allow_failures: bool
+    id: str = field(compare=False)
+
+
+def batched(
+    new: NewBatch, jobs: list[Message], then: Message | None, catch: Message | None, last: Message | None
+) -> Batched:
+    after = [None if each is None else dispatched(each) for each in (then, catch, last)]
+    return Batched(
+        jobs=[dispatched(each) for each in jobs],
+        then=after[0],
+        catch=after[1],
+        finally_=after[2],
+        name=new.name,
+        allow_failures=new.allow_failures,
+        id=new.id,
+    )
+
+
+def chained(first: Message, rest: list[Message], catch: list[Message]) -> Chained:
+    return Chained([dispatched(each) for each in (first, *rest)], dispatched(catch[0]) if catch else None)
+
+
+def dispatched(parcel: Message) -> Dispatched:
+    assert parcel.plan is not None
+    declared = parcel.plan.declared
+    return Dispatched(arguments(declared, parcel.data), options(parcel.plan), declared.name, parcel.id)
+
+
+def pushed(parcel: Message) -> Pushed:
+    data = msgspec.json.decode(parcel.data or b'""') if parcel.name else parcel.body
+    return Pushed(parcel.queue, parcel.name, data, parcel.delay)
+
+
+def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
+    if isinstance(declared, DeclaredRaw):
+        return {declared.signature.parameters[0].name: decode_value(data)}
+    return declared.signature.decode(data)
+
+
+def options(plan: Plan) -> SendOptions:
+    said = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
+    if plan.delay is not None:
+        said["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
+    if plan.key is not None:
+        said["key"] = plan.key
+    if plan.after_commit is not None:
+        said["after_commit"] = plan.after_commit
+    return cast(SendOptions, said)
+
 
 AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
 
@@ -35,7 +139,7 @@ class Fake:
         self._registry, self._handlers = services.registry, services.handlers
         self._lock = threading.Lock()
         self._waiting = Waiting()
-        self._made: dict[str, Parcel] = {}  # by id: those that are sent later, by a chain or a batch, too
+        self._made: dict[str, Message] = {}  # by id: those that are sent later, by a chain or a batch, too
         self._kept = MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
@@ -71,20 +175,20 @@ class Fake:
         self._waiting.clear()
         self._kept.kept.clear()
 
-    def _post(self, parcels: Sequence[Parcel], push: Push | None = None) -> list[str]:
+    def _post(self, parcels: Sequence[Message], push: Push | None = None) -> list[str]:
         """push: of a batch, which is kept in memory instead."""
         if push is not None:
             push(parcels)
         self._waiting.add(parcels)
         return [parcel.id for parcel in parcels]
 
-    def _remember(self, parcel: Parcel) -> None:
+    def _remember(self, parcel: Message) -> None:
         with self._lock:
             self._made[parcel.id] = parcel
 
-    def _behind(self, parcel: Parcel) -> tuple[list[Parcel], list[Parcel]]:
+    def _behind(self, parcel: Message) -> tuple[list[Message], list[Message]]:
         """What comes after it has succeeded, and what after one of them has failed."""
-        ties = parcel.ties or Ties()
+        ties = parcel.ties or Relations()
         return [self._linked(link) for link in ties.chain], [self._linked(link) for link in ties.catch]
 
     def _batched(self, new: NewBatch) -> Batched:
@@ -92,11 +196,11 @@ class Fake:
         then, catch, last = (self._called_back(new, what) for what in ("then", "catch", "finally"))
         return batched(new, jobs, then, catch, last)
 
-    def _called_back(self, new: NewBatch, what: str) -> Parcel | None:
+    def _called_back(self, new: NewBatch, what: str) -> Message | None:
         callback = new.callbacks.get(what)
         return callback and self._made[read(callback.payload).id or ""]
 
-    def _linked(self, link: Link) -> Parcel:
+    def _linked(self, link: ChainedJob) -> Message:
         return self._made[read(link.payload.encode()).id or ""]
 
     def _declared(self, job: AnyJob) -> Declared:
@@ -109,7 +213,7 @@ class Fake:
         return f"<fake: {len(self._waiting.all())} jobs>"
 
 
-def is_chain(ties: Ties) -> bool:
+def is_chain(ties: Relations) -> bool:
     return bool(ties.chain or ties.catch)
 
 
@@ -128,3 +232,75 @@ def faked(services: Services) -> Iterator[Fake]:
     fake = Fake(services)
     with staged(services, fake._post, fake._remember, fake._waiting, fake._kept):
         yield fake
+
+
+class Unread(Settings):
+    """Settings that were read nowhere: every connection is there, and its queue is "default"."""
+
+    __slots__ = ()
+
+    def connection(self, name: str | None = None) -> ConnectionSettings:
+        return ConnectionSettings(name or self.default, url="fake://")
+
+
+class Stored(Lenient):
+    """app.lock() is kept in memory; places of middleware and limits let everything through."""
+
+    def __init__(self) -> None:
+        self._locks = MemoryLocks()
+        self.get, self.pop = self._locks.get, self._locks.pop
+
+    def step(self, script: str, names: Sequence[str], *words: str | int) -> object:
+        known = script in self._locks.steps
+        return self._locks.step(script, names, *words) if known else super().step(script, names, *words)
+
+
+class Nowhere(LocalConnection):
+    """A connection without a server: it has the jobs and the batches of a fake, and a store in which only locks stand."""
+
+    def __init__(self, jobs: Waiting, batches: MemoryBatches, store: Stored) -> None:
+        super().__init__(batches)
+        self.store = store
+        self.jobs = jobs
+        self.cancel_keyed, self.move_keyed, self.keyed_due = jobs.cancel_keyed, jobs.move_keyed, jobs.keyed_due
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> NoReturn:  # whatever else a connection can do
+        raise QdError(
+            f"app.fake() and app.inline() ask no server ('{name}'): what needs one is tested with the fixture qd_worker"
+        )
+
+
+@contextmanager
+def staged(
+    services: Services,
+    post: Callable[..., list[str]],
+    note: Callable[[Message], None],
+    jobs: Waiting,
+    batches: MemoryBatches,
+) -> Iterator[None]:
+    """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
+    with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
+    send: Any = services.dispatcher
+    before = services.connections.make, send._post, send.parcel, send._hand_over
+    store = Stored()
+    services.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
+    send._post, send.parcel = post, partial(noted, send.parcel, note)
+    send._hand_over = lambda parcel: post((parcel,))  # a class's own send() would send it
+    try:
+        with services.using(unread(services)):
+            yield
+    finally:
+        services.connections.make, send._post, send.parcel, send._hand_over = before
+
+
+def unread(services: Services) -> Settings:
+    built_in = config.unread(services.code())
+    return Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})
+
+
+def noted(make: Callable[..., Message], note: Callable[[Message], None], *about: object) -> Message:
+    made = make(*about)
+    note(made)
+    return made

@@ -13,18 +13,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from qd.bus.local import MOST_RUNS, RAISED, LocalRunner, SentJob, beside_a_loop
-from qd.bus.parcel import Parcel
-from qd.bus.running import RunningJob
-from qd.bus.send import Push as PushBatch
-from qd.bus.services import Services
-from qd.connectors.batches import NewBatch
-from qd.connectors.effects import Count, Effect, Keep, Push
-from qd.jobs import Plan
-from qd.limits import Fail, Release
-from qd.payload import read
-from qd.testing.fake import Fake
-from qd.testing.stage import staged
+from qd.dispatch.dispatcher import Push as PushBatch
+from qd.dispatch.local import MOST_RUNS, RAISED, LocalRunner, SentJob, beside_a_loop
+from qd.dispatch.route import Message
+from qd.dispatch.services import Services
+from qd.drivers.types import Count, Effect, Keep, NewBatch, Push
+from qd.jobs.context import RunningJob
+from qd.jobs.plan import Plan
+from qd.jobs.policy import Fail, Release
+from qd.payload.format import read
+from qd.testing.fake import Fake, staged
 
 
 class InlinePolicy:
@@ -56,7 +54,7 @@ class Inline(Fake):
         super().__init__(services)
         self._services = services
 
-    def _post(self, parcels: Sequence[Parcel], push: PushBatch | None = None) -> list[str]:
+    def _post(self, parcels: Sequence[Message], push: PushBatch | None = None) -> list[str]:
         sent, errors = super()._post(parcels, push), list[Exception]()
         for parcel in parcels:
             try:
@@ -71,7 +69,7 @@ class Inline(Fake):
             raise errors[0]
         return sent
 
-    def _unexpected(self, parcel: Parcel, error: Exception) -> list[Exception]:
+    def _unexpected(self, parcel: Message, error: Exception) -> list[Exception]:
         """The error of a job of a batch; none where it allows failures."""
         kept = self._kept.kept[parcel.ties.batch or ""] if parcel.ties else None
         return [] if kept and kept.new.allow_failures else [error]
@@ -83,7 +81,7 @@ class Inline(Fake):
                 errors += self._call_back(kept.new, self._kept.settled(id))
         return errors
 
-    def _run(self, parcel: Parcel) -> None:
+    def _run(self, parcel: Message) -> None:
         """Run it, what follows in its chain, and the callbacks of its batch. Raises the first error, at the end."""
         ahead, errors = deque([parcel]), list[Exception]()
         while ahead:
@@ -100,13 +98,13 @@ class Inline(Fake):
         if errors:
             raise errors[0]
 
-    def _attempts(self, parcel: Parcel, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
+    def _attempts(self, parcel: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
         declared, payload, services = plan.declared, read(parcel.body), self._services
         job = SentJob(payload, parcel.body, declared, parcel.connection, parcel.queue, services, self._teller(parcel))
         runner = LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)
 
-    def _pushed(self, effect: Push) -> Parcel:
+    def _pushed(self, effect: Push) -> Message:
         """A job of a chain, with what follows it."""
         payload = read(effect.payload)
         return replace(self._made[payload.id or ""], body=effect.payload, ties=payload.qd)
@@ -135,7 +133,7 @@ class Inline(Fake):
                 errors.append(error)
         return errors
 
-    def _teller(self, parcel: Parcel) -> Callable[[float], None] | None:
+    def _teller(self, parcel: Message) -> Callable[[float], None] | None:
         """Where progress is told. None: it keeps no record."""
         ttl = parcel.ties and parcel.ties.result
         return (lambda percent: self._waiting.progress(parcel.id, percent, ttl)) if ttl else None

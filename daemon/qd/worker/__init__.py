@@ -1,18 +1,13 @@
-"""What runs jobs.
+"""A worker: reserve, run, ack. The template forks it.
 
-template, boot        imports the app once and forks; a worker's first steps
-first                 the look at the servers before anything runs
-served, rota          which queues a `qd work` serves, and in which order a turn looks at them
-loop                  may I, take one, do it, settle it, why stop
-maintenance, leaving  may I, why stop
-attempt, alarm        one attempt: limits, middleware, the user's function, and what ends it from outside
-coroutines, hooks     async jobs; failed() and listeners
-saving                what the job saves or tells while it runs
-outcome, judge        what comes of it
-ending, settle        what is answered and said of that
-effects               what it does to others in the same step
-answering             until the answer is there, and never twice
-copying               failed jobs for Laravel's table failed_jobs
-telling, titles       the events of a worker's own life; what `ps` shows
-reload                --reload: which files have changed
+attempt     One attempt: checks, middleware, the function, async.
+boot        First steps after the fork; first look at the servers.
+delivery    Answers and checkpoints over a connection that may break.
+outcome     What an attempt comes to; failed() and listeners.
+queues      Which queues a worker serves, and in which order.
+settle      The outcome answered, recorded, logged.
+status      Events, ps title and maintenance mode of one worker.
+template    Imports the app once and forks; --reload.
+timeout     SIGALRM: what ends a job from outside.
+worker      Worker: the loop.
 """

@@ -1,4 +1,6 @@
-"""One attempt of one job: limits, alarm, middleware, the user's function, and what comes of it.
+"""Async jobs: one event loop a worker, made when the first of them runs. An alarm cancels the task.
+
+One attempt of one job: limits, alarm, middleware, the user's function, and what comes of it.
 
     Reserved -> read -> known here? -> limits -> arguments -> listeners, middleware, function -> Outcome (outcome.py)
 
@@ -11,28 +13,76 @@ import inspect
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from qd import events
 from qd.app import Qd
-from qd.bounds import too_deep
-from qd.bus import running
-from qd.bus.asking import queue_asked
-from qd.bus.pipeline import through
-from qd.bus.running import RunningJob
-from qd.bus.send import signing_of
-from qd.connectors.base import Reserved
+from qd.dispatch.route import signing_of
+from qd.drivers.types import Reserved
 from qd.errors import EndJob, JobCancelled, Malformed, Settled, SignatureRefused, UnknownParameters, WrongType
-from qd.jobs import Declared
-from qd.limits import Limits, before, hold_delay, limits_of
-from qd.options import WorkOptions
-from qd.payload import Payload, read
-from qd.signing import Signing
-from qd.unit import Ending, ending_of
-from qd.worker.alarm import Alarm
-from qd.worker.coroutines import Coroutines
-from qd.worker.hooks import HOOK_SECONDS, Attempt, Hooks
-from qd.worker.judge import Judge
-from qd.worker.outcome import DONE, Back, Cancelled, Death, Done, Failed, Outcome, unknown_job
+from qd.jobs import context
+from qd.jobs.context import RunningJob
+from qd.jobs.pipeline import through
+from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
+from qd.jobs.registry import Declared
+from qd.middleware import queue_asked
+from qd.options.tables import WorkOptions
+from qd.payload.format import Payload, read
+from qd.payload.reservation import Ending, ending_of
+from qd.payload.signing import Signing
+from qd.payload.size import too_deep
+from qd.worker.outcome import (
+    DONE,
+    HOOK_SECONDS,
+    Attempt,
+    Back,
+    Cancelled,
+    Death,
+    Done,
+    Failed,
+    Hooks,
+    Outcome,
+    Verdicts,
+    unknown_job,
+)
+from qd.worker.timeout import Alarm
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Coroutines:
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Any, alarm: Alarm) -> object:
+        """To its end, or to its cancellation by the alarm. Tasks that the job left running are cancelled too."""
+        import asyncio  # only who has async jobs pays for it
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        loop = self._loop
+        task = loop.create_task(coroutine)
+        alarm.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError as cancelled:
+            if alarm.ended_by is not None:
+                raise alarm.ended_by.with_traceback(cancelled.__traceback__) from None  # where it stood
+            raise RuntimeError("the job cancelled itself") from None
+        finally:
+            alarm.cancel = None
+            left = asyncio.all_tasks(loop)
+            for other in left:
+                other.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
 
 
 class Attempts:
@@ -53,16 +103,18 @@ class Attempts:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app._listeners, alarm)
-        self.judge = Judge(self.hooks)
+        self.judge = Verdicts(self.hooks)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has, its listeners may still run
         self.recycle: BaseException | None = None  # what a job has raised after which this worker leaves
-        self._declared_limits: dict[str, Limits] = {}
+        self._declared_limits: dict[str, JobLimits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
         self.unfreed = False  # the last attempt may still have a place
 
-    def run(self, reserved: Reserved, begin: Callable[[Payload, Limits], None], death: Callable[[], Death]) -> Outcome:
+    def run(
+        self, reserved: Reserved, begin: Callable[[Payload, JobLimits], None], death: Callable[[], Death]
+    ) -> Outcome:
         """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
         only for a job that is judged."""
         self.payload, self.unfreed = None, False
@@ -92,12 +144,12 @@ class Attempts:
         attempt = Attempt(
             reserved, payload, declared, limits, self._running(payload, reserved, declared, limits.timeout)
         )
-        running.enter(attempt.job)
+        context.enter(attempt.job)
         try:
             return self._begun(attempt, now, death)
         finally:
             self.unfreed = attempt.job.unfreed > 0
-            running.leave()
+            context.leave()
 
     def _begun(self, attempt: Attempt, now: float, death: Callable[[], Death]) -> Outcome:
         reserved, payload, declared, limits, _ = attempt
@@ -165,7 +217,7 @@ class Attempts:
     def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:
         self._keep(mark, signing.sealed(payload, state))
 
-    def _limits_of(self, payload: Payload, declared: Declared) -> Limits:
+    def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """Limits of a job that says nothing itself are those of its declaration: worked out once."""
         if payload.says_limits or declared.options.retry_for is not None:
             return limits_of(payload, declared.options, self.work)

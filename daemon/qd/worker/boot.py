@@ -2,6 +2,16 @@
 The scheduler's are the same.
 
 Called in the template's grandchildren, and, without preload, in children of the master.
+
+The first look of `qd work` at its servers, before anything runs: what only a person can mend is said, and ends the start.
+
+    the connection can be worked on     a place for what it keeps beside its jobs, queues of names that it takes
+    what its driver knows               tables, queues that are there, what takes jobs away too soon
+    what this user may do               its rights, and one question to each queue
+    the control connection              the same, as far as it is another one
+
+A server that is away, or busy, is no such thing: workers wait for it. Later, whatever is wrong is tried again. What the
+configuration alone tells was refused before (template.imported).
 """
 
 from __future__ import annotations
@@ -14,27 +24,35 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from qd.app import Qd
-from qd.bus import running
-from qd.config import Settings
-from qd.connectors.manager import open_queue
-from qd.errors import NotInJob
-from qd.log import JobRecords, Log, Patient, cut
-from qd.process import signals, vitals
-from qd.process.hands import Hands, Seat
+from qd.config.settings import Settings
+from qd.drivers.connections import extras_named, open_memory, open_queue, what_is_odd
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
+from qd.jobs.context import current_job
+from qd.log import JobRecords, Log, WaitingLogWriter, cut
+from qd.master.code import Assignment, ChildContext
+from qd.payload.reservation import LIFE
+from qd.process import proc, signals
+from qd.process.channels import Ready
 from qd.process.signals import TAKE_STACK
-from qd.process.talk import Ready
-from qd.unit import LIFE
-from qd.worker.loop import Worker
+from qd.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from qd.drivers.base import KeeperConnector
+
 
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
 
 
-def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callable[[], None] | None = None) -> int:
+def serve(
+    app: Qd, settings: Settings, hands: ChildContext, seat: Assignment, between: Callable[[], None] | None = None
+) -> int:
     """Become worker `seat` and work until there is a reason to leave. Returns the exit code.
 
     between: called between two looks for jobs, see Worker.
@@ -57,13 +75,13 @@ def serve(app: Qd, settings: Settings, hands: Hands, seat: Seat, between: Callab
     return worker.run(lambda: hands.voice.tell(ready, stack_fd))
 
 
-def settled(hands: Hands, seat: Seat) -> tuple[Hands, int | None]:
+def settled(hands: ChildContext, seat: Assignment) -> tuple[ChildContext, int | None]:
     """What every child in a seat does first. Returns its hands, with a log of its own, and the file for its stacks."""
     own_stdin()
     print_by_line()
-    hands = replace(hands, log=hands.log.of(seat.role.word, Patient()))
+    hands = replace(hands, log=hands.log.of(seat.role.word, WaitingLogWriter()))
     random.seed()
-    vitals.die_before_parent(OOM_SCORE)
+    proc.die_before_parent(OOM_SCORE)
     os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what it starts: a later master can tell whose it is
     install_quiet()
     signals.Copies().guard()
@@ -78,7 +96,7 @@ def install_quiet() -> None:
         signal.signal(number, signals.nothing)
 
 
-def first_turn(seat: Seat) -> int:
+def first_turn(seat: Assignment) -> int:
     """Turns are counted on from life to life of a slot, in steps that no life uses up: what is kept under a mark (how its
     worker died) is never another job's."""
     return (seat.generation - 1) * LIFE
@@ -118,7 +136,7 @@ def log_job_records(log: Log, context: Callable[[], Mapping[str, object]] | None
 
 def job_fields() -> Mapping[str, object]:
     try:
-        job = running.current_job()
+        job = current_job()
     except NotInJob:
         return {}
     return {"job": job.name, "job_id": cut(job.id)}
@@ -128,3 +146,54 @@ def freeze() -> None:
     """Move what the import has made out of the collector's sight, so that forks share its pages."""
     gc.collect()
     gc.freeze()
+
+
+PATIENCE = 1.0  # seconds to connect, and for each answer
+TOKEN = "first-look"  # it reserves nothing
+
+
+def look(app: Qd) -> list[str]:
+    """What is odd, though it can be worked with. Raises ConfigError: somebody has to mend something first."""
+    settings, work, own = app.settings, app.settings.work, app.connections.own
+    opened = partial(open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
+    with extras_named(), closing(opened(settings, work.connection)) as queue:
+        odd = what_is_odd(settings, work.connection, work.queues)
+        if not work.only_schedule:
+            with waited_for():
+                try_queue(cast("KeeperConnector", queue), work.queues)
+        if settings.control != work.connection:
+            odd += what_is_odd(settings, settings.control, ())
+            with waited_for():
+                try_control(settings)
+    return odd
+
+
+@contextmanager
+def waited_for() -> Iterator[None]:
+    """What a server says that only a person can mend becomes a ConfigError; one that is away may come later."""
+    try:
+        yield
+    except NeedsMending as error:
+        raise ConfigError(str(error)) from None
+    except (ConnectionLost, ServerRefused):
+        pass
+
+
+def try_queue(queue: KeeperConnector, queues: Sequence[str]) -> None:
+    lacks = queue.missing_rights(queues[0])
+    if lacks:
+        words = " ".join(sorted(lacks)).upper()
+        raise ConfigError(
+            f"user '{queue.user()}' of connection '{queue.settings.name}' may not call {words}: `qd doctor` says how to "
+            "grant what is missing"
+        )
+    for name in queues:
+        queue.sizes(name)
+
+
+def try_control(settings: Settings) -> None:
+    space, prefix = open_memory(settings, settings.control, title="qd: start", patience=PATIENCE)
+    try:
+        space.call("EXISTS", f"{prefix}qd:down")
+    finally:
+        space.close()

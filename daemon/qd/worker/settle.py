@@ -1,21 +1,120 @@
-"""What a worker answers when a job did not simply succeed: given back or buried, said in the log and in the record."""
+"""The copy of a failed job in Laravel's table failed_jobs, written after its record is kept in Redis.
+
+A database that is away costs two seconds at most, and is not asked again for a while; the job is in the failed store anyway.
+
+What an outcome does to others, worked out from what its job is tied to. ending.py hands it to the answer.
+
+What a worker answers when a job did not simply succeed: given back or buried, said in the log and in the record.
+
+The end of an attempt: its outcome is answered, told and counted. The loop hands it what came of the job.
+
+done -> acked with the next turn, at once where others are tied to it
+back -> released    failed -> buried    cancelled -> acked at once    lost -> told
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from qd.connectors.base import Connector, Released, Reserved
-from qd.connectors.effects import Effect
-from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd import events
+from qd.dispatch.results import value_of_error, value_of_result
+from qd.drivers.base import Connector
+from qd.drivers.keyspace.sending import left_by
+from qd.drivers.types import Effect, Released, Reserved, ends, put_back
+from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
-from qd.masks import masked
-from qd.payload import Payload, read, tags_of
+from qd.payload.format import Payload, read, tags_of
+from qd.payload.reservation import Ending, answered, ending_of, original, saving, split_mark
+from qd.payload.rewrite import as_pushed
+from qd.process.scoreboard import Slot, SlotState, W
+from qd.redaction import redact
 from qd.traces import trimmed
-from qd.unit import answered, original, saving, split_mark
-from qd.worker.copying import Copier
-from qd.worker.outcome import Back, Death, Failed
+from qd.worker.attempt import Attempts
+from qd.worker.delivery import Delivery, HeldJob
+from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
+
+if TYPE_CHECKING:
+    from qd.store.failed_jobs_table import FailedJobs
+
+
+AGAIN = 10.0  # seconds until a database that was away is asked again
+
+
+class Copier:
+    """url: of the database; connection: what Laravel calls the place of the queues."""
+
+    def __init__(self, url: str, connection: str, queue: Connector, log: Log) -> None:
+        self.url, self.connection, self.queue, self.log = url, connection, queue, log
+        self._table: FailedJobs | None = None
+        self._away_until = 0.0
+        self._told = False
+
+    def copy(self, record: dict[str, Any], raw: bytes) -> None:
+        """Only a job with a uuid, which its payload has since Laravel 5.7, can be in that table. Raises nothing."""
+        if not record["uuid"] or time.monotonic() < self._away_until:
+            return
+        from qd.store.failed_jobs_table import DatabaseError, FailedJobs, FailedRow, signed_off
+
+        said = record["trace"] or f"{record['error']}: {record['reason']}"
+        try:
+            text = as_pushed(raw).decode()
+            self._table = self._table or FailedJobs(self.url)
+            exception = signed_off(said, record["id"])
+            self._table.add(
+                FailedRow(record["uuid"], self.connection, record["queue"], text, exception, record["failed_at"])
+            )
+            self._told = False
+        except (DatabaseError, ConfigError) as error:
+            return self._away(error)
+        except (Malformed, UnicodeDecodeError):
+            return
+        try:
+            self.queue.copied(record["queue"], record["id"])
+        except (ConnectionLost, ServerRefused):
+            return  # the row is there and the record does not say so: `qd failed retry` does not check the row
+
+    def _away(self, error: Exception) -> None:
+        self._away_until = time.monotonic() + AGAIN
+        if not self._told:
+            self._told = True
+            hint = "failed jobs are kept in Redis, and not copied until it is back"
+            self.log.error("failed.not_copied", error=str(error), hint=hint)
+
+
+def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
+    """() for a job that is tied to nothing. One that comes back keeps its lock. most: bytes of a result that is kept, 0:
+    any."""
+    ties = payload.qd
+    if ties is None or isinstance(outcome, Lost):
+        return ()
+    if isinstance(outcome, Back):
+        return put_back(payload, outcome.delay)
+    kept = ties.result is not None
+    if isinstance(outcome, Failed | Cancelled):
+        place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
+        return tuple(
+            ends(payload, "failed", place, value_of_error(outcome.error, words_of(outcome.error)) if kept else b"")
+        )
+    value = value_of_result(outcome.result, most) if kept else b""
+    return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))
+
+
+def was_killed(job: Reserved, payload: Payload) -> bool:
+    """Whether a worker died or lost its lease with this job in hand. The middleware of that attempt freed nothing."""
+    return payload.crashes > 0 or (b'"rsv":' in job.before and ending_of(job.before) is not Ending.ANSWERED)
+
+
+def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "") -> tuple[Effect, ...]:
+    """What frees the places that an earlier attempt left. One call of the server, so only after was_killed. holder: as in
+    left_by."""
+    try:
+        return left_by(*queue.kept, payload.uuid or payload.id or job.mark, holder)
+    except (ConfigError, ServerRefused):  # this connection keeps no places, or this is no record of ours
+        return ()
+
 
 LINE = 250  # characters of an error that stand in a line of the log
 LONGEST = 16_000  # characters of a traceback that are kept
@@ -153,14 +252,97 @@ def short(error: BaseException) -> str:
 def words_of(error: BaseException) -> str:
     """What the error says, bounded; also of one whose own code fails at saying it."""
     try:
-        return cut(masked(str(error)), LONGEST)
+        return cut(redact(str(error)), LONGEST)
     except Exception:
         return f"({type(error).__name__} cannot say what it is)"
 
 
 def full(error: BaseException, log: Log) -> str | None:
     """The traceback; None if no code of the job ran. At the log's debug level it has the frames of qd, too."""
-    text = masked(trimmed(error, whole=log.debugs) or "\n".join(getattr(error, "__notes__", ()))) or None
+    text = redact(trimmed(error, whole=log.debugs) or "\n".join(getattr(error, "__notes__", ()))) or None
     if text is None:
         return None
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]
+
+
+UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
+
+
+class Settlement:
+    def __init__(self, settler: Settler, answering: Delivery, attempts: Attempts, slot: Slot) -> None:
+        self.settler, self.answering, self.attempts, self.slot = settler, answering, attempts, slot
+        self.most = attempts.app.settings.max_payload
+
+    def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
+        job, settler, payload = held.job, self.settler, self.attempts.payload
+        effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
+        ends = isinstance(outcome, Done | Failed | Cancelled)
+        if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
+            holder = "" if ends else job.mark
+            effects += self.answering.fetch(lambda: places_of(settler.queue, job, payload, holder))
+        if isinstance(outcome, Done):
+            self.answering.done = job
+            if isinstance(outcome, Missing):
+                settler.tell_missing(job, outcome.why)
+            elif settler.log.informs:
+                settler.tell_done(job, took)
+            if held.unsure or effects:
+                self._ack(held, effects)
+        elif isinstance(outcome, Back):
+            self.slot[W.HANDED_BACK] += int(outcome.head)
+            kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
+            settler.tell_back(job, outcome)
+            self._unless_lost(job, kept)
+        elif isinstance(outcome, Failed):
+            kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
+            settler.tell_failed(job, outcome)
+            if self._unless_lost(job, kept):
+                settler.copy()
+        elif isinstance(outcome, Cancelled):
+            kept = self.answering.surely(held, lambda job: settler.queue.ack(job, effects))
+            settler.tell_cancelled(job)
+            self._unless_lost(job, kept)
+        elif isinstance(outcome, Lost):
+            self.answering.surely(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
+            self._lost(job, heard=True)
+
+    def flush(self) -> None:
+        """Send the ack that waits for a next turn, and give back what a broken turn has reserved."""
+        self.answering.untake(self._untouched)
+        if (done := self.answering.done) is not None:
+            self._ack(HeldJob(done))
+
+    def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
+        """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
+        if reserved is not None and self._is_heard:
+            self.answering.surely(HeldJob(reserved), self._untouched)  # it is not to suffer for what listeners do
+            reserved = None
+        self._lost(done)
+        return reserved
+
+    def _untouched(self, job: Reserved) -> bool:
+        return self.settler.give_back(job, UNTOUCHED, None)
+
+    def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
+        self.answering.done = None
+        self._unless_lost(held.job, self.answering.surely(held, lambda job: self.settler.queue.ack(job, effects)))
+
+    def _unless_lost(self, job: Reserved, kept: bool | None) -> bool:
+        """kept: what the answer was answered with."""
+        if kept is False:
+            self._lost(job)
+        return kept is not False
+
+    def _lost(self, job: Reserved, *, heard: bool = False) -> None:
+        """The lease is gone: somebody else has the job, or has done it. heard: listeners know."""
+        self.settler.tell_lost(job)
+        if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
+            self.slot[W.LOST] += 1
+        if not heard and self._is_heard:
+            before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
+            self.attempts.hear_lost(job)
+            self.slot[W.STATE] = before
+
+    @property
+    def _is_heard(self) -> bool:
+        return self.attempts.app._listeners.has(events.LeaseLost)

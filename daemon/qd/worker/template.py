@@ -1,4 +1,8 @@
-"""The template: imports the app once, then forks a worker, or the scheduler, for each order. Run in a child of the master.
+"""--reload, for development: which of the app's files has changed since the import.
+
+The template asks twice a second; where there is none, idle workers do.
+
+The template: imports the app once, then forks a worker, or the scheduler, for each order. Run in a child of the master.
 
 What they do then is handed in: the scheduler lives on a floor above.
 
@@ -8,45 +12,88 @@ forking from here: threads and connections do not survive a fork. Then workers i
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import sys
+import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module, invalidate_caches
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from setproctitle import setproctitle
 
 from qd import config
 from qd.app import Qd
-from qd.config import Settings
-from qd.connectors.manager import cannot_of, check_credentials, check_memory, check_url, driver_of
+from qd.config.settings import Settings
+from qd.drivers.connections import cannot_of, check_credentials, check_memory, check_url, driver_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
-from qd.process import child, vitals
-from qd.process.exits import Exit
-from qd.process.hands import Hands, Seat
+from qd.master.code import Assignment, ChildContext
+from qd.options.kinds import did_you_mean
+from qd.process import fork, proc
+from qd.process.channels import Born, Changed, Imported, OrderReader, Unborn
+from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role
-from qd.process.talk import Born, Changed, Imported, Inbox, Unborn
-from qd.schedule import check_homes
-from qd.units import did_you_mean
-from qd.worker import boot, first, served
+from qd.schedule.declare import check_homes
+from qd.worker import boot, queues
+from qd.worker.boot import look
 from qd.worker.settle import full, short
 
-if TYPE_CHECKING:
-    from qd.worker.reload import Watch
+PYTHONS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class Watch:
+    def __init__(self, since_ns: int, configuration: Path | None) -> None:
+        """since_ns: unix time at which the import began; what was written after it counts as changed."""
+        self._others = [str(configuration)] if configuration else []
+        self._folders = {os.path.dirname(path) for path in sources()}
+        self._seen = self._look()
+        for path, stamp in self._seen.items():
+            if since_ns <= stamp <= time.time_ns():
+                self._seen[path] = 0
+
+    def changed(self) -> str | None:
+        """A file that is not as it was, new or gone; told once."""
+        before, self._seen = self._seen, self._look()
+        differ = (path for path in {**before, **self._seen} if before.get(path) != self._seen.get(path))
+        return next(differ, None)
+
+    def _look(self) -> dict[str, int]:
+        """Every module, imported or not yet, beside those that were, and the configuration, with its time of writing."""
+        stamps = {}
+        for path in (*self._others, *(path for folder in self._folders for path in modules_in(folder))):
+            with suppress(OSError):
+                stamps[path] = os.stat(path).st_mtime_ns
+        return stamps
+
+
+def sources() -> list[str]:
+    """The files of all imported modules that are not of an installation."""
+    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [p for p in paths if p and not p.startswith(PYTHONS) and not any(part in p for part in INSTALLED)]
+
+
+def modules_in(folder: str) -> Iterator[str]:
+    with suppress(OSError):
+        yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))
+
 
 LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
 # What a child does in its seat, as boot.serve: the app, its settings, hands, seat, what is called while it waits.
-Serve = Callable[[Qd, Settings, Hands, Seat, Callable[[], None] | None], int]
+Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
 Seats = Callable[[Qd], Serve]  # of the imported app: what nobody sits down to is not loaded
 
 
-def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, complete: Complete, seats: Seats) -> int:
+def run(
+    hands: ChildContext, line: tuple[socket.socket, int], settings: Settings, complete: Complete, seats: Seats
+) -> int:
     """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
     sock, code = line
     boot.own_stdin()
@@ -60,9 +107,9 @@ def run(hands: Hands, line: tuple[socket.socket, int], settings: Settings, compl
     serve, hindrances = seats(app), hindered()
     report(hands, app, code, hindrances)
     if hindrances:
-        return wait_for_end(Inbox(sock))
+        return wait_for_end(OrderReader(sock))
     boot.freeze()
-    return obey(replace(hands, code=code), Inbox(sock), app, serve, watch_of(app, began))
+    return obey(replace(hands, code=code), OrderReader(sock), app, serve, watch_of(app, began))
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
@@ -75,8 +122,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         app._load()
         app.settings = complete(app)
         app.schedule.entries()  # what is wrong with one of them is told here
-        app.settings = served.resolved(app, app.settings)
-        served.check_limits(app, app.settings)
+        app.settings = queues.resolved(app, app.settings)
+        queues.check_limits(app, app.settings)
         for name in (app.settings.work.connection, app.settings.control):
             check_url(app.settings.connection(name))
             check_credentials(app.settings.connection(name))
@@ -99,7 +146,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
 def may_start(app: Qd, log: Log) -> bool:
     """False: nobody can work on the connection before somebody has mended it; the log says why, and what is odd."""
     try:
-        for hint in first.look(app):
+        for hint in look(app):
             log.warning("connection.warning", connection=app.settings.work.connection, hint=hint)
     except ConfigError as error:
         log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
@@ -128,19 +175,19 @@ def load_app(settings: Settings) -> Qd:
 
 def hindered() -> list[str]:
     """What the import has left running that a fork would break, by name."""
-    threads = [f"the import left the thread '{name}' running" for name in vitals.thread_names()]
-    sockets = [f"the import left a connection open: {peer}" for peer in vitals.connected_sockets()]
+    threads = [f"the import left the thread '{name}' running" for name in proc.thread_names()]
+    sockets = [f"the import left a connection open: {peer}" for peer in proc.connected_sockets()]
     return threads + sockets
 
 
-def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
+def report(hands: ChildContext, app: Qd, code: int, hindrances: list[str]) -> None:
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in hindrances]
     message = Imported(
         code=code,
         jobs=len(app._registry.names()),
         entries=len(app.schedule.here(app.settings.env)),
-        unserved=served.unserved(app, app.settings),
+        unserved=queues.unserved(app, app.settings),
         limits=dict[str, str](limits.items()),
         settings=config.to_json(app.settings).decode(),
         preload=not hindrances,
@@ -152,36 +199,35 @@ def report(hands: Hands, app: Qd, code: int, hindrances: list[str]) -> None:
 def watch_of(app: Qd, began: int) -> Watch | None:
     if not app.settings.work.reload:
         return None
-    from qd.worker.reload import Watch  # development only
 
     return Watch(began, app.settings.file)
 
 
-def tell_change(hands: Hands, watch: Watch) -> None:
+def tell_change(hands: ChildContext, watch: Watch) -> None:
     if changed := watch.changed():
         hands.voice.tell(Changed(file=changed, code=hands.code))
 
 
-def wait_for_end(inbox: Inbox) -> int:
+def wait_for_end(inbox: OrderReader) -> int:
     while not inbox.ended:
         inbox.read()
     return 0
 
 
-def obey(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, watch: Watch | None) -> int:
+def obey(hands: ChildContext, inbox: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
     poll = select.poll()
     poll.register(inbox.fileno(), select.POLLIN)
     while not inbox.ended:
         if poll.poll(LOOK if watch else None):
             for order in inbox.read():
-                seat = Seat(order["slot"], order["generation"], order["paused"], Role(order["role"]))
+                seat = Assignment(order["slot"], order["generation"], order["paused"], Role(order["role"]))
                 fork_one(hands, inbox, app, serve, seat)
         if watch is not None:
             tell_change(hands, watch)
     return 0
 
 
-def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat) -> None:
+def fork_one(hands: ChildContext, inbox: OrderReader, app: Qd, serve: Serve, seat: Assignment) -> None:
     def body() -> int:
         inbox.sock.close()
         return serve(app, app.settings, replace(hands, log=hands.log.of(seat.role.word)), seat, None)
@@ -190,12 +236,12 @@ def fork_one(hands: Hands, inbox: Inbox, app: Qd, serve: Serve, seat: Seat) -> N
         hands.voice.tell(Born(slot=seat.slot, generation=seat.generation, pid=pid))
 
     try:
-        child.fork_for(hands.master, body, born)
+        fork.fork_for(hands.master, body, born)
     except OSError as error:  # the master says so, and asks again later
         hands.voice.tell(Unborn(slot=seat.slot, generation=seat.generation, error=str(error)))
 
 
-def run_fresh(hands: Hands, seat: Seat, settings: Settings, complete: Complete, seats: Seats) -> int:
+def run_fresh(hands: ChildContext, seat: Assignment, settings: Settings, complete: Complete, seats: Seats) -> int:
     """A worker or scheduler without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from qd.embedded import places
+from qd.drivers import embedded
 from tests.support.peers import missing
 from tests.support.server import Server
 
@@ -20,4 +20,4 @@ class Valkey(Server):
 def binary() -> Path:
     if found := shutil.which("valkey-server"):
         return Path(found)
-    return places.wheel_binary() or missing("valkey-server")
+    return embedded.wheel_binary() or missing("valkey-server")

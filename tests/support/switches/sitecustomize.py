@@ -96,9 +96,9 @@ def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
     """A master of another pid namespace is judged by what its pid is here."""
 
     def died_here(master: Any) -> bool:
-        from qd.process import vitals
+        from qd.process import proc
 
-        return real(master) or vitals.alive(master.pid, master.start) is False
+        return real(master) or proc.alive(master.pid, master.start) is False
 
     return died_here
 
@@ -118,37 +118,37 @@ def spending(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: real(*args, **kwargs | {"spends": True})
 
 
-SCRIPTS = "qd.connectors.keyspace.base"
+SCRIPTS = "qd.drivers.keyspace.base"
 FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
 
 # Mechanism -> what is done to which module.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
-    "renewal": [("qd.keeper.loop", replaced("Keeper._renews", never(False)))],
+    "renewal": [("qd.keeper.keeper", replaced("Keeper._renews", never(False)))],
     "owner mark": [
         (SCRIPTS, script_without("turn", "redis.pcall('HSET', KEYS[i + 4], owner, text)", "0")),
     ],
-    "end with the master": [("qd.process.vitals", replaced("set_pdeathsig", never(True)))],
-    "hard kill": [("qd.master.late", replaced("Late.end", never(None)))],
+    "end with the master": [("qd.process.proc", replaced("set_pdeathsig", never(True)))],
+    "hard kill": [("qd.master.watchdog", replaced("Late.end", never(None)))],
     "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"      redis.call('LPOP', ready)\n{FRESH}"))],
-    "reclaim only when long connected": [("qd.keeper.loop", replaced("Keeper._reclaims_until", never(1e12)))],
-    "hand-back": [("qd.keeper.dead", replaced("Dead._move", as_a_crash))],
-    "worker first for the OOM killer": [("qd.process.vitals", replaced("oom_score_adj", never(True)))],
+    "reclaim only when long connected": [("qd.keeper.keeper", replaced("Keeper._reclaims_until", never(1e12)))],
+    "hand-back": [("qd.keeper.dead_workers", replaced("Dead._move", as_a_crash))],
+    "worker first for the OOM killer": [("qd.process.proc", replaced("oom_score_adj", never(True)))],
     "end of the group": [
-        ("qd.process.child", replaced("kill_group", one_process)),
-        ("qd.process.child", replaced("reap", reap_alone)),
-        ("qd.keeper.leftover", replaced("end", never(0))),  # it would come a moment later
+        ("qd.process.fork", replaced("kill_group", one_process)),
+        ("qd.process.fork", replaced("reap", reap_alone)),
+        ("qd.keeper.dead_workers", replaced("end", never(0))),  # it would come a moment later
     ],
-    "end of what left the group": [("qd.keeper.leftover", replaced("end", never(0)))],
-    "pid namespace": [("qd.keeper.dead", replaced("died_here", in_any_namespace))],
-    "signs of life": [("qd.master.silence", replaced("Silence.of", never(0.0)))],
-    "a slower and slower start": [("qd.master.boots", replaced("Boots.fell", never(0.0)))],
-    "ask after a broken call": [("qd.worker.answering", replaced("Answering.broke", sure))],
+    "end of what left the group": [("qd.keeper.dead_workers", replaced("end", never(0)))],
+    "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
+    "signs of life": [("qd.master.watchdog", replaced("Silence.of", never(0.0)))],
+    "a slower and slower start": [("qd.master.children", replaced("Boots.fell", never(0.0)))],
+    "ask after a broken call": [("qd.worker.delivery", replaced("Answering.broke", sure))],
     "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
-    "put back at no cost": [("qd.worker.judge", replaced("Back", spending))],
+    "put back at no cost": [("qd.worker.outcome", replaced("Back", spending))],
     "nothing": [],
 }
 

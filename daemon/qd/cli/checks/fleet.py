@@ -1,24 +1,35 @@
-"""Maintenance mode, and the masters that report: silent and hung ones, other versions, old code, root."""
+"""Maintenance mode, and the masters that report: silent and hung ones, other versions, old code, root.
+
+The schedule: is it declared well, does anybody run it, is something overdue or paused?
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qd import __version__
 from qd.cli import context
-from qd.cli.checks.finding import Finding, fail, ok, warn
-from qd.cli.notes import by_whom
-from qd.cli.output import count, duration
-from qd.cli.reasons import blind, named, stale
-from qd.cli.state import FRESH, State, refusal
-from qd.connectors.keyspace import keys
-from qd.store import hosts, stamps
-from qd.store.hosts import Master
-from qd.store.stamps import Restart
+from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.output import by_whom, count, duration
+from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
+from qd.cli.state import FRESH, State, blind, living, refusal, stale
+from qd.cli.state import named as state_named
+from qd.drivers.keyspace import keys
+from qd.errors import DeclarationError
+from qd.process.exit_codes import Exit
+from qd.schedule.entry import closed, meant_for, next_of
+from qd.schedule.frequencies import shown
+from qd.store import controls, schedule
+from qd.store import masters as hosts
+from qd.store.controls import Restart
+from qd.store.masters import MasterReport
 
 if TYPE_CHECKING:
-    from qd.config import Settings
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.schedule.entry import Entry
+
 
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 
@@ -29,11 +40,11 @@ def read(settings: Settings) -> State:
     store = context.store(settings, settings.control)
     masters, now = hosts.masters(store), store.now()
     down, restart = (store.space.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
-    note = None if down is None else stamps.read_down(down)
+    note = None if down is None else controls.read_down(down)
     refused = dict[str, str]()
     if masters and not any(now - master.seen_at <= FRESH for master in masters) and (said := refusal(store)):
         refused[settings.control] = said
-    return State(now, note, stamps.read_restart(restart), masters, [], refused=refused, control=settings.control)
+    return State(now, note, controls.read_restart(restart), masters, [], refused=refused, control=settings.control)
 
 
 def check(state: State) -> Iterator[Finding]:
@@ -43,20 +54,20 @@ def check(state: State) -> Iterator[Finding]:
         yield warn("maintenance mode", said, "qd up")
     for master in state.masters:
         if master.laravel_down and not stale(master, state.now):
-            said = f"Laravel's own ({master.laravel_down}) holds all queues of {named(master)}"
+            said = f"Laravel's own ({master.laravel_down}) holds all queues of {state_named(master)}"
             yield warn("maintenance mode", said, "php artisan up")
     for master in state.masters:
         if not blind(state):
             yield from judged(master, state.restart, state.now)
     if not state.masters:
         yield ok("masters", "none reports")
-    if rooted := [f"{named(master)} (pid {master.pid})" for master in state.masters if master.root]:
+    if rooted := [f"{state_named(master)} (pid {master.pid})" for master in state.masters if master.root]:
         way = "give them a user of their own: user= for supervisord, User= for systemd, USER in a Dockerfile"
         yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
-def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Finding]:
-    what, where = f"master {named(master)}", f"pid {master.pid}"
+def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterator[Finding]:
+    what, where = f"master {state_named(master)}", f"pid {master.pid}"
     found = list[Finding]()
     if stale(master, now):
         way = f"see whether it runs there; if that host is gone for good: HDEL qd:masters {master.token}"
@@ -74,3 +85,89 @@ def judged(master: Master, restart: Restart | None, now: float) -> Iterator[Find
             warn(what, said, "a job that takes long may hold it up (`qd status`); else restart it by its supervisor")
         )
     yield from found or [ok(what, f"{where}, {count(len(master.workers), 'worker')}, qd {master.version}")]
+
+
+NAMED = 5  # entries that a line names
+
+
+def check_schedule(app: Qd | None, settings: Settings, state: State | None) -> Iterator[Finding]:
+    """By commands that a worker's user may call too. state: None where the reports cannot be read. Raises ConnectionLost,
+    ServerRefused."""
+    if app is None:
+        return
+    try:
+        entries = app.schedule.entries()
+    except DeclarationError as error:
+        yield fail("schedule", error, "mend the declaration; without it nothing is scheduled", Exit.CONFIG)
+        return
+    if entries:
+        yield from judge_schedule(app, settings, entries, state)
+
+
+def judge_schedule(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
+    here = meant_for(settings.env, entries)
+    seen = read_schedule(app, settings, here)
+    found = [*faults(here, seen.now), *paused(seen)]
+    late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
+    if state is not None and here and not run_by(state) and (late or not seen.ticks):
+        said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
+        way = "start `qd work` without --no-schedule, or `qd schedule work`; or let a crontab call `qd schedule run`"
+        found.append(warn("schedule", said, way))
+    elif late:
+        said = f"overdue: {named(late)}"
+        found.append(
+            warn("schedule", said, "look at the log of the schedulers (`qd status` names them) at `schedule.`")
+        )
+    yield from found or [ok("schedule", well(entries, here, seen))]
+
+
+def read_schedule(app: Qd, settings: Settings, entries: Sequence[Entry]) -> EntryView:
+    store = context.store(settings, settings.control)
+    seen = EntryView(store.now())
+    seen.paused = schedule.paused(store, seen.now)
+    places = {entry.name: sent(app, entry) for entry in entries}
+    for name, there in by_connection(settings, entries, places).items():
+        read_ticks(seen, context.store(settings, name), there)
+    return seen
+
+
+def faults(entries: Sequence[Entry], now: float) -> Iterator[Finding]:
+    """Commands of qd that qd would refuse, and hours that no tick meets."""
+    for entry in entries:
+        if why := closed(entry, now):
+            said = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
+            yield fail("schedule", said, "mend its hours, or when it is due")
+        if why := fault(entry.task):
+            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "mend the entry")
+
+
+def paused(seen: EntryView) -> Iterator[Finding]:
+    for name, note in seen.paused.items():
+        every = name == schedule.ALL
+        what = "all entries" if every else f"the entry {name}"
+        way = "qd schedule resume" if every else f"qd schedule resume {name}"
+        yield warn("schedule", f"{what} paused{by_whom(note, seen.now)}", way)
+
+
+def run_by(state: State) -> bool:
+    """Whether a master that is about has a scheduler."""
+    return any(master.schedulers for master in living(state))
+
+
+def named(late: dict[str, float]) -> str:
+    """The most overdue first."""
+    first = sorted(late, key=lambda name: -late[name])[:NAMED]
+    more = f" and {len(late) - len(first)} more" if len(late) > len(first) else ""
+    return ", ".join(f"{name} for {duration(late[name])}" for name in first) + more
+
+
+def well(entries: Sequence[Entry], here: Sequence[Entry], seen: EntryView) -> str:
+    said = entries_of(entries)
+    if len(here) < len(entries):
+        said += f", {len(entries) - len(here)} for other environments"
+    coming = [(at, entry.name) for entry in here if (at := next_of(entry, seen.now)) is not None]
+    return said + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - seen.now)}" if coming else "")
+
+
+def entries_of(entries: Sequence[Entry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"

@@ -1,29 +1,37 @@
-"""The project: its configuration, key files, app, what the app's import leaves behind. Imports the app, starts nothing."""
+"""The project: its configuration, key files, app, what the app's import leaves behind. Imports the app, starts nothing.
+
+This machine or container: open files, memory, huge pages, root, the folder of the signs of life.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qd import config as configuration
 from qd.cli import context
-from qd.cli.begin import loaded, pools
-from qd.cli.checks.finding import Finding, fail, ok, warn
+from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.init import loaded, pools
 from qd.cli.output import count
-from qd.config import Settings
-from qd.config.settings import sent_to
-from qd.connectors.manager import check_url
+from qd.config.settings import Settings, sent_to
+from qd.drivers.connections import check_url
 from qd.errors import QdError
 from qd.options.drivers import WITH_KEYSPACE
-from qd.process.exits import Exit
+from qd.options.kinds import size_text
+from qd.process import liveness, proc
+from qd.process.exit_codes import Exit
 
 if TYPE_CHECKING:
     from qd.app import Qd
+
 
 IMPORT = 60  # seconds an app may take to import
 
@@ -42,7 +50,7 @@ class Project:
         return next(iter(self.pools.values()), None)
 
 
-def check(project: Project) -> Iterator[Finding]:
+def check_project(project: Project) -> Iterator[Finding]:
     """Fills `project` in. The app comes before the urls: it may name one."""
     try:
         found = context.loaded()
@@ -96,7 +104,7 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
 
 def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
     """Reads them again, with what the app says of the server and of its queues."""
-    from qd.worker.served import resolved
+    from qd.worker.queues import resolved
 
     for pool in project.pools:
         found = project.pools[pool] = loaded(pool, app._code_settings)
@@ -107,7 +115,7 @@ def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
 
 
 def check_limits(app: Qd) -> Iterator[Finding]:
-    from qd.worker.served import without_limit
+    from qd.worker.queues import without_limit
 
     for name, why in without_limit(app):
         way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
@@ -122,7 +130,7 @@ def imported() -> Qd:
 
 def check_import() -> Iterator[Finding]:
     """What stands against forking workers from a process that has imported the app."""
-    from qd.process.vitals import connected_sockets, thread_names
+    from qd.process.proc import connected_sockets, thread_names
 
     threads, sockets = thread_names(), connected_sockets()
     way = "open it when it is first used; until then each worker imports the app by itself, which takes time and memory"
@@ -161,3 +169,110 @@ def with_home(name: str, settings: Settings) -> tuple[str, ...]:
     if at is None or at.driver in WITH_KEYSPACE:
         return (name,)
     return (name, *sent_to(name, settings.connections), settings.control)
+
+
+ROOT = Path("/")  # below it /proc and /sys are read
+FEW, ENOUGH = 256, 1024  # file descriptors: master and template hold a handful a worker, jobs open their own
+NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for none
+
+
+def check(project: Project) -> Iterator[Finding]:
+    yield files()
+    yield from memory(project)
+    yield from huge_pages()
+    if os.geteuid() == 0:
+        if proc.in_container():
+            yield ok("root", "this is root, in a container", topic="root")
+        else:
+            way = "run it as a user of its own: user= for supervisord, User= for systemd, USER in a Dockerfile"
+            yield warn("root", "this is root; a `qd work` started so runs jobs as root", way, topic="root")
+    yield sign_of_life()
+
+
+def files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at once"
+    way = "raise it: LimitNOFILE=65536 (systemd), minfds=65536 (supervisord), `ulimit -n 65536` (shell)"
+    if 0 <= soft < FEW:
+        return fail("files", f"{said}: master and workers run out of them", way)
+    if 0 <= soft < ENOUGH:
+        return warn("files", f"{said}: few for jobs that open their own", way)
+    return ok("files", said)
+
+
+def memory(project: Project) -> Iterator[Finding]:
+    """app + workers x --memory, for each pool, against what this container or unit may use."""
+    limit = memory_limit(text("proc/self/cgroup"), ROOT / "sys/fs/cgroup")
+    whole = total()
+    app = proc.rss_of(os.getpid()) or 0
+    for pool, found in project.pools.items():
+        work, what = found.work, f"memory {pool}".strip()
+        need = app + work.workers * work.memory
+        said = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
+        way = "fewer workers, a smaller --memory, or more for the container; --memory-hard bounds a single job"
+        if limit is not None and not work.memory:
+            yield warn(what, f"--memory is off, the limit here is {limit >> 20}M: the kernel ends what grows", way)
+        elif limit is not None and need > limit:
+            yield fail(what, f"{said}, over the {limit >> 20}M of this container or unit", way)
+        elif whole and need > whole:
+            yield warn(what, f"{said}, over the {whole >> 20}M of this machine", way)
+        else:
+            yield ok(what, f"{said} of {(limit or whole) >> 20}M")
+
+
+def memory_limit(membership: str, mount: Path) -> int | None:
+    """The smallest memory limit on the way from this process's group up to the root (v1, v2), in bytes. None: none."""
+    found: list[int] = []
+    for line in membership.splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            found += limits(mount, path, "memory.max") + limits(mount / "unified", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            found += limits(mount / "memory", path, "memory.limit_in_bytes")
+    return min(found, default=None)
+
+
+def limits(top: Path, path: str, name: str) -> list[int]:
+    # In a container the path may be the host's and not be here: the upper ones, and the root, are asked as well.
+    relative = Path(path.lstrip("/"))
+    groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
+    said = [read(group / name).strip() for group in groups]
+    return [int(one) for one in said if one.isdigit() and int(one) < NO_LIMIT]
+
+
+def total() -> int:
+    """The memory of the machine in bytes, 0: unknown."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", text("proc/meminfo"), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
+
+
+def huge_pages() -> Iterator[Finding]:
+    said = text("sys/kernel/mm/transparent_hugepage/enabled")
+    if "[always]" in said:
+        way = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        yield warn("huge pages", "always: forked workers, and a Redis that saves here, copy 2M for a changed byte", way)
+    elif said:
+        yield ok("huge pages", said[said.find("[") + 1 : said.find("]")])
+
+
+def sign_of_life() -> Finding:
+    """Can a master of this user write its sign of life where `qd health --live` looks?"""
+    where = liveness.folder(os.environ)
+    try:
+        liveness.claim(where)
+    except OSError as error:
+        way = "set XDG_RUNTIME_DIR (or RUNTIME_DIRECTORY) to a folder of this user, for qd work and the probe alike"
+        return warn("health --live", f"no sign of life can be written: {error}", way)
+    return ok("health --live", where)
+
+
+def text(name: str) -> str:
+    return read(ROOT / name)
+
+
+def read(path: Path) -> str:
+    """ "" where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

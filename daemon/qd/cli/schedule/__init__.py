@@ -1,1 +1,22 @@
-"""`qd schedule`: the entries of the schedule, looked at and steered."""
+"""`qd schedule`: the entries of the schedule, looked at and steered.
+
+The commands of `qd schedule`.
+"""
+
+from __future__ import annotations
+
+import click
+
+from qd.cli.schedule.control import clear_locks, pause, resume
+from qd.cli.schedule.run import run, test
+from qd.cli.schedule.show import list_
+from qd.cli.work import work
+
+
+@click.group("schedule")
+def schedule() -> None:
+    """Show what runs when, run it, pause it."""
+
+
+for command in (work, run, list_, test, pause, resume, clear_locks):
+    schedule.add_command(command)

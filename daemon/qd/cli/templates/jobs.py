@@ -1,5 +1,7 @@
 """The jobs of this project. `qd work` runs them, `welcome.dispatch(...)` or `qd dispatch mail.welcome ...` sends one."""
 
+from __future__ import annotations
+
 from qd import Qd, current_job
 
 app = Qd()

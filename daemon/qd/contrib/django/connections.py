@@ -13,7 +13,7 @@ from qd.events import JobExceptionOccurred, JobTimedOut
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.bus.running import RunningJob
+    from qd.jobs.context import RunningJob
 
 
 def watch(app: Qd) -> None:

@@ -1,4 +1,6 @@
-"""The Qd of a Django project: settings.QD says where the server is, and each installed app's `jobs.py` is imported.
+"""Models as arguments: `def pay(order: Order)` travels as {"model": "shop.Order", "key": 42} and is loaded on the worker.
+
+The Qd of a Django project: settings.QD says where the server is, and each installed app's `jobs.py` is imported.
 
 app()          shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`, or nothing at all with manage.py
 install(app)   gives an app that the project has made itself the same: models, transactions, database connections, load()
@@ -12,13 +14,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qd.app import Qd
 from qd.contrib.django import connections
-from qd.contrib.django.carrier import Models
 from qd.errors import ConfigError
-from qd.units import did_you_mean
+from qd.options.kinds import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.arguments.injection import Key, Provided
+
+
+class Models:
+    """The serializer of Django's models, see qd.arguments.Serializer."""
+
+    def recognizes(self, kind: Any) -> bool:
+        from django.db.models import Model  # waits until Django is there
+
+        return issubclass(kind, Model) and not kind._meta.abstract
+
+    def name(self, kind: Any) -> str:
+        return str(kind._meta.label)
+
+    def pack(self, thing: Any) -> Any:
+        """The primary key, of several columns a list. None: not saved yet, or deleted."""
+        key = thing.pk
+        return list(key) if isinstance(key, tuple) else key
+
+    def load(self, kind: Any, key: Key, given: Provided) -> object | None:
+        """By the base manager: one that hides rows (soft deletes) hides none from a job they were sent to."""
+        found: object | None = kind._base_manager.filter(pk=tuple(key) if isinstance(key, list) else key).first()
+        return found
+
 
 OURS = "qd.contrib.django"  # its tasks.py is the backend, which a project need not have
 HERE = "qd.contrib.django.found:app"

@@ -26,15 +26,16 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from qd.app import Qd
-from qd.bus.running import current_job
 from qd.contrib.django import project
 from qd.events import JobFailed
-from qd.jobs import JobFunction
-from qd.options.job import JOB_KINDS
+from qd.jobs.context import current_job
+from qd.jobs.job import JobFunction
+from qd.options.tables import JOB_KINDS
 from qd.traces import shown
 
 if TYPE_CHECKING:
-    from qd.connectors.base import Found
+    from qd.drivers.types import Found
+
 
 # django.tasks from Django 6 on, the package django-tasks before.
 if TYPE_CHECKING or django.VERSION < (6, 0):

@@ -7,10 +7,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from qd.contrib.command import become_qd
 from qd.contrib.django.project import chosen
-from qd.contrib.handover import become_qd
 from qd.errors import ConfigError
-from qd.process.exits import Exit
+from qd.process.exit_codes import Exit
 
 DJANGOS = ("--settings", "--pythonpath")  # manage.py has obeyed them already
 

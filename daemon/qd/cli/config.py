@@ -1,0 +1,160 @@
+"""`qd config show` and `qd config check`: what is configured and from where, and whether it can be used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from qd import config as configuration
+from qd.cli import context, output
+from qd.cli.init import init, loaded, pools
+from qd.config import table
+from qd.config.settings import Settings
+from qd.drivers.connections import check_url
+from qd.errors import ConfigError
+from qd.options.tables import WORK, Option, shown
+from qd.redaction import mask_url
+
+__all__ = ["config", "init"]
+
+
+@click.group("config")
+def config() -> None:
+    """Show the configuration with its origins, or check it."""
+
+
+# --- qd config show --------------------------------------------------------------------------------------------------
+
+
+@config.command("show")
+@click.option("--pool", metavar="NAME", help="Show what counts in [pools.NAME].")
+@context.options
+def show(pool: str | None) -> None:
+    """Print each value with its origin, passwords masked."""
+    found = _with_code(pool)
+    if context.given().json:
+        values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in _values(found)}
+        output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
+        return
+    output.say(f"file  {found.file or 'none'}")
+    output.say(f"root  {found.root}")
+    output.say()
+    rows = [(name, shown(option.kind, value) or "-", _origin(found, name)) for name, option, value in _values(found)]
+    output.table(("key", "value", "origin"), rows)
+
+
+def _with_code(pool: str | None) -> Settings:
+    """The settings with what Qd(...) says. An app that does not import hides nothing else."""
+    found = loaded(pool)
+    if not found.app:
+        return found
+    try:
+        return loaded(pool, context.app_of(found)._code_settings)
+    except ConfigError as error:
+        output.note(f"qd config show: {error}; what Qd(...) says is missing here")
+        return found
+
+
+def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
+    """(dotted key, its row, the value as it may be shown), in the order of the file."""
+    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
+    sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
+    sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
+    sections += [("failed", table.FAILED, found.failed), ("signing", table.SIGNING, found.signing)]
+    sections += [("schedule", table.SCHEDULE, found.schedule)]
+    for section, rows, held in sections:
+        for option in rows.values():
+            if option.in_file or (option.name == "pool" and found.work.pool):
+                yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
+    for entry in found.schedule.entries:
+        for option in table.ENTRY.values():
+            if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
+                yield name, option, getattr(entry, option.name)
+
+
+def _origin(found: Settings, name: str) -> str:
+    """The queues that the jobs declare are not listed: only an import of the app shows them."""
+    more = ", and every queue that the app declares" if name == "worker.queues" and found.work.in_turn else ""
+    return found.origins[name] + more
+
+
+def _shown(option: Option, value: Any) -> Any:
+    """The value without what is secret in it: a password, and all of a signing key but its id."""
+    if option.kind in ("url", "database") and value:
+        return mask_url(value)
+    return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
+
+
+# --- qd config check -------------------------------------------------------------------------------------------------
+
+
+@config.command("check")
+@context.options
+def check() -> None:
+    """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
+
+    The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it. So entries of the
+    schedule that the code declares are looked at then only; those of the file always.
+    """
+    found = context.settings()
+    for pool in ["", *pools()]:
+        each = loaded(pool, _said(found))
+        for name in (*each.parts(each.default), each.control, each.work.connection):
+            check_url(each.connection(name))
+    _check_schedule(found)
+    notes = [*configuration.strangers(found, os.environ), *configuration.strange_drivers(found)]
+    for line in notes:
+        output.note(f"qd config check: {line}")
+    if context.given().json:
+        app = {"app": found.app or None, "app_imported": bool(_said(found))}
+        output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
+    else:
+        output.say(output.clean(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}"))
+
+
+def _check_schedule(found: Settings) -> None:
+    """Raises DeclarationError: an entry of the schedule cannot run."""
+    if not found.schedule.entries and not _said(found):
+        return
+    from qd.cli.schedule.state import fault
+    from qd.schedule.declare import look, mistake
+    from qd.schedule.frequencies import wrong
+
+    for said in found.schedule.entries:
+        if why := fault(look(said, found)):
+            raise mistake(said, why)
+    for origin, why in _of_code(found) if _said(found) else ():
+        if why:
+            raise wrong(origin, why)
+
+
+def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
+    """Where each entry of an app that was imported is declared, and why it cannot run, "" where it can. Raises
+    DeclarationError."""
+    from qd.cli.schedule.state import fault
+    from qd.schedule.entry import closed
+
+    for entry in context.app().schedule.entries():
+        why = closed(entry, time.time())
+        yield (
+            entry.origin,
+            f"never comes: {entry.timing.text} is always {why}" if why else fault(entry.task),
+        )
+
+
+def _of_app(found: Settings) -> str:
+    if not found.app:
+        return "; no app is named"
+    imports = f"and the app {found.app} imports"
+    not_ = f"the app {found.app} was not imported, `qd doctor` does that, and looks at the entries of its schedule"
+    return f", {imports}" if _said(found) else f"; {not_}"
+
+
+def _said(found: Settings) -> dict[str, object]:
+    """What Qd(...) said of the url, where it was asked at all."""
+    default = found.connections[found.default]
+    return {"url": default.url} if default.url_origin == "Qd(...)" else {}

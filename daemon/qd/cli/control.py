@@ -1,0 +1,420 @@
+"""`qd restart`, `pause`, `resume`: notes in Redis that every worker on every host obeys.
+
+With [laravel] configured, restart, pause and resume are told to Laravel's workers too.
+
+`qd down` and `qd up`: maintenance mode, a note in Redis that every worker and scheduler on every host obeys.
+
+Laravel's own maintenance mode is never written here: it takes a web site away, which nobody asks of a queue's command.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from qd.cli import context, output
+from qd.cli.output import LONGEST, but, by_whom
+from qd.cli.output import shown as output_shown
+from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.options import kinds
+from qd.options.kinds import did_you_mean, queue_name
+from qd.process.scoreboard import MOST
+from qd.store import controls, masters
+
+if TYPE_CHECKING:
+    from qd.config.settings import Settings
+    from qd.store.base import Store
+
+
+LOOK = 0.1  # seconds between two looks of --wait
+
+
+# -- restart
+
+
+class ControlReply(NamedTuple):
+    """What became of a master that was there. back: its place is taken by one that booted after the stamp."""
+
+    was: masters.MasterReport
+    back: masters.MasterReport | None
+    after: float | None  # seconds
+
+
+@click.command()
+@click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
+@click.option(
+    "--wait", "seconds", type=context.Span(), metavar="TIME", help="Wait so long for every master to be back."
+)
+@context.options
+def restart(rolling: bool, seconds: float | None) -> int:
+    """Let every worker finish its job and start anew, with new code.
+
+    A whole `qd work` drains and leaves with exit 0, for supervisord or systemd to start it again.
+
+    --wait: exit 0 when each master that was there is back (same host and pool, started after this command), with --rolling
+    when its workers are replaced; 1 when one is not, and it is named.
+    """
+    found = context.settings()
+    store = context.store(found, found.control)
+    before = [master for master in masters.masters(store) if not master.silent(store.now())]
+    stamp = stamp_both(found, store, rolling) if tells_laravel(found) else controls.restart(store, rolling=rolling)
+    answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
+    if context.given().json:
+        output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": told(before, answers)})
+    elif seconds is None:
+        output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
+    else:
+        say_answers(answers, seconds, rolling)
+    return 0 if all(answer.back for answer in answers) else 1
+
+
+def stamp_both(found: Settings, store: Store, rolling: bool) -> controls.Restart:
+    """qd's stamp, which names the value of Laravel's key, then that key. If Laravel's cache does not answer, qd's masters
+    restart all the same, and the error is raised."""
+    try:
+        there = cache(found)
+        value = controls.next_restart(there)
+    except (ConnectionLost, ServerRefused):
+        controls.restart(store, rolling=rolling)
+        raise
+    stamp = controls.restart(store, rolling=rolling, laravel=value)
+    controls.laravel_restart(there, value)
+    return stamp
+
+
+def wait_for(
+    store: Store, before: list[masters.MasterReport], stamp: controls.Restart, seconds: float
+) -> list[ControlReply]:
+    """Look until every place is taken again, for `seconds` at most. The server may be away until then."""
+    begun = time.monotonic()
+    answers = [ControlReply(master, None, None) for master in before]
+    while True:
+        passed = time.monotonic() - begun
+        try:
+            answers = looked(answers, masters.masters(store), stamp, passed)
+            if all(answer.back for answer in answers) or passed >= seconds:
+                return answers
+        except ConnectionLost:
+            if passed >= seconds:
+                raise
+        time.sleep(min(LOOK, max(0.0, seconds - passed)))
+
+
+def looked(
+    answers: list[ControlReply], now: list[masters.MasterReport], stamp: controls.Restart, passed: float
+) -> list[ControlReply]:
+    """The answers after one more look: each master that is new takes one place of its host and pool."""
+    taken = {answer.back.token for answer in answers if answer.back}
+    free = [m for m in now if m.booted_at > stamp.at and m.state != "stopping" and m.token not in taken]
+    found = []
+    for answer in answers:
+        back = next((master for master in free if master.place == answer.was.place), None)
+        if answer.back or back is None:
+            found.append(answer)
+        else:
+            free.remove(back)
+            found.append(ControlReply(answer.was, back, passed))
+    return found
+
+
+def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> None:
+    if not answers:
+        output.say("no master reports, so there is none to wait for")
+    for was, back, after in answers:
+        if back is not None:
+            output.say(f"{name_of(was)}: {replaced(was, back, output.duration(after))}")
+        elif rolling:
+            why = "see `master.reload_refused` in its log"
+            output.say(f"{name_of(was)}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
+        else:
+            output.say(f"{name_of(was)}: not back within {output.duration(seconds)}, pid was {was.pid}")
+
+
+def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
+    """A whole master, or the workers of one that stays."""
+    if was.pid != back.pid:
+        return f"back after {after}, pid {was.pid} -> {back.pid}"
+    gone = workers_gone(was, back)
+    said = output.count(gone, "worker")
+    if {each.pid for each in was.schedulers} - {each.pid for each in back.schedulers}:
+        said += " and the scheduler"
+    left = len(was.workers) - gone
+    more = f"; {output.count(left, 'old worker')} still to finish a job" if left else ""
+    return f"{said} replaced after {after}, pid {was.pid} stays{more}"
+
+
+def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
+    """Those of its workers that have left, or will without another job."""
+    return len({each.pid for each in was.workers} - {each.pid for each in back.workers if each.job})
+
+
+def told(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
+    if not answers:
+        return [{"host": master.host, "pool": master.pool, "pid": master.pid} for master in before]
+    return [
+        {
+            "host": was.host,
+            "pool": was.pool,
+            "pid": was.pid,
+            "back": back is not None,
+            "new_pid": back.pid if back else None,
+            "after_s": None if after is None else round(after, 3),
+            "workers_replaced": workers_gone(was, back) if back else None,
+        }
+        for was, back, after in answers
+    ]
+
+
+def name_of(master: masters.MasterReport) -> str:
+    """`mail@app-1`, or the host alone for a master without a pool."""
+    return output.clean(f"{master.pool}@{master.host}" if master.pool else master.host)
+
+
+# -- pause and resume
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
+@context.options
+def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
+    """Take no more jobs from these queues, on any host.
+
+    Jobs that run are finished; delayed jobs wait.
+
+    Without QUEUE: from all queues that running masters report and the configuration names.
+    """
+    if seconds == 0:
+        raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
+    found = context.settings()
+    places = context.places(found)
+    notes = list[dict[str, Any]]()
+    for place in places:
+        store = context.store(found, place)
+        for name in asked(found, place, queues):
+            note = controls.pause(store, name, by=context.who(), reason=reason, seconds=seconds)
+            notes.append({"queue": name, "connection": place, **asdict(note)})
+        if tells_laravel(found):
+            pause_laravel(found, place, queues, seconds)
+    if context.given().json:
+        return output.document({"paused": notes})
+    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
+    for each in notes:
+        output.say(f"{shown(each, places)}: paused {until}")
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@context.options
+def resume(queues: tuple[str, ...]) -> None:
+    """Take jobs from these queues again.
+
+    Without QUEUE: from all that are paused.
+    """
+    found = context.settings()
+    places = context.places(found)
+    listed = [each for place in places for each in resumed(found, place, queues)]
+    if context.given().json:
+        return output.document({"resumed": listed})
+    for each in listed:
+        if each["was_paused"] or each["queue"] in queues:
+            output.say(f"{shown(each, places)}: {'resumed' if each['was_paused'] else 'was not paused'}")
+    if not queues and not any(each["was_paused"] for each in listed):
+        output.say("nothing was paused")
+
+
+def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The queues of one connection, each with whether it was paused."""
+    store = context.store(found, place)
+    names = asked(found, place, queues) if queues or tells_laravel(found) else []
+    names = names if queues else list(dict.fromkeys([*masters.queues_held(store), *names]))
+    # Laravel's keys first: keepers mirror them into ours as long as they are there.
+    were = resume_laravel(found, place, queues, names) if tells_laravel(found) else dict.fromkeys(names, False)
+    for name in names:
+        were[name] |= controls.resume(store, name) is not None
+    return [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
+
+
+def shown(note: dict[str, Any], places: list[str]) -> str:
+    """A queue by its name, and of which connection where there are several."""
+    return output.clean(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
+
+
+def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
+    """The queues named, else all that are known. Refuses when none is."""
+    reported = masters.queues_of(masters.masters(context.store(found, found.control))).get(place, [])
+    known = list(dict.fromkeys([*context.queues_named(found, place), *reported]))
+    for name in queues:
+        if known and name not in known:
+            output.note(f"nobody is known to work on '{name}' of {place}{did_you_mean(name, known)}")
+    if not queues and not known and not tells_laravel(found):
+        raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
+    return list(dict.fromkeys(queues or known))
+
+
+def pause_laravel(found: Settings, place: str, queues: tuple[str, ...], seconds: float | None) -> None:
+    store = cache(found)
+    for name in queues:
+        controls.laravel_pause(store, place, name, seconds)
+    if not queues:
+        controls.pause_all(store, seconds)
+
+
+def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
+    """Which queues Laravel's own keys held. A pause of all queues ends only when all are resumed."""
+    store = cache(found)
+    were = {name: controls.laravel_resume(store, place, name) for name in names}
+    if not queues and controls.resume_all(store):
+        return dict.fromkeys(names, True)
+    if queues and controls.all_paused(store):
+        output.note("Laravel's pause of all queues still holds: `qd resume` without a queue ends it")
+    return were
+
+
+def tells_laravel(found: Settings) -> bool:
+    return found.laravel is not None and bool(found.laravel.cache_url)
+
+
+def cache(found: Settings) -> Store:
+    """Where Laravel's workers look for such notes."""
+    if found.laravel is None:
+        raise ConfigError("[laravel] is not configured")
+    return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
+
+
+OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
+
+
+class End(NamedTuple):
+    """A moment to come. at: unix seconds, this host's clock."""
+
+    at: float
+    seconds: float
+
+
+class Moment(click.ParamType[End]):
+    """ "30m", "18:30" (the next one, local time), "2026-11-21 18:30" (local time), "2026-11-21T18:30+01:00"."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> End:
+        now = time.time()
+        try:
+            at = now + kinds.span(value)
+        except ValueError:
+            at = self._moment(str(value).strip(), now, param, ctx)
+        if at <= now:
+            self.fail(f"{value!r} is over already (it is {output_shown(now)})", param, ctx)
+        try:
+            kinds.span(at - now)
+        except ValueError:
+            self.fail(f"{value!r} is more than 100 years away", param, ctx)
+        return End(at, at - now)
+
+    def _moment(self, text: str, now: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            if OF_DAY.fullmatch(text):
+                return of_day(text if text[1] != ":" else f"0{text}", now)
+            return datetime.fromisoformat(text).astimezone().timestamp()
+        except (ValueError, OverflowError):
+            written = "30m, 18:30, '2026-11-21 18:30' or 2026-11-21T18:30+01:00"
+            self.fail(f"{text!r} is neither a length of time nor a moment (written {written})", param, ctx)
+
+
+def of_day(text: str, now: float) -> float:
+    """The next time that a clock here shows `text`."""
+    today = datetime.fromtimestamp(now)
+    at = datetime.fromisoformat(f"{today:%Y-%m-%d} {text}")
+    return (at if at.timestamp() > now else at + timedelta(days=1)).timestamp()
+
+
+@click.command()
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
+@click.option("--until", "end", type=Moment(), metavar="WHEN", help="End by itself: 30m, 18:30 or an ISO time.")
+@click.option("--allow", multiple=True, metavar="QUEUE", help="Work on this queue meanwhile; several: a,b or again.")
+@context.options
+def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
+    """Begin maintenance mode, until `qd up`.
+
+    Workers finish their jobs and take no other, on every host within 2 s, and the schedule is skipped; `qd work --force`
+    goes on. A moment without a zone is one of this host's zone.
+    """
+    if len(reason) > LONGEST:
+        raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read the rest")
+    found = context.settings()
+    store = context.store(found, found.control)
+    open_ones = named(found, allow)
+    was = controls.is_down(store)
+    seconds = None if end is None else end.seconds
+    note = controls.down(store, by=context.who(), reason=reason, seconds=seconds, allow=open_ones)
+    if context.given().json:
+        return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
+    if was is not None:
+        output.say(output.clean(f"it was on already{by_whom(was, store.now())}; this takes its place"))
+    until = "until `qd up`" if end is None else f"until {output_shown(end.at)}, for {output.duration(end.seconds)}"
+    output.say(output.clean(f"maintenance mode is on {until}{but(note)}"))
+
+
+@click.command()
+@context.options
+def up() -> None:
+    """End maintenance mode."""
+    found = context.settings()
+    store = context.store(found, found.control)
+    was = controls.up(store)
+    if context.given().json:
+        return output.document({"was_down": None if was is None else asdict(was)})
+    output.say("maintenance mode is off" if was else "maintenance mode was not on")
+    held = {
+        f"{m.laravel_down} on {m.host}" for m in masters.masters(store) if m.laravel_down and not m.silent(store.now())
+    }
+    for what in sorted(held):
+        output.note(f"Laravel's own still holds ({what}): `php artisan up` ends it")
+
+
+def laravels(found: Settings) -> str:
+    """The file or key of Laravel that holds this host, where [laravel] says that it counts. "": none; or nobody knows."""
+    held = found.laravel
+    if held is not None and held.down_file and of_file(held.down_file):
+        return held.down_file
+    if held is None or not held.down:
+        return ""
+    try:
+        return controls.DOWN if controls.laravel_down(context.store_at(held.cache_url, held.cache_prefix)) else ""
+    except (ConnectionLost, ServerRefused) as error:
+        output.note(f"Laravel's cache is away, and nobody knows whether it is down: {error}")
+        return ""
+
+
+def of_file(path: str) -> bool:
+    """Not obeyed where it cannot be looked for, as by `qd work`, and that is said."""
+    there, why = controls.down_file(path)
+    if why:
+        output.note(output.clean(f"Laravel's down_file {path} is not obeyed until it can be looked for: {why}"))
+    return there
+
+
+def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The queues to go on with. Says which nobody is known to work on. Raises UsageError."""
+    names = list(dict.fromkeys(name.strip() for word in words for name in word.split(",")))
+    for name in names:
+        try:
+            queue_name(name)
+        except ValueError as error:
+            raise click.UsageError(f"--allow: {error}") from None
+    if len(names) > MOST:
+        raise click.UsageError(f"--allow names {len(names)} queues, at most {MOST}: `qd pause` the others instead")
+    known = {queue for place in found.connections for queue in context.queues_named(found, place)} if names else set()
+    if names:
+        reported = masters.queues_of(masters.masters(context.store(found, found.control)))
+        known |= {queue for queues in reported.values() for queue in queues}
+    for name in names:
+        if known and name not in known:
+            output.note(f"nobody is known to work on '{name}'{did_you_mean(name, known)}")
+    return tuple(names)

@@ -1,0 +1,312 @@
+"""`qd dispatch`, `run`, `jobs` and `clear`: send a job or run it here, list what an app declares, empty a queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import context, output
+from qd.cli.context import app, app_if_named
+from qd.errors import QdError, UnknownParameters
+from qd.events import JobQueued, UniqueJobSkipped
+from qd.jobs.pipeline import title_of
+from qd.options.tables import JOB_KINDS, JobOptions, shown
+from qd.traces import trimmed
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.jobs.job import Call
+    from qd.jobs.registry import Declared
+
+
+CHUNK = 1000  # jobs in one round trip
+
+
+# -- arguments
+
+
+def given_data(words: tuple[str, ...], data: str | None) -> object:
+    """What k=v words or --data say. Raises UsageError."""
+    if data is not None:
+        if words:
+            raise click.UsageError(f"'{words[0]}' and --data: the arguments come in one way only")
+        try:
+            return json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(f"--data is not JSON: {error}") from None
+    return {key: value_of(text) for key, text in texts_of(words).items()}
+
+
+def texts_of(words: tuple[str, ...]) -> dict[str, str]:
+    """The k=v words by their names. Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"'{word}' is not of the form name=value")
+        if key in found:
+            raise click.UsageError(f"'{key}' is given twice")
+        found[key] = text
+    return found
+
+
+def typed(declared: Declared, texts: Mapping[str, str]) -> bytes:
+    """What k=v words say to a job: the value is JSON where the parameter's type takes that, else the text."""
+    return b"{%b}" % b",".join(
+        [encoded(key) + b":" + json_for(declared, key, text, value_of(text)) for key, text in texts.items()]
+    )
+
+
+def json_for(declared: Declared, key: str, text: str, value: object) -> bytes:
+    if isinstance(value, str) and value == text:
+        return encoded(text)
+    takes = declared.signature.takes
+    as_it_is = text.encode("utf-8", "surrogateescape")  # not encoded(value): a Decimal keeps its digits
+    return encoded(text) if not takes(key, as_it_is) and takes(key, encoded(text)) else as_it_is
+
+
+def value_of(text: str) -> object:
+    """JSON when it is JSON, else the text: 7 -> 7, [1] -> [1], ada -> "ada", "7" -> "7"."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"{word} is no JSON value")
+
+
+def encoded(data: object) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+
+
+def for_php(name: str) -> bool:
+    r"""Whether no Python app can declare it: App\Jobs\Report@fire."""
+    return "\\" in name or "@" in name
+
+
+# -- dispatch
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
+@click.option("--data", metavar="JSON", help="Send this as the job's data, in place of KEY=VALUE.")
+@click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
+@click.option("--delay", type=context.Span(), metavar="TIME", help="Let it be due after this long.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send it so often.")
+@context.options
+def dispatch(
+    name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
+) -> int:
+    """Send a job by its name.
+
+    A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
+    the type that the parameter declares (to=5 is "5" for a str) and checked before anything is sent. Without an app,
+    and for PHP's Class@method, it is sent as it is.
+
+    Exit 1: nothing was sent, for a unique job like it waits or runs already.
+    """
+    said = given_data(words, data)
+    asked = {"queue": queue, "delay": delay, "connection": context.given().connection}
+    sending = {key: value for key, value in asked.items() if value is not None}
+    try:
+        if for_php(name):
+            became = by_name(name, said, sending, count)
+        else:
+            became = by_app(name, said, words, sending, count)
+    except Exception as error:  # of a job that runs where it is dispatched
+        return failed_here(error)
+    if context.given().json:
+        output.document({"name": name, **asdict(became)})
+    else:
+        later = f", due in {output.duration(delay)}" if delay else ""
+        for line in told(name, became, later):
+            output.say(output.clean(line))
+    return 0 if became.ids else 1
+
+
+@dataclass(frozen=True)
+class Became:
+    """ids: of those that were sent. skipped: how many were not, held_by: the unique jobs that wait or run in their place."""
+
+    queue: str
+    ids: list[str]
+    skipped: int = 0
+    held_by: list[str] = field(default_factory=list)
+
+
+def told(name: str, became: Became, later: str) -> list[str]:
+    lines = []
+    if became.ids:
+        which = became.ids[0] if len(became.ids) == 1 else f"{len(became.ids)} times"
+        lines.append(f"sent {name} {which} to {became.queue}{later}")
+    if became.skipped:
+        often = f" {became.skipped} times" if became.skipped > 1 else ""
+        lines.append(f"not sent{often}: {name} {', '.join(became.held_by)} waits or runs already (the job is unique)")
+    return lines
+
+
+def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Became:
+    """Through the declaration, which checks it. Without an app as `by_name`."""
+    found = app_if_named(context.loaded())
+    if found is None:
+        return by_name(name, data, sending, count)
+    call = called(found, name, data, words)
+    call = call.using(**sending) if sending else call
+    skipped: list[UniqueJobSkipped] = []
+    queued: set[str | None] = set()
+    found.on(UniqueJobSkipped)(skipped.append)
+    found.on(JobQueued)(lambda event: queued.add(event.id))
+    ids: list[str] = []
+    while len(ids) < count:
+        ids += [handle.id for handle in found.dispatch(*[call] * min(CHUNK, count - len(ids)))]
+    place = queue_of(found, name, sending)
+    if not skipped:
+        return Became(place, ids)
+    each = list(dict.fromkeys(ids))
+    sent = [id for id in each if id in queued]
+    return Became(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
+
+
+def called(found: Qd, name: str, data: object, words: tuple[str, ...]) -> Call[Any]:
+    """Raises UnknownJob, WrongType and UnknownParameters."""
+    declared = found._registry.get(name)
+    try:
+        return found.call(name, typed(declared, texts_of(words)) if declared and words else encoded(data))
+    except UnknownParameters as error:
+        if not error.missing:
+            raise
+        names = ", ".join(f"'{one}'" for one in error.missing)
+        what = f"parameter {names}, which was" if len(error.missing) == 1 else f"parameters {names}, which were"
+        way_out = " ".join(f"{one}=..." for one in error.missing)
+        raise UnknownParameters(f"job '{name}' needs {what} not given ({way_out})") from None
+
+
+def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
+    declared = found._registry.get(name)
+    own = declared.options if declared else JobOptions()
+    connection = found.settings.connection(sending.get("connection", own.connection))
+    return str(sending.get("queue") or own.queue or connection.queue)
+
+
+def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Became:
+    """Under the name alone, nothing is checked."""
+    from qd.app import Qd
+
+    found = Qd()
+    found.settings = context.settings()
+    connection = context.connection_name(found.settings)
+    place = found.queue(sending.get("queue") or found.settings.connection(connection).queue, connection)
+    return Became(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
+
+
+# -- run
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
+@click.option("--data", metavar="JSON", help="Take this as the job's data, in place of KEY=VALUE.")
+@context.options
+def run(name: str, words: tuple[str, ...], data: str | None) -> int:
+    """Run a job here and now, and print what it returns.
+
+    In this process: nothing is sent, no server asked, nothing tried again. A job that raises is exit 1.
+    """
+    said = given_data(words, data)
+    call = called(app(), name, said, words)
+    try:
+        result = call.run()
+    except Exception as error:
+        return failed_here(error)
+    if context.given().json:
+        output.document({"name": name, "result": plain(result)})
+    elif result is not None:
+        output.say(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
+    return 0
+
+
+def failed_here(error: Exception) -> int:
+    """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
+    if isinstance(error, QdError) or (isinstance(error, OSError) and context.folder_is_gone()):
+        raise error
+    print(trimmed(error) or trimmed(error, whole=True), end="", file=sys.stderr)
+    return 1
+
+
+def plain(result: object) -> Any:
+    """The result as JSON can hold it: what JSON does not know, as msgspec or else as its repr."""
+    import msgspec
+
+    from qd.arguments.values import unknown
+
+    try:
+        return msgspec.to_builtins(result, enc_hook=unknown)
+    except (TypeError, ValueError):
+        return repr(result)
+
+
+# -- declared
+
+
+@click.command()
+@context.options
+def declared() -> None:
+    """List the jobs that the app declares."""
+    registry = app()._registry
+    jobs = [found for name in registry.names() if (found := registry.get(name))]
+    if context.given().json:
+        return output.document({"jobs": [described(job) for job in jobs]})
+    if not jobs:
+        return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
+    head = ("job", "queue", "options", "declared at")
+    output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in jobs])
+
+
+def options_of(job: Declared) -> dict[str, Any]:
+    """What its declaration names, middleware by the names of it."""
+    options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
+    if "middleware" in options:
+        options["middleware"] = [title_of(stage) for stage in options["middleware"]]
+    return options
+
+
+def said(job: Declared) -> list[str]:
+    """Its options, the queue apart: `tries=5`, `timeout=30s`."""
+    options = options_of(job)
+    options.pop("queue", None)
+    return [f"{name}={text_of(JOB_KINDS[name], value)}" for name, value in options.items()]
+
+
+def text_of(kind: str, value: Any) -> str:
+    return ", ".join(value) if kind == "middleware" else shown(kind, value)
+
+
+def described(job: Declared) -> dict[str, Any]:
+    return {"name": job.name, "async": job.is_async, "options": options_of(job), "declared_at": job.where}
+
+
+# -- clear
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@context.options
+def clear(queue: str) -> None:
+    """Delete the ready and delayed jobs of a queue.
+
+    What is running goes on, and what has failed stays.
+    """
+    found = context.settings()
+    place = context.place(found)
+    count = context.queue(found, place).clear(queue)
+    if context.given().json:
+        return output.document({"queue": queue, "connection": place, "deleted": count})
+    output.say(output.clean(f"{queue}: {count} deleted"))

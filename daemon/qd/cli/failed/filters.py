@@ -1,0 +1,135 @@
+"""Which failed jobs a command means: the options of the whole family, and where it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from qd.cli import context
+from qd.options import kinds
+
+if TYPE_CHECKING:
+    from qd.store.failed import FailedStore, Record, Wanted
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+Moment = float | timedelta  # unix seconds, or so long ago
+
+
+class Time(click.ParamType[Moment]):
+    """A moment: "90s", "2h", "7d" is so long ago; "2026-11-21", "2026-11-21T10:00" unix seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+        try:
+            return timedelta(seconds=kinds.span(value))
+        except (ValueError, OverflowError):
+            pass
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError, OSError):
+            known = "'2h', '7d', '2026-11-21', '2026-11-21T10:00', '2026-11-21T10:00+01:00'"
+            self.fail(f"{value!r} is neither a length of time ago nor a moment (as {known})", param, ctx)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the options of a command say."""
+
+    queue: tuple[str, ...] = ()
+    job: str | None = None
+    error: str | None = None
+    text: str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    older_than: float | None = None
+
+    @property
+    def any(self) -> bool:
+        return self != Filters()
+
+    @property
+    def narrows(self) -> bool:
+        """Whether something beside the queue is said."""
+        return replace(self, queue=()).any
+
+    def wanted(self, now: float) -> Wanted:
+        """now: the moment at which the command began, by the server's clock; nothing newer is meant."""
+        from qd.store.failed import Wanted
+
+        ends = [now, *(moment(at, now) for at in (self.until,) if at is not None)]
+        ends += [now - self.older_than] if self.older_than is not None else []
+        since = None if self.since is None else moment(self.since, now)
+        return Wanted(self.job, self.error, self.text, since, min(ends))
+
+
+def moment(at: Moment, now: float) -> float:
+    return now - at.total_seconds() if isinstance(at, timedelta) else at
+
+
+def filters(function: F) -> F:
+    """Decorator: the options that say which records; the command is given them as `Filters`."""
+    add = (
+        click.option(
+            "-q", "--queue", multiple=True, metavar="QUEUE", help="Only those of this queue; more than once: any."
+        ),
+        click.option("--job", metavar="NAME", help="Only jobs of this name; 'mail.*' is any that fits."),
+        click.option(
+            "--error", metavar="CLASS", help="Only those that ended with this exception; '*Error' is any that fits."
+        ),
+        click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
+        click.option(
+            "--since", type=Time(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
+        ),
+        click.option("--until", type=Time(), metavar="TIME", help="Only those that had failed by then: as --since."),
+        click.option(
+            "--older-than", type=context.Span(), metavar="TIME", help="Only those that failed longer ago than this."
+        ),
+    )
+    for decorator in reversed(add):
+        function = decorator(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command looks: a connection's failed stores, those of `queues`, at the moment it began."""
+
+    store: FailedStore
+    connection: str
+    queues: list[str]
+    now: float
+
+
+def place(asked: tuple[str, ...], *, changes: bool = True) -> Place:
+    """changes: the command retries or forgets jobs, so copies in failed_jobs follow. Raises ConfigError, ConnectionLost."""
+    from qd.store.failed_jobs_table import with_copies
+
+    found = context.settings()
+    name = context.place(found)
+    store = context.store(found, name)
+    kept = with_copies(store, found.failed.database if changes else "")
+    queues = list(asked) or kept.queues([*context.queues_named(found, name), found.connection(name).queue])
+    return Place(kept, name, queues, store.now())
+
+
+def single(word: str, found: list[Record]) -> Record:
+    """The one record that `word` means, whole or as a beginning. Raises Refused when they are several."""
+    whole = [record for record in found if word in (record.id, record.uuid, record.job_id)]
+    found = whole or found
+    if len(found) == 1:
+        return found[0]
+    ids = {record.job_id for record in found}
+    if len(ids) == 1:
+        names = ", ".join(f"{record.id} of queue {record.queue}" for record in found[:5])
+        what = f"is the id of {len(found)} failed jobs; name one by its record instead"
+    else:
+        names, what = ", ".join(sorted(ids)[:5]), f"means {len(found)} failed jobs"
+    raise context.Refused(f"'{word}' {what} ({names}{', ...' if len(found) > 5 else ''})")

@@ -1,0 +1,284 @@
+"""How far a command has come: a bar where stderr is a terminal, else a line now and then.
+
+`qd failed retry` and `forget`: failed jobs are sent again, or deleted, a hundred at most in a step.
+
+Wherever such a command is ended, each job has either been moved or not: it is called again, and does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import context, output
+from qd.cli.failed.filters import Filters, Place, filters, place, single
+from qd.errors import QdError
+
+if TYPE_CHECKING:
+    from qd.store.failed import Record
+
+
+EVERY = 5.0  # seconds between two lines
+
+
+class Progress:
+    """total: how many there are; None: that is not known before they have been looked at."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what, self.total = what, total
+        self.said_at = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty() and not context.given().json:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self.what, total=self.total)
+            self._bar.start()
+        return self
+
+    def at(self, done: int) -> None:
+        """So many are done."""
+        if self._bar is not None:
+            self._bar.update(0, completed=done)
+        elif time.monotonic() - self.said_at >= EVERY:
+            self.said_at = time.monotonic()
+            output.note(f"{output.count(done, 'job')} {self.what} so far")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+CHUNK = 100  # records of one step,
+HEAVY = 4 << 20  # and bytes of them, as far as one is not larger
+TOLD = 20  # records that are not sent, each in a line
+Step = Callable[[list["Record"]], list[str | None]]  # what became of each: None, done; "", gone before; else why not
+
+
+class Rate(click.FloatRange):
+    """A number a second."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number a second (without --rate: as fast as it goes)", param, ctx)
+        return found
+
+
+@dataclass
+class Tally:
+    """What a command has done so far."""
+
+    done: int = 0
+    gone: int = 0  # somebody else was faster
+    refused: list[dict[str, str]] = field(default_factory=list)  # the first TOLD of them
+    refusals: int = 0
+    unknown: list[str] = field(default_factory=list)
+    batches: set[str] = field(default_factory=set)  # of the jobs that were done
+
+    def count(self, record: Record, why: str | None) -> None:
+        if why is None:
+            self.done += 1
+            if record.batch is not None:
+                self.batches.add(record.batch)
+        elif not why:
+            self.gone += 1
+        else:
+            self.refusals += 1
+            if self.refusals <= TOLD:
+                self.refused.append({"id": record.job_id, "record": record.id, "reason": why})
+                output.note(f"qd: {record.job_id} ({record.job or 'no job'}) stays failed: {why}")
+
+    @property
+    def code(self) -> int:
+        return 1 if self.refusals or self.unknown else 0
+
+
+@click.command("retry")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
+)
+@filters
+@click.option("--rate", type=Rate(0, min_open=True), metavar="N", help="Send this many a second at most.")
+@click.option(
+    "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@context.options
+def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **said: Any) -> int:
+    """Send failed jobs to their queues again, the oldest first.
+
+    Each begins anew: no attempts, no crashes, and its time to be retried as long as it was. Ended half-way, it is called
+    again: no job is lost or doubled.
+    """
+    which = Filters(**said)
+    asked(ids, every, which, "send again")
+    at = place(which.queue)
+    step = tried(at, force) if dry_run else resent(at, force)
+    tally = Tally()
+    what = "would be sent again" if dry_run else "sent again"
+    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
+    if context.given().json:
+        output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    tell_batches(at, sorted(tally.batches))
+    return tally.code
+
+
+def tell_batches(at: Place, ids: Sequence[str]) -> None:
+    """Print which of these batches can never succeed, whatever is retried. Checks the first TOLD of them."""
+    from qd.dispatch.batch import lost, told
+    from qd.drivers.keyspace.records import KeptBatches
+
+    batches = KeptBatches(at.store.store.space, at.store.store.prefix)
+    for id in ids[:TOLD]:
+        if gone := lost(id, batches, at.store):
+            output.note(output.clean(f"qd: {told(id, gone)}"))
+
+
+@click.command("forget")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
+)
+@filters
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@context.options
+def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int:
+    """Delete failed jobs, for good and without asking."""
+    which = Filters(**said)
+    asked(ids, every, which, "forget")
+    at = place(which.queue)
+    step = looked if dry_run else forgotten(at)
+    tally = Tally()
+    what = "would be forgotten" if dry_run else "forgotten"
+    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
+    if context.given().json:
+        output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    return tally.code
+
+
+def asked(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
+    """Raises UsageError unless the words say which records are meant, in one way."""
+    if ids and (every or which.narrows):
+        raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: records are named in one way only")
+    if not ids and not every and not which.any:
+        raise click.UsageError(f"say which to {verb}: ids of `qd failed list`, filters, or --all")
+
+
+def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
+    would = {"would": tally.done} if dry_run else {}
+    return {**would, "gone": tally.gone, "refusals": tally.refusals, "refused": tally.refused, "unknown": tally.unknown}
+
+
+# -- which records
+
+
+def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
+    """The records that are meant, queue by queue, the oldest first. Words that mean none are noted; raises Refused for
+    one that means several, before anything is done."""
+    if not ids:
+        wanted = which.wanted(at.now)
+        return chain.from_iterable(at.store.of_queue(queue, wanted, newest=False) for queue in at.queues)
+    found = at.store.find(at.queues, list(dict.fromkeys(ids)))
+    tally.unknown = [word for word, records in found.items() if not records]
+    for word in tally.unknown:
+        output.note(f"qd: no failed job '{word}' (`qd failed list` shows them)")
+    named = {record.id: record for word, records in found.items() if records for record in [single(word, records)]}
+    return sorted(named.values(), key=lambda record: (record.queue, record.failed_at))
+
+
+def total(at: Place, ids: Sequence[str], which: Filters) -> int | None:
+    """How many are meant; None: that is not known before they have been looked at."""
+    return len(ids) or (None if which.narrows else at.store.count(at.queues))
+
+
+def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+    """In their order, each chunk of one queue."""
+    chunk, heavy = list[Any](), 0
+    for record in records:
+        if chunk and (len(chunk) >= most or heavy + len(record.payload) > HEAVY or chunk[0].queue != record.queue):
+            yield chunk
+            chunk, heavy = [], 0
+        chunk.append(record)
+        heavy += len(record.payload)
+    if chunk:
+        yield chunk
+
+
+# -- what is done with them
+
+
+def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, rate: float | None = None) -> None:
+    """Chunk by chunk, no faster than `rate` a second, with a bar on a terminal; then a line that says what was done."""
+    most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
+    with progress:
+        due = time.monotonic()
+        for chunk in chunks(records, most):
+            if rate is not None:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+            for record, why in zip(chunk, step(chunk), strict=True):
+                tally.count(record, why)
+            progress.at(tally.done)
+    if context.given().json:
+        return
+    if tally.refusals > TOLD:
+        output.note(f"qd: {tally.refusals} stay failed, the first {TOLD} are named above")
+    if tally.done or not tally.code:
+        output.say(output.clean(f"{output.count(tally.done, 'job')} {progress.what}"))
+
+
+def looked(chunk: list[Record]) -> list[str | None]:
+    """Forgetting refuses nothing."""
+    return [None] * len(chunk)
+
+
+def tried(at: Place, force: bool) -> Step:
+    """What a retry would refuse, as far as the records say it: who has a lock is not known before it is tried."""
+    return lambda chunk: at.store.refused(chunk, at.now, force=force)
+
+
+def resent(at: Place, force: bool) -> Step:
+    tell = teller(at.connection)
+
+    def step(chunk: list[Record]) -> list[str | None]:
+        said = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force)
+        tell([record for record, why in zip(chunk, said, strict=True) if why is None])
+        return said
+
+    return step
+
+
+def teller(connection: str) -> Callable[[list[Record]], None]:
+    """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
+    from qd.dispatch.batch import tell_retried
+
+    try:
+        found = context.app_if_named(context.loaded())
+    except QdError as error:
+        output.note(f"qd: listeners of JobRetryRequested are not told: {error}")
+        found = None
+    if found is None:
+        return lambda records: None
+    return partial(tell_retried, found._listeners, connection)
+
+
+def forgotten(at: Place) -> Step:
+    return lambda chunk: at.store.forget(chunk[0].queue, chunk)

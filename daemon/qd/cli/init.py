@@ -1,0 +1,152 @@
+"""`qd init`: a first project in an empty folder, or the file that runs this one under supervisord, systemd, Docker or
+Kubernetes. Also which pools there are, which setup.py asks too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from qd import __version__
+from qd import config as configuration
+from qd.cli import context, init_files, output
+from qd.config import table
+from qd.config.file import PYPROJECT, VARIABLES, find
+from qd.config.settings import Settings
+from qd.options.drivers import extra_of_url, scheme_of
+
+NEXT = """\
+wrote qd.toml and jobs.py. Next:
+  qd work                                         a worker; Ctrl-C stops it
+  qd dispatch mail.welcome to=ada@example.org     a job, from another terminal\
+"""
+
+
+@click.command("init")
+@click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
+@context.options
+def init(target: str | None) -> None:
+    """Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under
+    supervisord, systemd, Docker or Kubernetes."""
+    if target is None:
+        _write({name: init_files.text_of(name) for name in ("qd.toml", "jobs.py")})
+        output.say(NEXT)
+        return
+    project = _project()
+    printed: dict[str, Callable[[init_files.Project], str]] = {
+        "supervisord": init_files.supervisord,
+        "systemd": init_files.systemd,
+        "docker": init_files.docker,
+        "k8s": init_files.kubernetes,
+    }
+    output.say(printed[target](project).rstrip("\n"))
+    if project.kind == "embedded":
+        output.note(
+            f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
+        )
+
+
+def _write(files: Mapping[str, str]) -> None:
+    """All of them or none."""
+    for name in files:
+        if os.path.lexists(name):
+            raise context.Refused(f"{name} is there already, nothing was written; start in an empty folder")
+    if (found := find(None, {})) is not None:  # [tool.qd]
+        raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
+    for name, text in files.items():  # "x": what came between is not overwritten either
+        with open(name, "x", encoding="utf-8") as file:
+            file.write(text)
+
+
+# --- this folder's project -------------------------------------------------------------------------------------------
+
+
+def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
+    """The configuration as the shared options ask for it, for one pool."""
+    VARIABLES.begin()
+    asked = context.given()
+    flags = {"app": asked.app, "connection": asked.connection}
+    return configuration.load(Path(asked.config) if asked.config else None, flags=flags, pool=pool or None, code=code)
+
+
+def pools() -> list[str]:
+    """The pools of the file."""
+    asked = context.given().config
+    file = find(Path(asked) if asked else None, os.environ)
+    return list(file.section("pools")) if file else []
+
+
+def _project() -> init_files.Project:
+    found = loaded()
+    if not found.app:
+        output.note("qd init: no app is named yet: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
+    urls = _used(found)
+    app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
+    return init_files.Project(
+        root=_by_name(found.root),
+        program=_program(),
+        arguments=app,
+        file=_by_name(found.root) / found.file.name if found.file else None,
+        user=_user(),
+        home=Path.home(),
+        pools={pool: loaded(pool).work.stop_timeout for pool in pools() or [""]},
+        url_variable=table.environ_name(table.CONNECTION["url"], found.default),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        packages=_packages(found.root, _extras(urls)),
+        kind=scheme_of(found.connections[found.default].url or "") or "redis",
+        connection=found.default,
+        writes=tuple(_written(found.root, urls)),
+    )
+
+
+def _used(found: Settings) -> list[str]:
+    """The urls of the connections that workers use, and of the copy of what has failed."""
+    names = [found.default, found.control, *[loaded(pool).work.connection for pool in pools() or [""]]]
+    urls = [found.connections[name].url for name in dict.fromkeys(names) if name in found.connections]
+    return [url for url in (*urls, found.failed.database) if url]
+
+
+def _extras(urls: Sequence[str]) -> list[str]:
+    return sorted({extra for url in urls if (extra := extra_of_url(url))})
+
+
+def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
+    """The folders to which `qd work` writes itself."""
+    if any(scheme_of(url) == "embedded" for url in urls):
+        yield _by_name(root)
+    for url in urls:
+        if scheme_of(url) == "sqlite" and (path := url.partition("://")[2].partition("?")[0][1:]).startswith("/"):
+            yield _by_name(root) if Path(path).parent == root else Path(path).parent
+
+
+def _by_name(root: Path) -> Path:
+    """The folder as the user entered it: through a link such as `current`, a reload follows it to the next release."""
+    here = os.environ.get("PWD", "")
+    return Path(here) if root == Path.cwd() and os.path.isabs(here) and os.path.samefile(here, root) else root
+
+
+def _program() -> tuple[str, ...]:
+    """The `qd` of this Python, by its full name: supervisors have another PATH."""
+    beside = Path(sys.executable).with_name("qd")
+    return (str(beside),) if os.access(beside, os.X_OK) else (sys.executable, "-m", "qd")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+def _packages(root: Path, extras: Sequence[str]) -> str:
+    """What pip is to install in an image."""
+    own = f"'qd-worker[{','.join(extras)}]=={__version__}'" if extras else f"qd-worker=={__version__}"
+    if (root / "requirements.txt").exists():
+        return f"{own} -r requirements.txt"
+    text = (root / PYPROJECT).read_text(encoding="utf-8") if (root / PYPROJECT).is_file() else ""
+    return f"{own} ." if "[project]" in text else own

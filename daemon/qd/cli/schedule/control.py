@@ -1,0 +1,120 @@
+"""`qd schedule pause`, `resume` and `clear-locks`: what every scheduler on every host obeys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from qd.cli import context, output
+from qd.cli.context import app, app_if_named
+from qd.cli.schedule.show import held
+from qd.cli.schedule.state import Overlap, lock_keys, named, read_overlap, sent, where
+from qd.store import schedule
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.schedule.entry import Entry
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd schedule list`.")
+@context.options
+def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
+    """Let entries pass their ticks, on every host.
+
+    Without NAME: all of them, those declared later too.
+
+    What runs already goes on. Ticks that pass are over: a resumed entry runs at its next one.
+    """
+    if seconds == 0:
+        raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd schedule resume`")
+    found = checked(names)
+    store = context.store(found, found.control)
+    note = schedule.pause(store, names or [schedule.ALL], by=context.who(), reason=reason, seconds=seconds)
+    if context.given().json:
+        return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
+    for name in names or ("",):
+        ends = f"`qd schedule resume{name and f' {shlex.quote(name)}'}`"
+        until = f"until {ends}" if seconds is None else f"for {output.duration(seconds)}"
+        output.say(output.clean(f"{name or 'all entries'}: paused {until}"))
+
+
+def checked(names: tuple[str, ...]) -> Settings:
+    """The configuration. Refuses a name that the app does not declare; without an app nobody knows."""
+    found = context.loaded()
+    if not names:
+        return context.settings()
+    own = app_if_named(found)
+    if own is None:
+        output.note("qd: no app is named, so nobody knows whether it declares such entries")
+        return found
+    named(own.schedule.entries(), names)
+    return own.settings
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@context.options
+def resume(names: tuple[str, ...]) -> None:
+    """Let entries run again, from their next tick.
+
+    Without NAME: all that is paused.
+    """
+    found = context.settings()
+    store = context.store(found, found.control)
+    there = {schedule.ALL, *schedule.paused(store)}
+    strangers = [name for name in names if name not in there]  # a paused one may be gone from the code
+    if strangers:
+        checked(tuple(strangers))
+    were = schedule.resume(store, names or list(schedule.paused(store)))
+    every = bool(names) and schedule.ALL in schedule.paused(store)
+    if context.given().json:
+        listed = [{"entry": name, "was_paused": name in were} for name in names or were]
+        return output.document({"resumed": listed, "all_paused": every})
+    for name in names or were:
+        said = "resumed" if name in were else "was not paused"
+        output.say(f"{'all entries' if name == schedule.ALL else output.clean(name)}: {said}")
+    if not names and not were:
+        output.say("nothing was paused")
+    if every:
+        output.note("all entries are paused still: `qd schedule resume` without a name ends that")
+
+
+@click.command("clear-locks")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@context.options
+def clear_locks(names: tuple[str, ...]) -> None:
+    """Free the locks of entries without overlapping.
+
+    Whoever has them; without NAME: of all entries.
+
+    A run that is alive goes on, and its entry may then run beside it. Locks end by themselves: that of a run within
+    [schedule] lease after its host has died, that of a job with the job.
+    """
+    own = app()
+    entries = named(own.schedule.entries(), names)
+    found = own.settings
+    freed = [(entry.name, lock) for entry in entries for lock in free(own, found, entry)]
+    if context.given().json:
+        return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
+    now = context.store(found, found.control).now()
+    for name, lock in freed:
+        output.say(output.clean(f"{name}: freed; {held(lock, now)}"))
+    if not freed:
+        output.say("no lock was taken")
+
+
+def free(own: Qd, found: Settings, entry: Entry) -> Iterator[Overlap]:
+    """Free its locks. Yields who had them."""
+    place = sent(own, entry)
+    store = context.store(found, where(found, place))
+    for key in lock_keys(store, entry, place):
+        if (raw := store.take(key)) is not None:
+            yield read_overlap(raw, job=place is not None)

@@ -1,0 +1,319 @@
+"""What became of the entries in one minute: heard from the scheduler's lines, told to people at once, kept for programs.
+
+`qd schedule run`: the ticks of one minute, for a line of a crontab. Any number of hosts may have that line: each tick is
+claimed, as by every scheduler.
+
+    the minute by the server's clock -> Scheduler.turn, until its last tick is decided and its runs have ended
+
+The scheduler's own lines, as its commands show them: told to people as results, not logged.
+
+`qd schedule test`: runs an entry here and now, to see whether it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qd.cli import context, output
+from qd.cli.context import app
+from qd.cli.control import laravels
+from qd.cli.schedule.state import moment, named, off, what, why_off
+from qd.errors import QdError
+from qd.log import LEVELS, Log, Write
+from qd.process.exit_codes import Exit
+from qd.process.signals import Mailbox
+from qd.schedule.declare import check_homes
+from qd.schedule.entry import Entry, JobTask, meant_for, next_of
+from qd.store import schedule
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.scheduler.runs import Ended
+    from qd.scheduler.scheduler import Scheduler
+    from qd.store.base import Store
+
+
+SKIPS = ("schedule.skipped", "schedule.missed")
+
+
+class Became:
+    """start, end: of the minute, unix seconds. speaks: whether people are told; reasons: of what did not run, too."""
+
+    def __init__(self, found: Settings, entries: Sequence[Entry], start: float, *, speaks: bool, reasons: bool) -> None:
+        self.start, self.end = start, start + 60
+        self.ran: list[dict[str, Any]] = []
+        self.skipped: list[dict[str, Any]] = []
+        self.stopped = ""  # why not all of the minute was worked on
+        self._settings, self._entries = found, entries
+        self._speaks, self._reasons = speaks, reasons
+
+    @property
+    def failed(self) -> bool:
+        return any(one["outcome"] == "failed" for one in self.ran)
+
+    # -- heard
+
+    def hear(self, event: str, fields: Mapping[str, Any]) -> bool:
+        """A line of the scheduler. False: it is not about a tick."""
+        name, kind = str(fields.get("entry", "")), event.removeprefix("schedule.")
+        if kind in ("sent", "done", "failed"):
+            self._run(name, kind, fields)
+        elif event in SKIPS:
+            self._skip(name, str(fields.get("reason") or f"{fields.get('count')} missed"), fields.get("at"))
+        return kind in ("sent", "started", "done", "failed") or event in SKIPS
+
+    def _run(self, name: str, outcome: str, fields: Mapping[str, Any]) -> None:
+        took, id, error = fields.get("took"), fields.get("id"), str(fields.get("error") or "")
+        tick = seconds(fields.get("at"))
+        self.ran.append({"entry": name, "tick_at": tick, "outcome": outcome, "id": id, "took_s": took, "error": error})
+        if not self._speaks:
+            return
+        if outcome == "failed":
+            trace = str(fields.get("trace") or "").rstrip().splitlines()
+            for line in (f"failed {name}: {error}", *(f"    {each}" for each in trace)):
+                output.note(line)
+        else:
+            more = f": job {id}" if outcome == "sent" else f", took {output.duration(took)}"
+            output.say(output.clean(f"{outcome} {name}{more}"))
+
+    def _skip(self, name: str, reason: str, at: object = None) -> None:
+        self.skipped.append({"entry": name, "tick_at": seconds(at), "reason": reason})
+        if self._speaks and self._reasons:
+            output.say(output.clean(f"skipped {name}: {reason}"))
+
+    # -- at the end
+
+    def close(self, elsewhere: Mapping[str, str]) -> None:
+        """Tell of the entries of which nothing was heard. elsewhere: entry -> the host that took its tick, where known."""
+        heard = {one["entry"] for one in (*self.ran, *self.skipped)}
+        for entry in self._entries:
+            if entry.name not in heard:
+                self._skip(entry.name, self._why(entry, elsewhere))
+
+    def _why(self, entry: Entry, elsewhere: Mapping[str, str]) -> str:
+        if off(entry, self._settings):
+            return why_off(entry, self._settings)
+        due = entry.timing.next_after(self.start - 0.001)
+        if due is None:
+            return "it never comes again"
+        if due >= self.end:
+            first = next_of(entry, self.start - 0.001)
+            if first is None:
+                return "not due within a year: its hours let no tick through"
+            return f"not due before {moment(first, entry.timing.zone)} {entry.timing.zone}"
+        if self.stopped:
+            return self.stopped
+        return f"taken by {elsewhere[entry.name]}" if entry.name in elsewhere else "taken by another scheduler"
+
+    def document(self) -> dict[str, Any]:
+        return {"minute_at": self.start, "stopped": self.stopped, "ran": self.ran, "skipped": self.skipped}
+
+
+def seconds(at: object) -> float | None:
+    """Unix seconds of a moment as a line of the log says it."""
+    try:
+        return datetime.fromisoformat(str(at)).timestamp() if at else None
+    except ValueError:
+        return None
+
+
+MINUTE = 60
+EARLY = 5.0  # seconds by which the server's clock may be behind that of cron: then its next minute is meant
+GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
+AWAY = "a server was away until the minute was over"
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command("run")
+@click.option("--reason", is_flag=True, help="Tell of each entry that did not run why it did not.")
+@context.options
+def run(reason: bool) -> int:
+    """Run what is due in this minute, for a crontab.
+
+    Any number of hosts may call it each minute: every tick runs once. It stays to the end of the minute where an
+    entry comes more often, and until what it runs has ended. TERM: no more
+    is begun; a second one ends what runs. Exit 1: a run failed.
+    """
+    own = app()
+    found, entries = own.settings, own.schedule.entries()
+    here = meant_for(found.env, entries)
+    check_homes(here, found, own.connections.own)
+    store = context.store(found, found.control)
+    now = store.now()
+    start = minute_of(now)
+    became = Became(found, entries, start, speaks=not context.given().json, reasons=reason)
+    if here:
+        from qd.scheduler.scheduler import Scheduler  # the command line starts without it
+
+        log, host, owner = Heard(became.hear, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
+        span = (start, became.end - 0.001)
+        scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
+        scheduler.down = bool(laravels(found))  # of `qd down` it knows itself
+        with aside() if context.given().json else contextlib.nullcontext():
+            Minute(scheduler, became, became.end - now).work()
+    if reason or context.given().json:
+        became.close(taken_by(store, start))
+    if context.given().json:
+        output.document(became.document())
+    return 1 if became.failed else Exit.UNAVAILABLE if became.stopped == AWAY else 0
+
+
+def minute_of(now: float) -> float:
+    """The beginning of the minute that is meant at this moment, unix seconds."""
+    return (now + EARLY) // MINUTE * MINUTE
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What runs print goes to stderr: stdout is for the one document."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def taken_by(store: Store, start: float) -> dict[str, str]:
+    """Entry -> the host that says that it has taken its last tick, where that is of this minute."""
+    try:
+        notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
+    except QdError:
+        return {}
+    return {name: one.host for name, one in notes if one.tick >= start and one.host}
+
+
+class Minute:
+    """seconds: until the minute is over, by the server's clock."""
+
+    def __init__(self, scheduler: Scheduler, became: Became, seconds: float) -> None:
+        self.scheduler, self.became = scheduler, became
+        self._mailbox = Mailbox()
+        self._until = time.monotonic() + seconds + GRACE
+        self._asked = False
+
+    def work(self) -> None:
+        """Until all is decided and has ended, or it was told to stop."""
+        self._mailbox.open((*STOPPING, signal.SIGCHLD))
+        try:
+            while not self._over():
+                self._mailbox.peek(self.scheduler.turn())
+                self._mailbox.mend()
+                self._hear()
+        finally:
+            self.scheduler.end()
+            self.scheduler.close()
+            self._mailbox.close()
+
+    def _over(self) -> bool:
+        if time.monotonic() > self._until and not self.scheduler.drained:
+            self._stop(AWAY)
+        # Of what was taken and could not be begun nothing is left to wait for then.
+        return self.scheduler.idle or (self.scheduler.drained and not self.scheduler.runs.alive)
+
+    def _hear(self) -> None:
+        for number in self._mailbox.read():
+            if number not in STOPPING:
+                continue
+            if self._asked:
+                self.scheduler.end()
+            self._asked = True
+            self._stop(f"this command was told to stop ({signal.Signals(number).name})")
+
+    def _stop(self, why: str) -> None:
+        self.became.stopped = self.became.stopped or why
+        self.scheduler.drain()
+
+
+Hear = Callable[[str, Mapping[str, object]], bool]
+
+
+class Heard(Log):
+    """Lines about the schedule go to `hear` first; what it answers with False, and all else, is a line on stderr.
+
+    level: the least of those. Runs in processes of their own, which nobody here hears, have it too: for what the app logs.
+    """
+
+    def __init__(self, hear: Hear, level: str) -> None:
+        super().__init__("scheduler")
+        self._hear, self._level = hear, level
+
+    def of(self, role: str, write: Write | None = None) -> Log:
+        return Log(role, level=self._level, write=write or self.write)
+
+    def line(self, level: str, event: str, fields: Mapping[str, object]) -> None:
+        heard = event.startswith("schedule.") and self._hear(event, fields)
+        if not heard and LEVELS[level] >= LEVELS[self._level]:
+            super().line(level, event, fields)
+
+
+@click.command("test")
+@click.argument("name", metavar="NAME")
+@context.options
+def test(name: str) -> int:
+    """Run an entry here and now, to see whether it works.
+
+    Its timing, filters, pauses and locks do not count. A function or command runs with its hooks, and this waits
+    for it; the job of an entry is dispatched, and its id
+    printed. Exit 1: it failed.
+    """
+    own = app()
+    (entry,) = named(own.schedule.entries(), [name])
+    if isinstance(entry.task, JobTask):
+        return sent_now(entry, entry.task)
+    ended = ran(own, entry)
+    if context.given().json:
+        facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
+        output.document({**facts, "took_s": round(ended.runtime, 3)})
+    else:
+        said = f"failed: {ended.error}" if ended.error else "done"
+        output.note(f"{name} ({what(entry)}): {said}, took {output.duration(ended.runtime)}")
+    return 1 if ended.error else 0
+
+
+def sent_now(entry: Entry, task: JobTask) -> int:
+    id = task.call.using().dispatch().id
+    if context.given().json:
+        output.document({"name": entry.name, "kind": entry.kind, "ok": True, "id": id})
+    else:
+        output.say(output.clean(f"sent {what(entry)} {id}"))
+    return 0
+
+
+def ran(own: Qd, entry: Entry) -> Ended:
+    """In a process of its own, as the scheduler runs it, but with nothing taken or noted in the store."""
+    from qd.scheduler.runs import Runs  # the command line starts without it
+
+    found = own.settings
+    nowhere = context.store_at("unix:///dev/null", "")  # nothing is asked of it: an embedded server need not start
+    aside = printing_aside if context.given().json else bool
+    runs = Runs(own, found, Heard(told, "info"), nowhere, forked=aside)
+    return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
+
+
+def told(event: str, fields: Mapping[str, object]) -> bool:
+    """Of a failed run its traceback is shown; how it ended is the command's own last line."""
+    if event == "schedule.failed" and fields.get("trace"):
+        for line in str(fields["trace"]).rstrip().splitlines():
+            output.note(line)
+    return event in ("schedule.started", "schedule.done", "schedule.failed")
+
+
+def printing_aside() -> None:
+    """stdout is for the one document."""
+    os.dup2(2, 1)

@@ -1,0 +1,270 @@
+"""Whether qd would accept the qd commands that entries of the schedule run. For `qd config check` and `qd doctor`.
+
+The entries of the app, those that a command means by name, and what each does in words.
+
+What the servers know of the entries at this moment: `qd schedule list`, `qd status` and `qd doctor` read here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from qd.cli import context, output
+from qd.dispatch.chain import Chain
+from qd.drivers.keyspace import keys
+from qd.errors import ConnectionLost
+from qd.options.kinds import did_you_mean
+from qd.schedule.entry import CallTask, Entry, JobTask, QdTask, ShellTask, Task
+from qd.schedule.timing import zone_of
+from qd.store import controls, schedule
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.store.base import Store
+
+
+def fault(task: Task) -> str:
+    """Why qd would refuse the command of an entry, "" if it would not. Parses it and runs nothing; lines for the shell, and
+    what begins with an option, are not checked."""
+    if not isinstance(task, QdTask):
+        return ""
+    from qd.cli.main import command
+
+    found: click.Command = command
+    context, rest = click.Context(command, info_name="qd"), list(task.words)
+    try:
+        while isinstance(found, click.Group):
+            if not rest or rest[0].startswith("-"):
+                return ""
+            name, inner, rest = found.resolve_command(context, rest)
+            assert inner is not None  # else it has raised
+            found, context = inner, click.Context(inner, parent=context, info_name=name)
+        found.parse_args(context, rest)
+    except click.UsageError as error:
+        return f"{shlex.join(['qd', *task.words])}: {' '.join(error.format_message().split())}"
+    except click.exceptions.Exit:  # --help
+        pass
+    return ""
+
+
+LOOK = 100_000  # names of a server that are looked through
+LIST = "`qd schedule list` shows them"
+
+
+class Sent(NamedTuple):
+    """Where the job of an entry goes. lock: of its overlap, "" where it has none."""
+
+    connection: str
+    queue: str
+    lock: str
+
+
+def off(entry: Entry, found: Settings) -> bool:
+    """Whether it is not meant for this environment."""
+    return not entry.runs_in(found.env)
+
+
+def why_off(entry: Entry, found: Settings) -> str:
+    here = f"QD_ENV is {found.env}" if found.env else "QD_ENV is not set"
+    return f"off here: only {', '.join(entry.environments)}, {here}"
+
+
+def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
+    """The entries of these names, all of them where none is given. Refuses one that is not there."""
+    known = {entry.name: entry for entry in entries}
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            there = ", ".join(known) if len(known) <= 20 else f"{len(known)} entries, {LIST}"
+            raise context.Refused(
+                output.clean(f"no entry of the schedule is called '{name}'{near} (known: {there or '-'})")
+            )
+    return [known[name] for name in dict.fromkeys(names)] if names else list(entries)
+
+
+def what(entry: Entry) -> str:
+    """What it does: `mail.report {"month":7}`, `shop.tidy`, `tar -czf ...`, `qd failed forget --older-than 30d`."""
+    task = entry.task
+    if isinstance(task, JobTask):
+        if isinstance(task.call, Chain):
+            return repr(task.call).strip("<>")
+        _, plan, data = task.call._to_send()
+        said = "" if data in (b"", b"{}", b"[]", b"null") else " " + data.decode("utf-8", "replace")
+        return plan.declared.name + said
+    if isinstance(task, CallTask):
+        function = task.function
+        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+    return task.line if isinstance(task, ShellTask) else shlex.join(("qd", *task.words))
+
+
+def sent(app: Qd, entry: Entry) -> Sent | None:
+    """None: it sends no job. Raises ConfigError: its connection is not configured."""
+    from qd.scheduler.entry_job import Broke, Guard, job_of  # the command line starts without them
+
+    job = job_of(app, entry, Guard())
+    if job is None:
+        return None
+    connection, queue = job.home()
+    try:
+        ties = job.parcel().ties if entry.alone else None
+    except Broke:
+        ties = None  # the scheduler says so at its tick
+    return Sent(connection, queue, (ties and ties.unique) or "")
+
+
+def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
+    """The keys under which its overlap is locked, none where it may overlap; of one on every host those that are there."""
+    if sent is not None:
+        return [keys.unique(sent.lock)] if sent.lock else []
+    if not entry.alone or not entry.every_host:
+        return [keys.overlap(entry.name)] if entry.alone else []
+    start = keys.overlap("")
+    found = store.names(start, LOOK)
+    return [key for key in found if keys.entry_of_host(key.removeprefix(start)) == entry.name]
+
+
+def where(found: Settings, sent: Sent | None) -> str:
+    """The connection on which its ticks are claimed and its lock is kept."""
+    return found.control if sent is None else sent.connection
+
+
+def moment(at: float, zone: str) -> str:
+    """`2026-11-22 07:00`, with seconds where there are some."""
+    found = datetime.fromtimestamp(at, zone_of(zone))
+    return (
+        f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
+        if not found.microsecond
+        else f"{found:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    )
+
+
+MS = 0.001
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Who has the overlap of an entry: a process on a host, or a job that waits or runs."""
+
+    host: str = ""
+    pid: int | None = None
+    at: float | None = None
+    job: str = ""
+
+
+@dataclass
+class EntryView:
+    """now: unix seconds by the server's clock, by this host's where it is away. away: connection -> why nothing is known of
+    what stands there. ticks: entry -> the last tick that was decided."""
+
+    now: float
+    paused: dict[str, controls.Pause] = field(default_factory=dict)
+    down: controls.Down | None = None
+    last: dict[str, schedule.Last] = field(default_factory=dict)
+    skipped: dict[str, schedule.Last] = field(default_factory=dict)
+    ticks: dict[str, float] = field(default_factory=dict)
+    locks: dict[str, list[Overlap]] = field(default_factory=dict)
+    away: dict[str, str] = field(default_factory=dict)
+
+
+def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> EntryView:
+    """Never raises for a server that is away."""
+    seen = EntryView(time.time())
+    places = {entry.name: sent(app, entry) for entry in entries}
+    for name, there in by_connection(found, entries, places).items():
+        try:
+            store = context.store(found, name)
+            if name == found.control:
+                read_notes(seen, store)
+            read_ticks(seen, store, there)
+            read_locks(seen, store, there, places)
+        except ConnectionLost as error:
+            seen.away[name] = str(error)
+    return seen
+
+
+def by_connection(found: Settings, entries: Sequence[Entry], places: dict[str, Sent | None]) -> dict[str, list[Entry]]:
+    """Where what is known of them stands; the control connection first, also when there is none of them."""
+    there: dict[str, list[Entry]] = {found.control: []}
+    for entry in entries:
+        there.setdefault(where(found, places[entry.name]), []).append(entry)
+    return there
+
+
+def read_notes(seen: EntryView, store: Store) -> None:
+    seen.now = store.now()
+    seen.paused = schedule.paused(store, seen.now)
+    seen.down = controls.is_down(store)
+    seen.last, seen.skipped = schedule.last(store), schedule.skipped(store)
+
+
+def read_ticks(seen: EntryView, store: Store, entries: Sequence[Entry]) -> None:
+    ticks = schedule.ticked(store) if entries else {}
+    of_hosts = newest_of_hosts(ticks)
+    for entry in entries:
+        at = of_hosts.get(entry.name) if entry.every_host else ticks.get(entry.name)
+        if at is not None:
+            seen.ticks[entry.name] = at
+
+
+def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
+    """Of the fields of hosts: the newest tick that any host has decided."""
+    found: dict[str, float] = {}
+    for name, at in ticks.items():
+        entry = keys.entry_of_host(name)
+        found[entry] = max(at, found.get(entry, 0.0))
+    return found
+
+
+def read_locks(seen: EntryView, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
+    held = [(entry.name, key) for entry in entries for key in lock_keys(store, entry, places[entry.name])]
+    for (name, _), raw in zip(held, store.get(*[key for _, key in held]), strict=True):
+        if raw is not None:
+            seen.locks.setdefault(name, []).append(read_overlap(raw, job=places[name] is not None))
+
+
+def read_overlap(raw: bytes, *, job: bool) -> Overlap:
+    """Bytes that are not ours are a lock too, nobody's."""
+    if job:
+        return Overlap(job=raw.decode("utf-8", "replace"))
+    try:
+        said: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        return Overlap()
+    host, pid, at = said.get("host"), said.get("pid"), said.get("at")
+    return Overlap(
+        host if isinstance(host, str) else "",
+        pid if isinstance(pid, int) else None,
+        float(at) if isinstance(at, int | float) else None,
+    )
+
+
+def overdue(entry: Entry, seen: EntryView, found: Settings) -> float:
+    """Seconds since a tick that should have been decided and was not; 0: none."""
+    at = seen.ticks.get(entry.name)
+    if at is None or off(entry, found) or (due := entry.timing.next_after(at)) is None:
+        return 0.0
+    waits = seen.now - due
+    return waits if waits > found.schedule.late else 0.0
+
+
+def unended(entry: Entry, seen: EntryView) -> float | None:
+    """The last tick (unix seconds) at which a function or command was begun of whose end nothing is known: it runs, or died
+    with its scheduler. Jobs are a worker's business, and of an entry on every host only the newest end is kept."""
+    at = seen.ticks.get(entry.name)
+    if at is None or isinstance(entry.task, JobTask) or entry.every_host or seen.away:
+        return None
+    known = [one.tick for one in (seen.last.get(entry.name), seen.skipped.get(entry.name)) if one is not None]
+    due = entry.timing.next_after(at - MS)  # what was first seen at some moment begins there, and that is no tick
+    is_tick = due is not None and abs(due - at) < MS / 2
+    return at if is_tick and all(tick < at - MS / 2 for tick in known) else None

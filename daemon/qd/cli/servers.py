@@ -1,0 +1,99 @@
+"""`qd migrate`: makes the tables in the databases that are configured. Once more does nothing, and two at once no harm.
+
+`qd embedded status` and `qd embedded stop`: the private server behind `url = "embedded:"`. Neither starts one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from qd.cli import context, output
+from qd.drivers import embedded
+from qd.drivers.connections import loaded
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings, Settings
+
+
+MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded where there is a database: its library may be missing
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
+@context.options
+def migrate(dry_run: bool) -> int:
+    """Make the tables in each database that is configured, or in that of -c.
+
+    Those of qd, and Laravel's jobs, failed_jobs and job_batches where they are not there.
+    """
+    found = {each.name: done(each, dry=dry_run) for each in databases(context.settings())}
+    if context.given().json:
+        output.document({"dry_run": dry_run, "connections": found})
+        return 0
+    for name, lines in found.items():
+        for line in lines:
+            output.say(output.clean(line) if dry_run else output.clean(f"{name}: {line}"))
+        if not lines:
+            output.say(output.clean(f"-- {name}: nothing to do" if dry_run else f"{name}: nothing to do"))
+    if not found:
+        output.say("no connection is a database: nothing to do")
+    return 0
+
+
+def databases(settings: Settings) -> list[ConnectionSettings]:
+    """Raises ConfigError when the one that is asked for is none."""
+    asked = context.given().connection
+    names = [context.connection_name(settings)] if asked else list(settings.connections)
+    found = [settings.connection(name) for name in names if settings.connections[name].url is not None]
+    if asked and found and found[0].driver != "database":
+        raise context.Refused(f"connection '{asked}' is no database ({found[0].driver}): it needs no tables")
+    return [each for each in found if each.driver == "database"]
+
+
+def done(at: ConnectionSettings, *, dry: bool) -> list[str]:
+    lines: list[str] = loaded(MIGRATED)(at, context.given().patience, dry=dry)
+    return lines
+
+
+@click.group(name="embedded")
+def command() -> None:
+    """Look at the private server of `url = "embedded:"`, or stop it."""
+
+
+@command.command()
+@context.options
+def status() -> int:
+    """Say whether this project's server runs, and where: exit 0, or 1 when it does not."""
+    settings = context.settings()
+    root = settings.root
+    found = embedded.status(root)
+    if context.given().json:
+        output.document(described(found))
+    elif found is None:
+        named = any((each.url or "").startswith("embedded:") for each in settings.connections.values())
+        output.say(context.not_running(root) if named else 'no connection here has `url = "embedded:"`, nothing runs')
+    else:
+        up, memory = output.duration(found.uptime), f"{found.memory / 1_048_576:.1f}M"
+        output.say(f"{found.server}  pid {found.pid}  up {up}  memory {memory}  {found.url}  data in {found.folder}")
+    return 0 if found else 1
+
+
+@command.command()
+@context.options
+def stop() -> int:
+    """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 when none was running."""
+    root = context.settings().root
+    if embedded.stop(root):
+        output.say(f"stopped; the queues are kept in {root / '.qd' / 'embedded'}")
+        return 0
+    output.say(f"the embedded server of {root} was not running")
+    return 1
+
+
+def described(found: embedded.Status | None) -> dict[str, object]:
+    if found is None:
+        return {"running": False}
+    facts = {name: getattr(found, name) for name in ("pid", "server", "url", "memory", "uptime")}
+    return {"running": True, **facts, "folder": str(found.folder)}

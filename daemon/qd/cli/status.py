@@ -1,0 +1,254 @@
+"""`qd status`: who is there and what they do, what waits, what is paused by whom. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from qd.cli import context, output
+from qd.cli.output import by_whom
+from qd.cli.state import QueueLine, State, hung, looked, named, nodes_away, of_failed, refusals
+from qd.process.exit_codes import Exit
+from qd.store import masters, schedule
+
+CRASHES_TOLD = 8  # so many a report tells at most
+
+
+@click.command()
+@context.options
+def status() -> int:
+    """Show masters, workers, queues, and what is paused.
+
+    A master reports once a second; one that has not for 10 s is shown as silent.
+    If a connection is away that is not the control connection, its queues are missing: exit 69. If a node of a cluster is
+    away, a warning names it and what is missing: exit 0.
+    """
+    context.given().only_looks = True
+    state = looked(context.settings())
+    if context.given().json:
+        output.document(document(state))
+    else:
+        say(state)
+    for name, why in state.away.items():
+        output.note(f"qd: nothing is known of the queues of connection {name}: {why}")
+    return Exit.UNAVAILABLE if state.away else Exit.OK
+
+
+# -- for people
+
+
+def say(state: State) -> None:
+    say_down(state)
+    say_paused_entries(state)
+    say_masters(state)
+    say_workers(state)
+    say_schedulers(state)
+    say_queues(state)
+    for line in warnings(state):
+        output.say(f"warn: {line}")
+
+
+def say_down(state: State) -> None:
+    if state.down is not None:
+        output.say(output.clean(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it"))
+    theirs = sorted(
+        {f"{m.host}: {m.laravel_down}" for m in state.masters if m.laravel_down and not m.silent(state.now)}
+    )
+    for what in theirs:
+        output.say(output.clean(f"Laravel's maintenance mode on {what}; `php artisan up` ends it"))
+    if state.down is not None or theirs:
+        output.say()
+
+
+def say_paused_entries(state: State) -> None:
+    for name, note in state.paused_entries.items():
+        what, named = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
+        are = "is" if named else "are"
+        said = f"{what} of the schedule {are} paused{by_whom(note, state.now)}; `qd schedule resume{named}` ends it"
+        output.say(output.clean(said))
+    if state.paused_entries:
+        output.say()
+
+
+def say_masters(state: State) -> None:
+    if not state.masters:
+        output.say(
+            "no master reports" if state.knows_masters else "masters: not known, the node of their reports is away"
+        )
+        return
+    head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
+    rows = [
+        (
+            *(m.pool or "-", m.host, m.pid, output.duration(age(m.booted_at, m))),
+            *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
+        )
+        for m in state.masters
+    ]
+    output.table(head, rows, right=("pid", "workers", "busy"))
+
+
+def state_of(master: masters.MasterReport, now: float) -> str:
+    if master.silent(now):
+        return f"silent for {output.duration(now - master.seen_at)}"
+    return f"hangs for {output.duration(master.master_silent)}" if master.hangs else master.state
+
+
+def say_workers(state: State) -> None:
+    rows = [
+        (
+            *(m.pool or "-", m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
+            *(output.duration(age(w.since, m)), w.done),
+        )
+        for m in state.masters
+        for w in m.workers
+    ]
+    if rows:
+        output.say()
+        head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done")
+        output.table(head, rows, right=("worker", "pid", "done"))
+
+
+def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.SchedulerReport) -> str:
+    return "silent" if child.slot in master.silent_workers else child.state or "-"
+
+
+def say_schedulers(state: State) -> None:
+    """The processes that run the schedule; what each has started now."""
+    rows = [
+        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, m)))
+        for m in state.masters
+        for s in m.schedulers
+    ]
+    if rows:
+        output.say()
+        head = ("pool", "host", "scheduler", "state", "entries", "runs", "for")
+        output.table(head, rows, right=("scheduler", "entries"))
+
+
+def run_of(scheduler: masters.SchedulerReport) -> str:
+    more = f" and {scheduler.runs - 1} more" if scheduler.runs > 1 else ""
+    return f"{scheduler.run}{more}" if scheduler.run else "-"
+
+
+def age(since: float | None, master: masters.MasterReport) -> float | None:
+    """Seconds until its report was written: what a silent master's workers have done since then is not known."""
+    return None if since is None else max(0.0, master.seen_at - since)
+
+
+def say_queues(state: State) -> None:
+    several = len({line.connection for line in state.queues}) > 1
+    head = ("queue", "ready", "delayed", "reserved", "failed", "oldest", "workers", "")
+    rows = [
+        (
+            f"{line.connection}:{line.name}" if several else line.name,
+            *(line.sizes.ready, line.sizes.delayed, line.sizes.reserved, line.sizes.failed),
+            *(output.duration(line.sizes.oldest_age), line.workers),
+            f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
+        )
+        for line in state.queues
+    ]
+    output.say()
+    output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "workers"))
+
+
+def warnings(state: State) -> Iterable[str]:
+    for reason in (*nodes_away(state), *refusals(state)):
+        yield output.clean(reason.text)
+    for master in state.masters:
+        if master.silent(state.now):
+            said = output.duration(state.now - master.seen_at)
+            yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
+            continue
+        if master.hangs:
+            yield output.clean(f"{named(master)} (pid {master.pid}): {hung(master)}")
+        if master.crashes:
+            yield output.clean(crashed(master))
+    for line in state.queues:
+        if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
+            yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
+        for said, way in of_failed(line, state.now):
+            yield output.clean(f"{said}; {way}")
+        if line.php:
+            yield output.clean(
+                f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
+            )
+
+
+def waiting(line: QueueLine) -> str:
+    if not line.sizes.ready:
+        what = "a delayed job was due" if line.sizes.delayed else "the lease of a job ended"
+        return f"{what} {output.ago(line.overdue)}"
+    return f"{output.count(line.sizes.ready, 'job')} {'waits' if line.sizes.ready == 1 else 'wait'}"
+
+
+def crashed(master: masters.MasterReport) -> str:
+    """A report has room for eight crashes, of the last minute."""
+    count = len(master.crashes)
+    who = f"{CRASHES_TOLD} or more workers" if count >= CRASHES_TOLD else output.count(count, "worker")
+    return f"{who} of {named(master)} (pid {master.pid}) crashed within the last minute"
+
+
+# -- for programs
+
+
+def document(state: State) -> dict[str, Any]:
+    return {
+        "at": state.now,
+        "down": state.down and asdict(state.down),
+        "restart": state.restart and {"at": state.restart.at, "rolling": state.restart.rolling},
+        "masters": [master_document(master, state.now) for master in state.masters],
+        "queues": [queue_document(line) for line in state.queues],
+        "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
+        "away": state.away,
+        "nodes_away": state.nodes,
+        "unknown": list(state.unknown),
+        "refused": state.refused,
+    }
+
+
+def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
+    names = (
+        "token",
+        "host",
+        "pid",
+        "pool",
+        "connection",
+        "queues",
+        "version",
+        "state",
+        "laravel_down",
+        "booted_at",
+        "seen_at",
+    )
+    facts = {name: getattr(master, name) for name in names}
+    workers = [
+        {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
+        for worker in master.workers
+    ]
+    schedulers = [
+        {name: getattr(each, name) for name in ("slot", "pid", "state", "entries", "runs", "run", "since")}
+        for each in master.schedulers
+    ]
+    judged = ("crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at", "unscheduled")
+    health = {name: getattr(master, name) for name in judged}
+    return {**facts, "silent": master.silent(now), **health, "workers": workers, "schedulers": schedulers}
+
+
+def queue_document(line: QueueLine) -> dict[str, Any]:
+    sizes = line.sizes
+    counts = {name: getattr(sizes, name) for name in ("ready", "delayed", "reserved", "failed")}
+    return {
+        "connection": line.connection,
+        "name": line.name,
+        **counts,
+        "oldest_age_s": sizes.oldest_age,
+        "workers": line.workers,
+        "paused": line.paused and asdict(line.paused),
+        "php": line.php,
+        "failed_bytes": line.failed.bytes,
+        "dropped": line.failed.dropped,
+        "dropped_at": line.failed.dropped_at,
+    }

@@ -1,1 +1,0 @@
-"""Amazon SQS, over boto3."""

@@ -1,0 +1,206 @@
+"""What the connections `sync` of all threads of an app share: locks of unique jobs, batches and results, in memory.
+
+The connection `sync`: each job runs where it is sent, before dispatch() returns.
+
+    payload -> known? -> limits -> arguments -> listeners, middleware, function -> its effects, one after the other
+    error -> tried again at once, as often as its tries say -> failed(), listeners -> it comes out of dispatch()
+
+The rules are those of the worker (limits.py), the payloads too. Locks of unique jobs, batches and results are in memory,
+by the app, for all of its threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from qd.dispatch.local import (
+    Lenient,
+    LocalRunner,
+    MemoryBatches,
+    SentJob,
+    SentPolicy,
+    beside_a_loop,
+    effects_of,
+    kept_error,
+)
+from qd.drivers.base import Connector
+from qd.drivers.send_only import NoJobs, SendingOnly
+from qd.drivers.types import Count, Effect, Entry, Free, Gaps, Keep, Kept, NewBatch, Outgoing, Push
+from qd.errors import ConfigError, UnknownJob
+from qd.payload.format import Payload, read
+from qd.process.shield import shield
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings, Settings
+    from qd.dispatch.services import Services
+
+
+MOST = 1000  # results, and batches that are over
+
+
+class Shared:
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.batches = MemoryBatches()
+        self.results = dict[str, Kept]()
+        self._owners = dict[str, str]()
+        self._lock = threading.Lock()
+
+    def held(self, name: str, owner: str) -> str | None:
+        """Take the lock `name`. Returns who has it already."""
+        with self._lock:
+            found = self._owners.setdefault(name, owner)
+            return None if found == owner else found
+
+    def free(self, name: str, owner: str) -> bool:
+        with self._lock:
+            found = self._owners.get(name) == owner
+            if found:
+                del self._owners[name]
+            return found
+
+    def keep(self, kept: Keep) -> None:
+        self.results[kept.id] = Kept(kept.status, kept.value, None, time.time())
+        while len(self.results) > MOST:
+            self.results.pop(next(iter(self.results)))
+
+    def forget_batches(self) -> None:
+        over = [id for id, kept in self.batches.kept.items() if kept.finished_at is not None][: -MOST or None]
+        for id in over:
+            self.batches.kept.pop(id, None)
+
+
+LIMITS: Gaps = MappingProxyType(
+    {
+        "delay": "a delay is ignored: each job runs when it is sent",
+        "lease": "no timeout ends a job: it runs in the program that sends it",
+        "failed": "a job that fails raises where it is sent, and is kept nowhere",
+        "find": "no job waits that could be found, moved or cancelled",
+        "memory": "locks of unique jobs, batches and results are the sending program's own, and gone with it",
+    }
+)
+Job = tuple[str, bytes]  # queue, payload
+
+
+def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Connector:
+    return cast(Connector, AtOnce(shared, settings, at))  # what it lacks, it refuses by name
+
+
+class Results(NoJobs):
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    def kept(self, id: str) -> Kept | None:
+        return self._shared.results.get(id)
+
+
+class AtOnce(SendingOnly):
+    def __init__(self, shared: Shared, whole: Settings, settings: ConnectionSettings) -> None:
+        super().__init__(settings, limits=LIMITS, whole=whole)
+        self._work, self._shared = whole.work, shared
+        self.jobs, self.batches = Results(shared), Batches(self, shared)
+        try:
+            _ = self.kept
+        except ConfigError:  # nobody keeps places and limits: all are free
+            self.store = Lenient()
+
+    def take(self, job: Outgoing) -> str | None:
+        if job.lock and (holder := self._shared.held(job.lock, job.owner)) is not None:
+            return holder
+        self.run([(job.queue, job.payload)])
+        return None
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """All of them run, whatever one of them raises; the first error comes out then."""
+        answers, errors = list[str | None](), list[Exception]()
+        for job in jobs:
+            try:
+                answers.append(self.take(job))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def free(self, name: str, owner: str) -> bool:
+        return self._shared.free(name, owner)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """These, and what follows from them. Raises the first error of one that is not to be borne, at the end."""
+        with shield.lowered():
+            beside_a_loop(partial(self._all, deque(jobs)))
+
+    def _all(self, ahead: deque[Job]) -> None:
+        errors = list[Exception]()
+        while ahead:
+            queue, text = ahead.popleft()
+            payload = read(text)
+            try:
+                self._run(queue, text, payload, lambda effect: ahead.extend(self._done(effect)))
+            except Exception as error:
+                if not self._allowed(payload):
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _run(self, queue: str, text: bytes, payload: Payload, on_effect: Callable[[Effect], None]) -> None:
+        services = self._shared.services
+        declared = services.registry.get(payload.job)
+        if declared is None:
+            error = UnknownJob(f"no job '{payload.job}' is declared in this app, which is to run it")
+            for effect in effects_of(payload, "failed", partial(kept_error, error)):
+                on_effect(effect)
+            raise error
+        job = SentJob(payload, text, declared, self.settings.name, queue, services)
+        policy = SentPolicy(payload, declared, self._work)
+        LocalRunner(services.pipeline, services.listeners, policy, on_effect).run(declared, job.attempt, payload)
+
+    def _done(self, effect: Effect) -> list[Job]:
+        """The jobs that are sent by it."""
+        if isinstance(effect, Push):
+            return [(effect.queue, effect.payload)]
+        if isinstance(effect, Free):
+            self._shared.free(effect.name, effect.owner)
+        elif isinstance(effect, Keep):
+            self._shared.keep(effect)
+        elif isinstance(effect, Count):
+            return self.called_back(effect.id, self._shared.batches.ended(effect.id, effect.job, effect.how))
+        return []
+
+    def called_back(self, id: str, due: Iterator[str]) -> list[Job]:
+        kept = self._shared.batches.kept.get(id)
+        if kept is None:  # so long ago that it is forgotten
+            return []
+        found = [kept.new.callbacks[what] for what in due if what in kept.new.callbacks]
+        return [(callback.queue, callback.payload) for callback in found]
+
+    def _allowed(self, payload: Payload) -> bool:
+        """Whether its batch allows failures."""
+        batch = payload.qd.batch if payload.qd is not None else None
+        kept = self._shared.batches.kept.get(batch) if batch else None
+        return kept is not None and kept.new.allow_failures
+
+
+class Batches:
+    """connectors.batches.Batches, whose jobs run when they are sent."""
+
+    def __init__(self, queue: AtOnce, shared: Shared) -> None:
+        self._queue, self._shared = queue, shared
+        kept = shared.batches
+        self.cancel, self.cancelled, self.state, self.failures = kept.cancel, kept.cancelled, kept.state, kept.failures
+
+    def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
+        self._shared.forget_batches()
+        self._shared.batches.send(batch, jobs)
+        last = [] if jobs else self._queue.called_back(batch.id, self._shared.batches.settled(batch.id))
+        self._queue.run([*((job.queue, job.payload) for job in jobs), *last])
+
+    def add(self, id: str, jobs: Sequence[Entry]) -> None:
+        self._shared.batches.add(id, jobs)
+        self._queue.run([(job.queue, job.payload) for job in jobs])

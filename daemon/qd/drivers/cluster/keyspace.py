@@ -1,0 +1,406 @@
+"""A cluster as one keyspace: scripts whose keys are in several slots, each as the calls it becomes, in their order.
+
+    ack release bury drop    the job's own slot, where the effects on other slots are noted; then these effects (answers.py)
+    unique                   the lock for a moment; the job, and a note that prolongs the lock; then the lock again
+    tick                     the tick, and a note of its job; then the job
+    batch_add                the batch, where its jobs are noted; then the jobs
+    retry                    the lock for a moment, the batch; the job out of the failed store; then the lock
+    clear                    the queue, then the locks of its jobs
+    hold                     the record of the owner and the place; the record again if there was no place
+    unhold                   the place and the record
+    beat                     a call for each queue, some for what all share, and what others have left undone
+
+Every other script has its keys in one slot, and is one call as on a single server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+from qd.drivers.cluster import deferred
+from qd.drivers.cluster.client import Beating, ClusterClient, Item, whole
+from qd.drivers.cluster.deferred import FIRST, Note, Part, finished, is_whole, left, new_id, raw_of, sent_aside, text_of
+from qd.drivers.cluster.nodes import ready_name, slot_of
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, script
+from qd.drivers.types import Given
+from qd.errors import ConnectionLost, ServerBusy, ServerRefused
+
+Names = Sequence[str]
+Args = Sequence[Arg]
+TICKED = {"none": 1, "push": 3, "single": 5, "keyed": 5}  # arguments of a tick after its name, by what it sends
+BUDGET = 0.3  # seconds that a beat spends on what others have left undone
+log = logging.getLogger("qd.effects")
+
+
+class ClusterKeyspace(ClusterClient):
+    """Belongs to one thread of one process. prefix: what all names begin with."""
+
+    def run(self, script: Script, names: Names, args: Args) -> Any:
+        if not self._is_planned(script, names):
+            return self.sent(item(self, script, names, args))
+        return PLANS[script.name](self, script, names, args)
+
+    def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Each by itself; errors as exceptions in their places. Raises ConnectionLost where one of the servers is away."""
+        simple = [place for place, call in enumerate(calls) if not self._is_planned(*call[:2])]
+        replies: list[Any] = [None] * len(calls)
+        found = self.exchange([item(self, *calls[place][:3]) for place in simple])
+        for place, reply in zip(simple, found, strict=True):
+            replies[place] = reply
+        for place, call in enumerate(calls):
+            if self._is_planned(*call[:2]):
+                try:
+                    replies[place] = self.run(*call[:3])
+                except (ConnectionLost, ServerRefused) as error:
+                    replies[place] = error
+        return whole(replies)
+
+    def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
+        replies = self.run_many(calls)
+        return lambda: replies
+
+    def _is_planned(self, script: Script, names: Names) -> bool:
+        """Whether it is more than one call."""
+        return script.name in PLANS and not self.names.is_borrowed(names[0])
+
+
+def item(client: ClusterClient, its: Script, names: Names, args: Args) -> Item:
+    """Raises ServerRefused where its keys stand in several slots: then it is missing in PLANS."""
+    placed = client.names.placed
+    first, slot = placed(names[0])
+    real = [first]
+    for name in names[1:]:
+        each, its_slot = placed(name)
+        real.append(each)
+        if its_slot != slot:
+            raise ServerRefused(f"CROSSSLOT the step {its.name} on {', '.join(names[:4])} is no step on a cluster")
+    return client.packed(slot, its, real, args)
+
+
+def reals(client: ClusterClient, names: Names) -> list[str]:
+    return [client.names.real(name) for name in names]
+
+
+def stopped(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
+    real = reals(client, names[:2])
+    return client.sent(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
+
+
+def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list[bytes]:
+    """Killed after the first call, its lock is held for FIRST ms; after the second, a keeper prolongs it."""
+    ready, locks, jobs = reals(client, names[:3]), reals(client, names[3:]), chunked(args, 4)
+    replies = first_locks(client, [(lock, job[0]) for lock, job in zip(locks, jobs, strict=True)])
+    taken = [place for place, reply in enumerate(replies) if isinstance(reply, list) and reply[1] == 1]
+    home, notes, items = keys.ends(ready[0]), dict[int, Note](), []
+    for place in taken:
+        owner, ms, delay, payload = jobs[place]
+        hold = Part("hold", (names[3 + place],), (owner, ceil(float(ms) / 1000)))
+        note = notes[place] = Note(home, new_id(), (hold,))
+        items.append(client.at(script("send_apart"), [*ready, home], [payload, delay, note.id, note.text]))
+    sent = dict(zip(taken, client.exchange(items), strict=True))
+    finished(client, [notes[place] for place in taken if sent[place] == 1])
+    freed(client, [(locks[place], jobs[place][0]) for place in taken if is_refused(sent[place])])
+    for place in range(len(jobs)):
+        for reply in (replies[place], sent.get(place)):
+            if isinstance(reply, Exception):
+                raise reply
+    return [reply[0] for reply in replies]
+
+
+def first_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> list[Any]:
+    """For each {who has it, 1: taken now}, or an error."""
+    return client.exchange([client.at(script("lock_first"), [lock], [owner, FIRST]) for lock, owner in locks])
+
+
+def freed(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> None:
+    """As well as it goes: they are held for a moment only."""
+    client.exchange([client.at(script("free"), [lock], [owner]) for lock, owner in locks])
+
+
+def is_refused(reply: Any) -> bool:
+    return isinstance(reply, ServerRefused | ServerBusy)
+
+
+def batch_add(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
+    """Killed in between, the jobs that were not sent yet are sent by who counts the end of another one."""
+    prefix, opens, fields = text_of(args[0]), args[1], int(args[2])
+    jobs = chunked(args[3 + 2 * fields :], 4)
+    told = list[Arg]()
+    for number, uuid, delay, payload in jobs:
+        ready = names[3 * int(number)]
+        told += [uuid, delay, ready[len(prefix) + len("queues:") :], payload]
+    words = [opens, fields, *args[3 : 3 + 2 * fields], *told]
+    code, *more = client.sent(client.at(script("batch_aside"), reals(client, names[:3]), words))
+    if code != 1:
+        return int(code)
+    why = sent_aside(client, names[0], prefix, [raw_of(each) for each in told] + more)
+    if why is not None:
+        raise why
+    return 1
+
+
+def retried(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
+    jobs, real = chunked(args[1:], 8), reals(client, names)
+    places = [int(job[4]) for job in jobs]
+    wanted = {n: (real[place - 1], job[2]) for n, (place, job) in enumerate(zip(places, jobs, strict=True)) if place}
+    locks = dict(zip(wanted, first_locks(client, list(wanted.values())), strict=True))
+    for reply in locks.values():
+        if isinstance(reply, Exception):
+            raise reply
+    mine = [n for n, job in enumerate(jobs) if n not in locks or text_of(locks[n][0]) == text_of(job[2])]
+    before = [client.plain("EXPIRE", real[int(jobs[n][5]) - 1], 0) for n in mine if int(jobs[n][5])]
+    if mine and text_of(args[0]) == "1":
+        before.append(client.plain("HDEL", real[4], "cancelled_at"))  # first: a job of a cancelled batch is passed over
+    for reply in client.exchange(before):
+        if isinstance(reply, Exception):
+            raise reply
+    said = dict(zip(mine, _moved(client, names, real, jobs, mine, wanted), strict=True))
+    new = [n for n in mine if n in locks and locks[n][1] == 1]
+    freed(client, [wanted[n] for n in new if said[n] == 0])
+    return [said.get(n, -1) for n in range(len(jobs))]
+
+
+def _moved(
+    client: ClusterClient, names: Names, real: list[str], jobs: Sequence[Args], mine: list[int], locked: dict[int, Any]
+) -> list[int]:
+    home, notes, words = keys.ends(real[2]), dict[int, Note](), list[Arg]()
+    for n in mine:
+        id, payload, owner, seconds, lock, _, batch, place = jobs[n]
+        parts = list[Part]()
+        if n in locked:
+            parts.append(Part("hold", (names[int(lock) - 1],), (owner, ceil(float(seconds)))))
+        if int(batch):
+            its = tuple(names[int(batch) - 1 : int(batch) + 2])
+            parts.append(Part("count", its, (owner, "retried", place, its[0].partition(keys.batch(""))[0])))
+        if parts:
+            notes[n] = Note(home, new_id(), tuple(parts))
+        words += [id, payload, notes[n].id if n in notes else "", notes[n].text if n in notes else ""]
+    said: list[int] = client.sent(client.at(script("retry_apart"), [*real[:4], home], words)) if mine else []
+    moved = [n for n, one in zip(mine, said, strict=True) if one == 1]
+    finished(client, [notes[n] for n in moved if n in notes])
+    return said
+
+
+def cleared(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
+    """Killed in between, a lock is held for as long as it was taken."""
+    ready, delayed, *locks = client.sent(client.at(its, reals(client, names), [args[0], ""]))
+    start = text_of(args[1])
+    freed(client, [(client.names.real(start + text_of(name)), owner) for name, owner in chunked(locks, 2)])
+    return [ready, delayed]
+
+
+def held(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
+    """The record is sent first: if this process is killed in between, it names a place that the owner does not have."""
+    (places, record), (_, holder, _, span, name) = reals(client, names), args
+    note = client.at(script("hold_note"), [record], [name, holder, span])
+    noted, left = client.exchange([note, client.at(its, [places], args)])
+    for reply in (left, noted):
+        if isinstance(reply, Exception):
+            raise reply
+    if left:
+        client.exchange([_forgot(client, record, args)])  # if that fails, the record expires
+    return int(left)
+
+
+def unheld(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
+    places, record = reals(client, names)
+    freed, _ = client.exchange([client.at(its, [places], args), _forgot(client, record, args)])
+    if isinstance(freed, Exception):
+        raise freed
+    return int(freed)
+
+
+def _forgot(client: ClusterClient, record: str, args: Args) -> Item:
+    """args: of hold or unhold."""
+    return client.at(script("unhold"), [record], [args[-1], args[1]])
+
+
+def chunked(args: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [args[at : at + size] for at in range(0, len(args), size)]
+
+
+# -- ticks of the schedule: each is taken in its own slot, with a note of the job that is to be sent; then the jobs are sent,
+# each once (ends.py). If a scheduler dies in between, a keeper finishes the notes.
+
+
+def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
+    """As tick.lua. Nothing is taken while the server of the queue is away: its jobs would pile up."""
+    if len(names) > 1:
+        _there(client, names[1])
+    home, words, notes = client.names.real(keys.ends(names[0])), list[Arg](), list[Note | None]()
+    at, locks = 0, iter(names[5:])
+    while at < len(args):
+        how = str(args[at + 4])
+        part = part_of(how, names, args[at + 5 : at + 4 + TICKED[how]], locks)
+        note = Note(home, new_id(), (part,)) if part is not None else None
+        notes.append(note)
+        words += [*args[at : at + 4], note.id if note else "", note.text if note else ""]
+        at += 4 + TICKED[how]
+    now, *answers = client.sent(client.at(script("tick_apart"), [client.names.real(names[0]), home], words))
+    these = [note for note, answer in zip(notes, answers, strict=True) if note is not None and answer == 1]
+    holders = finished(client, these) if these else {}
+    said = [holders.get(note.id, answer) if note else answer for note, answer in zip(notes, answers, strict=True)]
+    return [now, *[each.encode() if isinstance(each, str) else each for each in said]]
+
+
+def _there(client: ClusterClient, ready: str) -> None:
+    """Raises ServerRefused when its server is away."""
+    (reply,) = client.exchange([client.plain("LLEN", client.names.real(ready))])
+    if isinstance(reply, ConnectionLost):
+        raise ServerRefused(f"the server that has {ready} cannot be asked: {reply}")
+    if isinstance(reply, Exception):
+        raise reply
+
+
+def part_of(how: str, names: Sequence[str], words: Sequence[Arg], locks: Any) -> Part | None:
+    if how == "none":
+        return None
+    if how == "push":
+        delay, payload = words
+        return Part("push", tuple(names[1:4]), (payload, delay))
+    if how == "keyed":
+        return Part("keyed", (names[1],), tuple(words))
+    owner, ms, delay, payload = words
+    return Part("single", (names[1], next(locks)), (owner, ceil(float(ms) / 1000), delay, payload))
+
+
+# -- the keeper's beat. A server that is away costs its own queues their beat, and no others. When it is back, leases are
+# renewed there first, and reclaimed after a third of a lease and two seconds, as everywhere.
+
+
+class Asked(NamedTuple):
+    """The arguments of beat.lua."""
+
+    token: Arg
+    report: Arg
+    lease: float
+    renew: int
+    until: float
+    rest: tuple[Arg, ...]
+
+
+def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
+    """As beat.lua. Raises when no queue could be asked, and what a server has refused."""
+    asked = Asked(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
+    queues = [names[at : at + 6] for at in range(4, len(names), 6)]
+    shared = shared_items(client, names, asked)
+    places = [place_of(client, queue[0]) for queue in queues]
+    own = [queue_item(client, its, queue, place, asked) for queue, place in zip(queues, places, strict=True)]
+    homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
+    homes += [keys.ends(ready_name(client.names, queue[0])) for queue in queues]
+    counts = [client.plain("HLEN", home) for home in homes]
+    replies = client.exchange([*shared, *own, *counts])
+    about, beats, lengths = parts(replies, len(shared), len(own))
+    state = client.beating
+    gap = asked.until - state.now if asked.until else 0.0
+    state.away = {
+        place: str(reply) for place, reply in zip(places, beats, strict=True) if isinstance(reply, ConnectionLost)
+    }
+    for place, reply in zip(places, beats, strict=True):
+        state.heard(place, float(reply[0]) if isinstance(reply, list) else None, gap)
+    answer = merged(state, about, beats)
+    left_over(client, [home for home, count in zip(homes, lengths, strict=True) if isinstance(count, int) and count])
+    return answer
+
+
+def parts(replies: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
+    return replies[:first], replies[first : first + second], replies[first + second :]
+
+
+def shared_items(client: ClusterClient, names: Sequence[str], asked: Asked) -> list[Item]:
+    restart, down, masters = (client.names.real(name) for name in names[:3])
+    items = [client.clock_item(), client.plain("GET", restart), client.plain("GET", down)]
+    if asked.report:
+        items.append(client.at(script("report"), [masters], [asked.token, asked.report]))
+    return items
+
+
+def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, asked: Asked) -> Item:
+    """On the keys of one queue: where the shared ones are meant, keys that are not there."""
+    real = [client.names.real(name) for name in names]
+    none, cancel = real[0] + ":none", keys.cancelled(real[0])
+    state = client.beating
+    renew = asked.renew or int(place not in state.since)
+    words = [asked.token, "", asked.lease, renew, state.until(place, asked.until, asked.lease), *asked.rest]
+    return client.at(its, [none, none, none, cancel, *real], words)
+
+
+def place_of(client: ClusterClient, ready: str) -> str:
+    try:
+        return client.nodes.of(slot_of(client.names.real(ready))).place
+    except (ConnectionLost, ServerRefused):
+        return ""
+
+
+def merged(state: Beating, about: list[Any], beats: list[Any]) -> list[Any]:
+    """One reply of all."""
+    well = [(number, reply) for number, reply in enumerate(beats, 1) if isinstance(reply, list)]
+    broken = [reply for reply in beats if isinstance(reply, Exception)]
+    refused = [reply for reply in (*about, *broken) if isinstance(reply, ServerRefused)]
+    if not well and (broken or isinstance(about[0], Exception)):
+        raise (broken or about)[0]
+    now = about[0] if isinstance(about[0], list) else None
+    state.now = int(now[0]) + int(now[1]) / 1e6 if now else max(float(reply[0]) for _, reply in well)
+    state.said = kept(state.said[0], about[1]), kept(state.said[1], about[2])
+    if refused:
+        raise refused[0]
+    restart, down = state.said
+    dues = [reply[3] for _, reply in well if reply[3] >= 0]
+    waiting = " ".join([str(number) for number, reply in well if reply[6]])
+    cancelled = b" ".join([reply[7] for _, reply in well if reply[7]])
+    more, reclaimed = max([reply[4] for _, reply in well], default=0), sum(reply[5] for _, reply in well)
+    lost = [each for _, reply in well for each in reply[8:]]
+    stamp = f"{state.now:.6f}".encode()
+    return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
+
+
+def kept(before: Any, reply: Any) -> Any:
+    """What stands there; what stood there last where that cannot be read."""
+    return before if isinstance(reply, Exception) else reply or b""
+
+
+def given(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
+    """The answers whose node is back."""
+    said: list[Given] = []
+    for note in notes:
+        try:
+            said.append(deferred.give(client, note))
+        except ConnectionLost:
+            continue
+        except ServerRefused as error:
+            log.error("an answer that a worker has left is not given yet (%s): %s", note.home, error)
+    return said
+
+
+def left_over(client: ClusterClient, homes: Sequence[str]) -> None:
+    """Finish what somebody has left undone, as far as there is time."""
+    until, cursors = time.monotonic() + BUDGET, client.beating.cursors
+    for home in homes:
+        try:
+            cursors[home], notes = left(client, home, cursors.get(home, "0"))
+        except (ConnectionLost, ServerRefused, ServerBusy):
+            continue
+        finished(client, [note for note in notes if is_whole(client, note)])
+        client.beating.given += given(client, [note for note in notes if deferred.is_late(client, note)])
+        if time.monotonic() > until:
+            return
+
+
+Plan = Callable[[ClusterClient, Script, Names, Args], Any]
+PLANS: dict[str, Plan] = {
+    **dict.fromkeys(deferred.OWN, deferred.answered),
+    "stop": stopped,
+    "unique": unique,
+    "tick": ticked,
+    "batch_add": batch_add,
+    "retry": retried,
+    "clear": cleared,
+    "hold": held,
+    "unhold": unheld,
+    "beat": beat,
+}

@@ -1,0 +1,282 @@
+"""What stands under a name of the keyspace: rows of qd_items, read and changed. A name's size is kept right with them.
+
+Words of commands as Redis reads them, and replies as it writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sql
+
+from qd.drivers.database import schema
+from qd.drivers.database.schema import key_of
+from qd.drivers.database.transaction import CHUNK, Name, Step
+from qd.drivers.keyspace.base import Arg
+from qd.errors import ServerRefused
+
+_items = schema.items.c
+_all = sql.select(_items.item, _items.whole, _items.score, _items.value)
+_mine = _items.name == sql.bindparam("name")
+_these = _items.item.in_(sql.bindparam("keys", expanding=True))
+_SOME = _all.where(_mine, _these)
+_TAKEN = sql.delete(schema.items).where(_mine, _these)
+_FIRST = _all.where(_mine).order_by(_items.item).limit(sql.bindparam("most"))
+_AFTER = _FIRST.where(_items.item > sql.bindparam("after"))
+_BY_RANK = _all.where(_mine).limit(sql.bindparam("most")).offset(sql.bindparam("first"))
+_UP = _BY_RANK.order_by(_items.score, _items.item)
+_DOWN = _BY_RANK.order_by(_items.score.desc(), _items.item.desc())
+
+
+class Item(NamedTuple):
+    """item: the field or member as it was given; in a list its place as text."""
+
+    item: bytes
+    score: float
+    value: bytes | None
+
+
+class Bound(NamedTuple):
+    """An end of a range of scores."""
+
+    score: float
+    exclusive: bool = False
+
+
+LOWEST, HIGHEST = Bound(float("-inf")), Bound(float("inf"))
+
+
+def item_of(row: Any) -> Item:
+    whole = row.item if row.whole is None else row.whole
+    return Item(bytes(whole), row.score, None if row.value is None else bytes(row.value))
+
+
+def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
+    """Those of these that are there."""
+    if not name.size:
+        return {}
+    keys, found = [key_of(each) for each in dict.fromkeys(members)], list[Item]()
+    for at in range(0, len(keys), CHUNK):
+        rows = step.execute(_SOME, {"name": key_of(name.name), "keys": keys[at : at + CHUNK]})
+        found += map(item_of, rows)
+    return {each.item: each for each in found}
+
+
+def length(step: Step, name: Name, member: bytes) -> int:
+    """Bytes of a value, which stays where it is."""
+    asked = sql.select(
+        sql.func.octet_length(_items.value) if step.dialect != "sqlite" else sql.func.length(_items.value)
+    )
+    found = step.execute(asked.where(_mine, _items.item == key_of(member)), {"name": key_of(name.name)}).scalar()
+    return int(found or 0)
+
+
+def after(step: Step, name: Name, key: bytes | None, most: int) -> list[tuple[bytes, Item]]:
+    """So many in the order of their keys, each with its key. key None: from the first on."""
+    where = {"name": key_of(name.name), "most": most}
+    rows = step.execute(_FIRST, where) if key is None else step.execute(_AFTER, {**where, "after": key})
+    return [(bytes(row.item), item_of(row)) for row in rows]
+
+
+def every(step: Step, name: Name) -> list[Item]:
+    if not name.size:
+        return []
+    rows = step.execute(_all.where(_mine).order_by(_items.item), {"name": key_of(name.name)})
+    return [item_of(row) for row in rows]
+
+
+def put(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]) -> int:
+    """Write these, member -> score and value, over those that were there. Returns how many are new."""
+    old = take(step, name, rows) if name.size else 0
+    add(step, name, rows)
+    return len(rows) - old
+
+
+def add(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]) -> None:
+    """The same of those that are not there yet."""
+    made = []
+    for member, (score, value) in rows.items():
+        key = key_of(member)
+        whole = None if key == member else member
+        made.append({"name": key_of(name.name), "item": key, "whole": whole, "score": score, "value": value})
+    for at in range(0, len(made), CHUNK):
+        step.execute(schema.items.insert(), made[at : at + CHUNK])
+    name.size += len(made)
+
+
+def take(step: Step, name: Name, members: Iterable[bytes]) -> int:
+    """Returns how many were there."""
+    keys, gone = [key_of(each) for each in dict.fromkeys(members)], 0
+    for at in range(0, len(keys), CHUNK) if name.size else ():
+        gone += step.execute(_TAKEN, {"name": key_of(name.name), "keys": keys[at : at + CHUNK]}).rowcount
+    name.size -= gone
+    return gone
+
+
+# -- in the order of their scores
+
+
+def ranks(first: int, last: int, size: int) -> tuple[int, int]:
+    """As Redis reads them: from 0, or from the end when negative, both included. Returns the first and how many."""
+    first = max(0, first + size if first < 0 else first)
+    last = min(size - 1, last + size if last < 0 else last)
+    return first, max(0, last - first + 1)
+
+
+def by_rank(step: Step, name: Name, first: int, last: int) -> list[Item]:
+    first, most = ranks(first, last, name.size)
+    if not most:
+        return []
+    behind = name.size - first - most
+    where = {"name": key_of(name.name), "most": most}
+    if behind < first:  # counted from the nearer end
+        return [item_of(row) for row in step.execute(_DOWN, {**where, "first": behind})][::-1]
+    return [item_of(row) for row in step.execute(_UP, {**where, "first": first})]
+
+
+def within(low: Bound, high: Bound) -> list[sql.ColumnElement[bool]]:
+    found = list[sql.ColumnElement[bool]]()
+    if low.score == float("inf") or high.score == float("-inf"):
+        return [sql.false()]
+    if low.score != float("-inf"):
+        found.append(_items.score > low.score if low.exclusive else _items.score >= low.score)
+    if high.score != float("inf"):
+        found.append(_items.score < high.score if high.exclusive else _items.score <= high.score)
+    return found
+
+
+def by_score(
+    step: Step, name: Name, low: Bound, high: Bound, first: int = 0, most: int | None = None, *, down: bool = False
+) -> list[Item]:
+    """Those between the bounds. most None: all."""
+    if not name.size:
+        return []
+    order: Sequence[Any] = (_items.score.desc(), _items.item.desc()) if down else (_items.score, _items.item)
+    asked = _all.where(_mine, *within(low, high)).order_by(*order)
+    if most is not None or first:
+        asked = asked.limit(2**31 - 1 if most is None else most).offset(first)
+    return [item_of(row) for row in step.execute(asked, {"name": key_of(name.name)})]
+
+
+def take_by_score(step: Step, name: Name, low: Bound, high: Bound) -> int:
+    if not name.size:
+        return 0
+    gone = step.execute(sql.delete(schema.items).where(_mine, *within(low, high)), {"name": key_of(name.name)}).rowcount
+    name.size -= gone
+    return gone
+
+
+def rank_of(step: Step, name: Name, item: Item) -> int:
+    before = sql.or_(_items.score < item.score, sql.and_(_items.score == item.score, _items.item < key_of(item.item)))
+    asked = sql.select(sql.func.count()).select_from(schema.items).where(_mine, before)
+    return int(step.execute(asked, {"name": key_of(name.name)}).scalar() or 0)
+
+
+# -- lists: their places are their scores
+
+
+def ends(step: Step, name: Name) -> tuple[float, float]:
+    """The first and the last place; of an empty one so that the next are 0."""
+    if not name.size:
+        return 0.0, -1.0
+    asked = sql.select(sql.func.min(_items.score).label("low"), sql.func.max(_items.score).label("high")).where(_mine)
+    row = step.execute(asked, {"name": key_of(name.name)}).one()
+    return row.low, row.high
+
+
+def equal(step: Step, name: Name, value: bytes, most: int, *, down: bool) -> list[Item]:
+    """At most so many of this value, 0: all, from the first on or (down) from the last."""
+    asked = _all.where(_mine, _items.value == value).order_by(_items.score.desc() if down else _items.score)
+    asked = asked.limit(most) if most else asked
+    return [item_of(row) for row in step.execute(asked, {"name": key_of(name.name)})]
+
+
+NUMBER, FLOAT = "ERR value is not an integer or out of range", "ERR value is not a valid float"
+SYNTAX = "ERR syntax error"
+
+
+class StatusReply(bytes):
+    """A reply that is no value: OK, the word of TYPE. In a step it is a table with the field ok."""
+
+
+OK = StatusReply(b"OK")
+Words = Sequence[bytes]
+Run = Callable[[Step, Words], Any]
+
+
+class RedisCommand(NamedTuple):
+    """names: which words are names, from the first on: how many, -1: all. least: words that it has at least."""
+
+    run: Run
+    writes: bool
+    names: int = 1
+    least: int = 1
+
+
+Commands = Mapping[str, RedisCommand]
+
+
+def word(arg: Arg) -> bytes:
+    """An argument as it is sent to a server."""
+    return arg if isinstance(arg, bytes) else str(arg).encode()
+
+
+def whole(text: bytes) -> int:
+    """Raises ServerRefused for what is no integer."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ServerRefused(NUMBER) from None
+    if not text.strip() == text or not -(2**63) <= number < 2**63:
+        raise ServerRefused(NUMBER)
+    return number
+
+
+def real(text: bytes) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ServerRefused(FLOAT) from None
+    if number != number or text.strip() != text or b"_" in text:
+        raise ServerRefused(FLOAT)
+    return number
+
+
+def bound(text: bytes) -> Bound:
+    """An end of a range of scores: a number, (number, -inf or +inf."""
+    try:
+        return Bound(real(text[1:]), True) if text[:1] == b"(" else Bound(real(text))
+    except ServerRefused:
+        raise ServerRefused("ERR min or max is not a float") from None
+
+
+def score_text(score: float) -> bytes:
+    return b"%.17g" % score
+
+
+def pairs(words: Words) -> list[tuple[bytes, bytes]]:
+    """Raises ServerRefused when one is left over."""
+    if len(words) % 2 or not words:
+        raise ServerRefused("ERR wrong number of arguments")
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def cursor_of(text: bytes) -> bytes | None:
+    """The key behind which a scan goes on, None: it begins. Cursors are numbers, and any key is one."""
+    if not text.isdigit():
+        raise ServerRefused("ERR invalid cursor")
+    number = int(text)
+    return number.to_bytes((number.bit_length() + 7) // 8)[1:] if number else None
+
+
+def cursor_text(key: bytes) -> bytes:
+    return b"%d" % int.from_bytes(b"\x01" + key)
+
+
+def options(words: Words) -> dict[bytes, bytes]:
+    """Of a scan: MATCH and COUNT."""
+    found = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
+    if len(words) % 2 or found.keys() - {b"MATCH", b"COUNT"}:
+        raise ServerRefused(SYNTAX)
+    return found

@@ -1,0 +1,258 @@
+"""Queues in Laravel's table of jobs, shared with PHP's database driver (Queue/DatabaseQueue.php, Laravel 8 to 13).
+
+    jobs          reserved_at: when it was reserved, by whom PHP does not care; attempts counts that reservation, too
+    qd_reserved   of qd's own: who has the job, its mark, until when. Written and deleted with the change of the job's row
+
+The first row by available_at and id is the next. Everything else stands on the keyspace in the same database, and changes in
+the same transaction. One instance belongs to one thread of one process.
+
+How the manager opens queues and keyspaces in a database.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
+from qd.drivers.database import migrations
+from qd.drivers.database.connection import DatabaseConnection, Listening, channel
+from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.leases import Leases
+from qd.drivers.database.migrations import check
+from qd.drivers.database.reserve import Taking
+from qd.drivers.database.schema import SECOND
+from qd.drivers.database.sql import JobSql
+from qd.drivers.database.table import (
+    JobRows,
+    JobTable,
+    after,
+    bytes_of,
+    member_of,
+    owner_in,
+    owners_mark,
+    reserved,
+    spent,
+    text_of,
+)
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
+from qd.drivers.keyspace.records import KeptJobs
+from qd.drivers.types import BeatReply, BeatRequest, Effect, Found, Gaps, Outgoing, Released, Reserved, Sizes, Turn
+from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings, Settings
+
+
+DAY = 86400
+SWEEP = 5.0  # seconds between two looks of a keeper for what has expired in the keyspace
+CHUNK = 1000  # rows a transaction inserts at most
+LIMITS: Gaps = {"delay": "a delay ends with a whole second of the database's clock, up to one later than asked"}
+
+
+class DatabaseQueue(KeyspaceQueue):
+    """space: the keyspace of the same database; its connection is used for everything but the wait."""
+
+    space: DatabaseSpace
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        space: DatabaseSpace,
+        who: ClientIdentity = PRODUCER,
+        *,
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
+        self.table = JobTable(settings, space, self.owner, keep, self.longest)
+        self.link, self.sql = self.table.link, self.table.sql
+        self.leases = Leases(self.table)
+        self.taking = Taking(self.table, self.leases)
+        self.jobs = SingleJobs(self.table)
+        self._swept = time.monotonic()
+        self.listening = Listening(self.link)
+
+    @property
+    def limits(self) -> Gaps:
+        return LIMITS
+
+    @property
+    def stays(self) -> int:
+        return STAYS if self.sql.kind == "mysql" else 1
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        self._insert(queue, payload, 0.0)
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        self._insert(queue, payload, delay)
+
+    def _insert(self, queue: str, payload: bytes, delay: float) -> None:
+        values: dict[str, Any] = {"queue": queue, "payload": text_of(payload), "attempts": spent(payload)}
+        values["after"] = after(delay)
+        if self.sql.listens:
+            values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
+        self.table.done(self.sql.push, values)
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """Those that need a lock or wait under a name go through steps of the keyspace, each by itself as there; of all
+        others each thousand is all or nothing."""
+        plain = [job for job in jobs if not job.key and not job.lock]
+        for at in range(0, len(plain), CHUNK):
+            if len(plain) == 1:
+                self._insert(plain[0].queue, plain[0].payload, plain[0].delay)
+            else:
+                self._insert_many(plain[at : at + CHUNK])
+        others = [place for place, job in enumerate(jobs) if job.key or job.lock]
+        found: list[str | None] = [None] * len(jobs)
+        for place, holder in zip(others, super().post([jobs[place] for place in others]), strict=True):
+            found[place] = holder
+        return found
+
+    def _insert_many(self, jobs: Sequence[Outgoing]) -> None:
+        def insert() -> None:
+            us = self.table.now_us()
+            self.link.execute(
+                self.sql.insert, [self.table.row(job.queue, job.payload, us, job.delay) for job in jobs]
+            ).close()
+            self.table.tell({job.queue for job in jobs if job.delay < 1})
+
+        self.table.atomic(insert)
+
+    # -- working
+
+    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+        self.turns += 1
+        turn = self.taking.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        if turn.reserved is not None:
+            self.listening.worked()
+        return turn
+
+    def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
+        self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        return self.table.atomic(lambda: self.leases.ended(done, lambda: self.table.do(effects)))
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+        def keep() -> None:
+            self.table.keep_failed(held.queue, held.mark, record, raw, effects)
+
+        return self.table.atomic(lambda: self.leases.ended(held, keep))
+
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        """Of a job that `owner` has, or had until it died."""
+        mark = owners_mark(owner, member)
+        return self.table.atomic(lambda: self.leases.given_back(queue, owner, mark, member, back, effects))
+
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        return self.table.atomic(lambda: self.leases.saved(held, member))
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        return self.table.atomic(lambda: self._held(queues))
+
+    def _held(self, queues: Sequence[str]) -> Reserved | None:
+        """Locks the reservations first: no other transaction changes them between the comparisons with their jobs."""
+        locked = self.sql.many("of_owners")
+        self.link.execute(locked, {"owners": [self.owner], "queues": list(queues)}).close()
+        for queue in queues:
+            row = self._owned(queue, self.owner)
+            if row is not None:
+                return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
+            self.link.execute(self.sql.lost, {"owner": self.owner, "queue": queue}).close()
+        return None
+
+    # -- the dead
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        row = self._owned(queue, owner)
+        return None if row is None else member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
+
+    def _owned(self, queue: str, owner: str) -> Any:
+        found = self.table.rows(self.sql.owned, {"owner": owner, "queue": queue})
+        return found[0] if found else None
+
+    def owners(self, queue: str) -> list[str]:
+        return [row.owner for row in self.table.rows(self.sql.owners, {"queue": queue})]
+
+    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+        from qd.drivers.database.leases import beat  # of a keeper only
+
+        answer = beat(self.table, self.leases, queues, asked)
+        self.sweep(SWEEP)
+        return answer
+
+    def missing_rights(self, queue: str) -> set[str]:
+        return set()
+
+    def user(self) -> str:
+        return self.link.url.username or ""
+
+    def sweep(self, seconds: float) -> None:
+        """Take some of what has expired in the keyspace away, not more often than so."""
+        if time.monotonic() - self._swept > seconds:
+            self._swept = 0.0 if self.space.sweep() else time.monotonic()
+
+    # -- looking
+
+    def sizes(self, queue: str) -> Sizes:
+        (row,) = self.table.rows(self.sql.sizes, {"queue": queue})
+        failed = self.space.call("HLEN", *self._keys(keys.failed(queue)))
+        age = None if row.oldest is None else float(max(0, int(row.now_s) - int(row.oldest)))
+        return Sizes(row.ready, row.delayed_, row.held, failed, age)
+
+
+class SingleJobs(KeptJobs):
+    """Single jobs by their ids: as on any keyspace, but the owners of running jobs are in the table of reservations."""
+
+    def __init__(self, table: JobTable) -> None:
+        super().__init__(table.space, table.settings.prefix)
+        self.table = table
+
+    def stop(self, found: Found) -> bool:
+        """The keeper of its worker reads this at its next beat."""
+        table, (owner, mark) = self.table, owner_in(found.text)
+        name = self.prefix + keys.CANCEL
+
+        def ask() -> bool:
+            rows = table.rows(table.sql.owned, {"owner": owner, "queue": found.queue}) if mark else ()
+            if not any(row.mark == mark for row in rows):
+                return False
+            self.space.call("HSET", name, mark, table.now_us() // SECOND)
+            self.space.call("EXPIRE", name, DAY)
+            return True
+
+        return table.atomic(ask)
+
+
+START = 5.0  # seconds to connect and for each answer, before the first worker
+
+
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> DatabaseQueue:
+    space = open_space(at, who.title, who.patience)
+    return DatabaseQueue(at, space, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
+
+
+def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+    """Whether the tables are there and may be used: nothing is odd, or it raises ConfigError. A server that is away, or too
+    busy, is waited for by those who work. It loads what workers will need, before they are forked."""
+    link = DatabaseConnection(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
+    try:
+        check(link, at.table)
+        migrations.check_rights(link, at.table)
+    except NeedsMending as error:
+        raise ConfigError(str(error)) from None
+    except (ConnectionLost, ServerRefused):
+        pass
+    finally:
+        link.close()
+    return []
+
+
+def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseSpace:
+    link = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
+    return DatabaseSpace(link, JobRows(JobSql(link.server, at.table), at.table), prefix=at.prefix)

@@ -1,0 +1,336 @@
+"""The statements on the table of jobs, in the words of each database, but for those of a turn (turnsql.py). queue.py and
+its neighbours use them.
+
+Moments are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
+
+The statements of a worker's turn on the table of jobs. taking.py puts them together: a turn is one of PostgreSQL's, a
+few of the others'.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+import sqlalchemy as sql
+
+from qd.drivers.database.dialects import Server
+
+HIGHEST = 255  # attempts that Laravel's column holds
+
+
+class JobSql:
+    """Of one table. ours: the table of reservations beside it (tables.reservations)."""
+
+    def __init__(self, server: Server, table: str) -> None:
+        self.kind = server.kind
+        quote = "`" if self.kind == "mysql" else '"'
+        self.jobs, self.ours = (
+            ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
+        )
+        self.clock = f"(SELECT {server.clock} AS us) c"
+        self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
+        self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns know no case there
+        self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
+        self.skipping = "" if self.kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
+        self.same = "j.id = s.job_id AND j.attempts = s.attempts AND j.reserved_at = s.reserved_at"
+        self.listens = self.kind == "postgresql"
+
+    # -- sending
+
+    @cached_property
+    def push(self) -> sql.TextClause:
+        """after: microseconds from now to the second in which it is due. One statement, one transaction."""
+        due = self.second.replace("c.us", "(c.us + :after)")
+        insert = (
+            f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
+            f" SELECT :queue, :payload, :attempts, NULL, {due}, {self.second} FROM {self.clock}"
+        )
+        if self.listens:
+            insert = f"WITH pushed AS ({insert} RETURNING 1) SELECT pg_notify(:channel, '') FROM pushed WHERE :tells"
+            casts = {"queue": "text", "payload": "text", "attempts": "smallint", "after": "bigint", "channel": "text"}
+            for name, kind in {**casts, "tells": "boolean"}.items():
+                insert = insert.replace(f":{name}", f"CAST(:{name} AS {kind})")
+        return sql.text(insert)
+
+    @cached_property
+    def insert(self) -> sql.TextClause:
+        return sql.text(
+            f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
+            " VALUES (:queue, :payload, :attempts, NULL, :due, :now)"
+        )
+
+    @cached_property
+    def notify(self) -> sql.TextClause:
+        return sql.text("SELECT pg_notify(:channel, '')")
+
+    @cached_property
+    def now(self) -> sql.TextClause:
+        return sql.text(f"SELECT us FROM {self.clock}")
+
+    # -- one reservation
+
+    @cached_property
+    def fence(self) -> sql.TextClause:
+        """The reservation, for a text of it: no row when it is over, or when the job stands as another text."""
+        return sql.text(
+            f"SELECT job_id, attempts, reserved_at, text_sum FROM {self.ours} WHERE owner = :owner AND mark = :mark"
+            f" AND queue = :queue{self.locked}"
+        )
+
+    @cached_property
+    def forget(self) -> sql.TextClause:
+        return sql.text(f"DELETE FROM {self.ours} WHERE job_id = :id AND mark = :mark")
+
+    @cached_property
+    def delete(self) -> sql.TextClause:
+        return sql.text(f"DELETE FROM {self.jobs} WHERE {HELD}")
+
+    @cached_property
+    def end_both(self) -> sql.TextClause:
+        """Of MySQL: the reservation and its job in one statement. Two rows: both were there; one: the job was another's."""
+        return sql.text(
+            f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
+            " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
+        )
+
+    @cached_property
+    def put_back(self) -> sql.TextClause:
+        return sql.text(
+            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
+            f" WHERE {HELD}"
+        )
+
+    @cached_property
+    def put_head(self) -> sql.TextClause:
+        return sql.text(
+            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {HELD}"
+        )
+
+    @cached_property
+    def rewrite(self) -> sql.TextClause:
+        return sql.text(f"UPDATE {self.jobs} SET payload = :payload WHERE {HELD}")
+
+    @cached_property
+    def summed(self) -> sql.TextClause:
+        return sql.text(f"UPDATE {self.ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark")
+
+    @cached_property
+    def owned(self) -> sql.TextClause:
+        return sql.text(
+            f"SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {self.ours} s"
+            f" JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner AND s.queue = :queue"
+        )
+
+    @cached_property
+    def lost(self) -> sql.TextClause:
+        """Reservations of this owner whose job belongs to another by now. The caller has locked the reservations of the
+        owner in a statement before: while this one waited for a lock, it would compare with the jobs as they were."""
+        return sql.text(
+            f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
+            f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"
+        )
+
+    @cached_property
+    def owners(self) -> sql.TextClause:
+        return sql.text(f"SELECT DISTINCT owner FROM {self.ours} WHERE queue = :queue")
+
+    # -- leases, for keepers
+
+    @cached_property
+    def payload(self) -> sql.TextClause:
+        return sql.text(f"SELECT payload FROM {self.jobs} WHERE {HELD}{self.locked}")
+
+    @cache  # noqa: B019
+    def many(self, name: str) -> sql.TextClause:
+        """Statements on several ids, owners or queues."""
+        same = self.same.replace("j.", self.jobs + ".")
+        texts = {
+            "of_owners": f"SELECT job_id, owner, mark, attempts, reserved_at FROM {self.ours} WHERE owner IN :owners"
+            f" AND queue IN :queues ORDER BY job_id{self.locked}",
+            "renew_jobs": f"UPDATE {self.jobs} SET reserved_at = :now WHERE id IN :ids"
+            f" AND EXISTS (SELECT 1 FROM {self.ours} s WHERE {same})",
+            "these": f"SELECT id, attempts, reserved_at FROM {self.jobs} WHERE id IN :ids",
+            "renew_ours": f"UPDATE {self.ours} SET reserved_at = :now, leased_until = :until WHERE job_id IN :ids",
+            "expired": f"SELECT job_id, queue, owner, mark, attempts, reserved_at, text_sum FROM {self.ours}"
+            f" WHERE leased_until <= :us AND queue IN :queues ORDER BY leased_until LIMIT :most{self.skipping}",
+            "foreign": f"SELECT j.id FROM {self.jobs} j WHERE j.queue IN :queues AND j.reserved_at IS NOT NULL"
+            f" AND j.reserved_at <= :before AND NOT EXISTS (SELECT 1 FROM {self.ours} s WHERE {self.same})"
+            f" ORDER BY j.queue, j.reserved_at LIMIT :most{self.skipping}",  # as the index has them
+            "free": f"UPDATE {self.jobs} SET reserved_at = NULL WHERE id IN :ids",
+        }
+        found = sql.text(texts[name])
+        lists = [each for each in ("owners", "queues", "ids") if f":{each}" in texts[name]]
+        return found.bindparams(*[sql.bindparam(each, expanding=True) for each in lists])
+
+    @cache  # noqa: B019
+    def waiting(self, queues: int) -> sql.TextClause:
+        """A row for each queue that has ready jobs and none in hand: its place. The ends of indexes tell it: a database that
+        is asked whether such a row exists may look at all of them."""
+        each = [
+            f"SELECT {n} AS place FROM {self.clock} WHERE (SELECT min(available_at) FROM {self.jobs} WHERE queue = :q{n}"
+            f" AND reserved_at IS NULL) <= :now AND (SELECT max(reserved_at) FROM {self.jobs} WHERE queue = :q{n}"
+            " AND reserved_at IS NOT NULL) IS NULL"
+            for n in range(queues)
+        ]
+        return sql.text(" UNION ALL ".join(each))
+
+    # -- looking
+
+    @cached_property
+    def sizes(self) -> sql.TextClause:
+        """One row: ready, delayed, reserved, created_at of the next in line, and the second it is now."""
+        waits = f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at"
+        return sql.text(
+            f"SELECT (SELECT count(*) {waits} <= {self.second}) AS ready, (SELECT count(*) {waits} > {self.second}) AS"
+            f" delayed_, (SELECT count(*) FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
+            f" (SELECT created_at {waits} <= {self.second} ORDER BY available_at, id LIMIT 1) AS oldest,"
+            f" {self.second} AS now_s FROM {self.clock}"
+        )
+
+
+HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
+
+
+def reservations_of(table: str) -> str:
+    """The name of the table of reservations beside a table of jobs, in the same schema."""
+    schema, dot, name = table.rpartition(".")
+    return schema + dot + ("qd_reserved" if name == "jobs" else f"qd_reserved_{name}")
+
+
+OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
+FREE = "j.reserved_at IS NULL AND j.available_at"
+
+
+class TurnSql(JobSql):
+    @property
+    def ours_only(self) -> str:
+        """Not one of PHP's: its name stands on the top level, for nothing was opened before it. In doubt it is taken."""
+        at, text = ("strpos", "payload") if self.kind == "postgresql" else ("instr", "payload")
+        needle = "'" + (OBJECT_JOB.replace("\\", "\\\\") if self.kind == "mysql" else OBJECT_JOB) + "'"
+        needle = needle.replace(":", r"\:")
+        opened = [f"{at}(substr({text}, 2), '{each}')" for each in ("{", "[")]
+        behind = " AND ".join(f"({each} = 0 OR {each} > {at}({text}, {needle}))" for each in opened)
+        return f"NOT ({at}({text}, {needle}) > 0 AND {behind})"
+
+    @cached_property
+    def begin(self) -> sql.TextClause:
+        return sql.text("START TRANSACTION")
+
+    @cached_property
+    def commit(self) -> sql.TextClause:
+        return sql.text("COMMIT")
+
+    @cached_property
+    def next_ready(self) -> sql.TextClause:
+        """now: unix seconds."""
+        return self._ready_at(":now")
+
+    @cached_property
+    def next_now(self) -> sql.TextClause:
+        """By MySQL's own clock."""
+        return self._ready_at("UNIX_TIMESTAMP()")
+
+    def _ready_at(self, now: str) -> sql.TextClause:
+        attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
+        return sql.text(
+            f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
+            f" AND available_at <= {now} AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
+        )
+
+    @cached_property
+    def take(self) -> sql.TextClause:
+        return sql.text(
+            f"UPDATE {self.jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL"
+        )
+
+    @cached_property
+    def reserve(self) -> sql.TextClause:
+        """In place of what stood there: a reservation that PHP has taken over before."""
+        first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
+        names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
+        return sql.text(
+            f"{first} INTO {self.ours} ({names}, text_sum)"
+            " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
+        )
+
+    @cache  # noqa: B019  one a connection, which lives as long as its process
+    def seen(self, queues: int) -> sql.TextClause:
+        """us; how many other jobs this owner has of the queues; and a row for each of them that is paused."""
+        named = ", ".join(f":q{n}" for n in range(queues))
+        paused = ", ".join(f":p{n}" for n in range(queues))
+        return sql.text(
+            f"SELECT c.us, (SELECT count(*) FROM {self.ours} WHERE owner = :owner AND queue IN ({named})) AS busy, p.name"
+            f" FROM {self.clock} LEFT JOIN qd_names p ON p.name IN ({paused}) AND p.kind = 'string'"
+            " AND (p.expires_at IS NULL OR p.expires_at > c.us)"
+        )
+
+    @cache  # noqa: B019
+    def next_due(self, queues: int) -> sql.TextClause:
+        """The unix second in which the first of the delayed jobs is due, later than now."""
+        each = [
+            f"SELECT min(available_at) AS due FROM {self.jobs} WHERE queue = :q{n} AND reserved_at IS NULL"
+            " AND available_at > :now"
+            for n in range(queues)
+        ]
+        return sql.text(f"SELECT min(due) FROM ({' UNION ALL '.join(each)}) d")
+
+    @cache  # noqa: B019
+    def turn(self, queues: int) -> sql.TextClause:
+        """All of a turn as one statement of PostgreSQL, and so one commit: the job before goes, the next one is locked,
+        marked and told. Numbers of queues that nothing is taken from: shut."""
+        numbers = range(queues)
+        steps = [*self._before(numbers), *[self._next_of(n) for n in numbers], *self._after(numbers)]
+        dues = ", ".join(
+            f"(SELECT min(j.available_at) FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} > c.us / 1000000)"
+            for n in numbers
+        )
+        return sql.text(
+            f"WITH {', '.join(steps)}"
+            " SELECT (SELECT count(*) FROM done) AS acked, (SELECT count(*) FROM busy) AS busy, c.us, t.id, t.queue,"
+            f" t.payload, t.attempts, CASE WHEN t.id IS NULL THEN LEAST({dues}) END AS due,"
+            " (SELECT array_agg(name) FROM p) AS paused FROM c LEFT JOIN took t ON true"
+        )
+
+    def _before(self, numbers: range) -> list[str]:
+        """c: the clock. p: queues that are paused. gone, mine, done: the job before. busy: other jobs of this worker.
+
+        A keeper that renews the lease changes `reserved_at` in both tables. If `gone` waits for its transaction, it returns
+        the new value, but a comparison in `done` would read the job as it was before. So `mine` locks the job first, which
+        returns the job as it is now, and that is compared."""
+        named = ", ".join(f":q{n}" for n in numbers)
+        paused = ", ".join(f":p{n}" for n in numbers)
+        return [
+            f"c AS MATERIALIZED (SELECT us FROM {self.clock})",
+            f"p AS MATERIALIZED (SELECT n.name FROM qd_names n, c WHERE n.name IN ({paused}) AND n.kind = 'string'"
+            " AND (n.expires_at IS NULL OR n.expires_at > c.us))",
+            f"gone AS (DELETE FROM {self.ours} WHERE owner = :owner AND mark = :mark AND (text_sum IS NULL OR"
+            " text_sum = :sum) RETURNING job_id, attempts, reserved_at)",
+            f"mine AS (SELECT j.id, j.attempts, j.reserved_at FROM {self.jobs} j JOIN gone ON gone.job_id = j.id"
+            " FOR UPDATE OF j)",
+            f"done AS (DELETE FROM {self.jobs} d USING mine j, gone s WHERE d.id = j.id AND {self.same} RETURNING d.id)",
+            f"busy AS MATERIALIZED (SELECT 1 FROM {self.ours} WHERE owner = :owner AND queue IN ({named}) AND"
+            " job_id NOT IN (SELECT job_id FROM gone))",
+        ]
+
+    def _next_of(self, n: int) -> str:
+        """n0, n1, ...: the first ready job of a queue, locked, where those before it have none."""
+        others = "".join(f" AND NOT EXISTS (SELECT 1 FROM n{before})" for before in range(n))
+        return (
+            f"n{n} AS (SELECT j.id FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} <= (SELECT us / 1000000 FROM c)"
+            f" AND NOT EXISTS (SELECT 1 FROM busy) AND NOT {n} = ANY(CAST(:shut AS int[]))"
+            f" AND NOT EXISTS (SELECT 1 FROM p WHERE p.name = :p{n}){others} AND {self.ours_only}"
+            f" ORDER BY j.available_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED)"
+        )
+
+    def _after(self, numbers: range) -> list[str]:
+        """n: the next job. took: its row, reserved. noted: the reservation."""
+        columns = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
+        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in columns.split(", ")[1:])
+        return [
+            f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})",
+            f"took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
+            f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
+            " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at)",
+            f"noted AS (INSERT INTO {self.ours} ({columns}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
+            f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})",
+        ]

@@ -1,0 +1,367 @@
+"""The table of jobs: its rows as payloads, the transactions on it, and what the keyspace's scripts see of it.
+
+    JobTable     transactions on the table, and on the keyspace in the same database
+    JobRows      the table as the keyspace's scripts see it (rows.py): what they push, count, find and remove
+    functions    the payload of a row, and the text that a worker has in hand
+
+A row of jobs keeps the payload as it was sent, and `attempts`, which counts the current reservation as well; PHP reads
+nothing else. The row of reservations keeps the mark. A worker is given the payload with a unit that is computed here. Once a
+job has saved a checkpoint, its row contains the whole text, and the sum of this text is in the row of reservations: so an
+answer for an older text is recognized.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import sqlalchemy as sql
+
+from qd.drivers.database.connection import again, channel
+from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.schema import SECOND
+from qd.drivers.database.sql import HIGHEST, JobSql, TurnSql
+from qd.drivers.database.transaction import Placed, Running, Spot
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import script
+from qd.drivers.keyspace.queue import Bounds
+from qd.drivers.keyspace.sending import spoken
+from qd.drivers.types import Effect, Reserved, reserved_of
+from qd.errors import ServerRefused
+from qd.payload.reservation import Ending, unanswered
+from qd.payload.splice import Spliced, reserved_text
+from qd.process.shield import shield
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings
+
+
+T = TypeVar("T")
+FRESH = b',"attempts":0,"delay":null}'  # how a payload ends that nobody has reserved yet
+
+
+class Holding(NamedTuple):
+    """A row of reservations. text_sum: of what the job's row holds since it saved something, None: nothing was saved."""
+
+    id: int
+    attempts: int
+    reserved_at: int
+    text_sum: int | None
+
+
+class JobTable:
+    """The table and the keyspace in the same database, over one connection. owner: who reserves here; longest: bytes of a
+    payload that is still taken, 0 for no bound."""
+
+    def __init__(
+        self, settings: ConnectionSettings, space: DatabaseSpace, owner: str, keep: Bounds, longest: int
+    ) -> None:
+        self.settings, self.space, self.link = settings, space, space.link
+        self.owner, self.keep, self.longest = owner, keep, longest
+        self.sql = TurnSql(self.link.server, settings.table)
+
+    def names(self, *names: str) -> list[str]:
+        """The names of these keys in the keyspace."""
+        return [self.settings.prefix + name for name in names]
+
+    def atomic(self, act: Callable[[], T], *, said: bool = False) -> T:
+        """Run all that `act` executes as one transaction, or as part of the current one. said: see Link.transaction."""
+        return self._again(partial(self.link.transaction, said=said), act)
+
+    def _again(self, around: Callable[[], AbstractContextManager[None]], act: Callable[[], T]) -> T:
+        def attempt() -> T:
+            with shield, around():
+                return act()
+
+        return again(self.link, attempt)
+
+    def rows(self, statement: sql.TextClause, values: dict[str, Any]) -> Any:
+        """The rows that one statement returns, in a transaction of its own if there is none."""
+        return self._again(nullcontext, lambda: self.link.execute(statement, values).all())
+
+    def done(self, statement: sql.TextClause, values: Any) -> int:
+        """The number of rows that one statement changed."""
+        return self._again(nullcontext, lambda: self.link.execute(statement, values).rowcount)
+
+    def now_us(self) -> int:
+        """The clock of the database, in microseconds."""
+        return int(self.link.execute(self.sql.now).scalar_one())
+
+    def row(
+        self,
+        queue: str,
+        payload: bytes,
+        us: int,
+        delay: float,
+        text: Callable[[bytes], str | bytes] | None = None,
+    ) -> dict[str, Any]:
+        """The row to insert for a payload that is due `delay` seconds after `us`."""
+        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND, text or text_of)
+
+    def tell(self, queues: set[str]) -> None:
+        """Wake the workers that wait for these queues, when the transaction commits."""
+        if self.sql.listens:
+            for queue in sorted(queues):
+                self.link.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
+
+    def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
+        """Write a record into the failed store, inside the transaction that deletes the job."""
+        more, said = spoken(effects, self.settings.prefix)
+        names = self.names(keys.failed(queue), keys.failed_at(queue), *more)
+        script("buried").call(self.space, names, id, record, raw, *self.keep.args, *said)
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        """Run the effects of an answer, inside its transaction."""
+        if effects:
+            more, said = spoken(effects, self.settings.prefix)
+            script("ended").call(self.space, self.names(*more), *said)
+
+
+class JobRows:
+    def __init__(self, texts: JobSql, table: str) -> None:
+        self.sql, self.table = texts, table
+        self._texts: dict[str, sql.TextClause] = {}
+
+    def queues(self, run: Running) -> list[str]:
+        return list(run.execute(self._text(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
+
+    def add(self, run: Running, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
+        now = int(run.now)
+        due = now if due_at is None else max(now, ceil(due_at))
+        if head and (first := self.page(run, queue, "ready", 0, 1, tail=False)):
+            due = min(due, int(first[0].score) - 1)
+        rows = [row_of(queue, payload, due, now) for payload in payloads]
+        if rows:
+            run.execute(self.sql.insert, rows if len(rows) > 1 else rows[0]).close()
+
+    def count(self, run: Running, queue: str, spot: Spot) -> int:
+        asked = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
+        return int(run.execute(self._text(asked), values(run, queue, spot)).scalar_one())
+
+    def page(self, run: Running, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
+        if most <= 0:
+            return []
+        return self._found(run, queue, spot, "", {"most": most, "first": first}, tail)
+
+    def until(self, run: Running, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
+        more = {"most": most, "first": 0, "moment": moment * SECOND if spot == "reserved" else moment}
+        column = "s.leased_until" if spot == "reserved" else "j.available_at"
+        return self._found(run, queue, spot, f" AND {column} <= :moment", more, False)
+
+    def _found(
+        self, run: Running, queue: str, spot: Spot, more: str, given: dict[str, Any], tail: bool
+    ) -> list[Placed]:
+        turned = " DESC" if tail else ""
+        order = "s.leased_until" if spot == "reserved" else "j.available_at"
+        joined = f" LEFT JOIN {self.sql.ours} s ON {self.sql.same}" if spot == "reserved" else ""
+        columns = "j.payload, j.available_at, j.reserved_at, j.attempts"
+        columns += ", s.mark, s.text_sum, s.leased_until" if spot == "reserved" else ""
+        text = (
+            f"SELECT {columns} FROM {self.sql.jobs} j{joined} WHERE j.queue = :queue AND {where(spot, 'j.')}{more}"
+            f" ORDER BY {order}{turned}, j.id{turned} LIMIT :most OFFSET :first"
+        )
+        found = run.execute(self._text(text), {**values(run, queue, spot), **given}).all()
+        return [placed(row, spot) for row in found]
+
+    def score(self, run: Running, queue: str, spot: Spot, payload: bytes) -> float | None:
+        if spot == "reserved":
+            row = self._reserved(run, queue, payload)
+            return None if row is None else row.leased_until / SECOND
+        found = self._one(run, queue, spot, payload, False)
+        return None if found is None else 0.0 if spot == "ready" else float(found.available_at)
+
+    def lease(self, run: Running, queue: str, payload: bytes, until: float) -> bool:
+        row = self._reserved(run, queue, payload)
+        if row is None:
+            return False
+        text = f"UPDATE {self.sql.ours} SET leased_until = :until WHERE job_id = :id"
+        run.execute(self._text(text), {"until": round(until * SECOND), "id": row.job_id}).close()
+        return True
+
+    def remove(self, run: Running, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
+        if spot == "reserved":
+            row = self._reserved(run, queue, payload)
+            if row is not None:
+                run.execute(self.sql.forget, {"id": row.job_id, "mark": row.mark}).close()
+            return row is not None and self._gone(run, row.job_id, held=True)
+        found = self._one(run, queue, spot, payload, tail)
+        return found is not None and self._gone(run, found.id)
+
+    def _gone(self, run: Running, id: int, *, held: bool = False) -> bool:
+        text = f"DELETE FROM {self.sql.jobs} WHERE id = :id AND reserved_at IS {'NOT ' if held else ''}NULL"
+        return run.execute(self._text(text), {"id": id}).rowcount == 1
+
+    def cut(self, run: Running, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
+        turned = " DESC" if tail else ""
+        text = (
+            f"SELECT id FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
+            f" ORDER BY available_at{turned}, id{turned} LIMIT :most"
+        )
+        found = run.execute(self._text(text), {**values(run, queue, spot), "most": count}).scalars().all()
+        if found:
+            gone = sql.text(f"DELETE FROM {self.sql.jobs} WHERE id IN :ids AND reserved_at IS NULL")
+            run.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
+
+    def wake(self, run: Running, queue: str) -> None:
+        if self.sql.listens:
+            run.execute(self.sql.notify, {"channel": channel(self.table, queue)}).close()
+
+    def _one(self, run: Running, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
+        turned = " DESC" if tail else ""
+        text = (
+            f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
+            f" AND payload = :payload{self.sql.exactly}"
+            f" ORDER BY available_at{turned}, id{turned} LIMIT 1{self.sql.locked}"
+        )
+        given = {**values(run, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
+        return run.execute(self._text(text), given).first()
+
+    def _reserved(self, run: Running, queue: str, member: bytes) -> Any:
+        """By its mark: whose it is stands in the text."""
+        owner, mark = owner_in(member)
+        rows = run.execute(self.sql.owned, {"owner": owner, "queue": queue}).all() if mark else []
+        for row in rows:
+            if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
+                return row
+        return None
+
+    def _text(self, text: str) -> sql.TextClause:
+        if text not in self._texts:
+            self._texts[text] = sql.text(text)
+        return self._texts[text]
+
+
+# -- rows as payloads
+
+
+def sum_of(text: bytes) -> int:
+    return zlib.crc32(text)
+
+
+def base_of(mark: str) -> str:
+    """The part of a mark that a reservation keeps, however it is answered."""
+    return mark.rpartition(".")[0]
+
+
+def owners_mark(owner: str, member: bytes) -> str:
+    """The mark of `owner` in a text that it holds, without its count; "" where none stands."""
+    unit = unanswered(member, owner.replace("/", ".") + ".")
+    return base_of(unit.mark) if unit else ""
+
+
+def owner_in(member: bytes) -> tuple[str, str]:
+    """Who holds a text, by the last mark in it, and that mark without its count; "": nobody does."""
+    unit = unanswered(member)
+    if unit is None:
+        return "", ""
+    mark = base_of(unit.mark)
+    return mark.rpartition(".")[0].replace(".", "/"), mark
+
+
+def text_of(payload: bytes) -> str:
+    """As the column keeps it. Raises ServerRefused: it keeps text."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise ServerRefused(f"a payload that is not UTF-8 cannot stand in a table of jobs ({error})") from None
+    if "\0" in text:
+        raise ServerRefused("a payload with a NUL in it cannot stand in a table of jobs")
+    return text
+
+
+def may_stand(payload: bytes) -> bool:
+    """Whether text_of takes it."""
+    try:
+        return bool(text_of(payload))
+    except ServerRefused:
+        return False
+
+
+def bytes_of(payload: Any) -> bytes:
+    """What stands in the column. SQLite keeps what it was given: bytes, a number, text that is not UTF-8."""
+    return payload if isinstance(payload, bytes) else str(payload).encode("utf-8", "surrogateescape")
+
+
+def column_of(payload: bytes) -> str | bytes:
+    """What was taken out of the column, as it goes back there."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return payload
+
+
+def row_of(
+    queue: str, payload: bytes, due: int, now: int, text: Callable[[bytes], str | bytes] = text_of
+) -> dict[str, Any]:
+    """What is inserted for a payload; unix seconds. text: how it stands in the column."""
+    return {"queue": queue, "payload": text(payload), "attempts": spent(payload), "due": due, "now": now}
+
+
+def spliced(payload: bytes, base: str, attempts: int) -> Spliced | None:
+    """With the unit of this reservation. attempts: as the row counts them, this one included. None: no payload."""
+    if attempts < HIGHEST:
+        return reserved_text(payload, base, attempts=attempts)
+    return reserved_text(payload, base)  # as far as the column counts; the payload goes on
+
+
+def spent(text: bytes) -> int:
+    """How many attempts a payload that is put into the table has behind it: what its column is to say."""
+    if text.endswith(FRESH) and b'rsv"' not in text:
+        return 0
+    found = reserved_text(text, "x.1.1")
+    return min(HIGHEST, max(0, found.attempts - 1)) if found else 0
+
+
+def member_of(payload: bytes, mark: str, attempts: int, text_sum: int | None) -> bytes:
+    """The text that is in hand."""
+    if text_sum is not None:
+        return payload
+    found = spliced(payload, mark, attempts)
+    return found.text if found else payload
+
+
+def reserved(queue: str, payload: bytes, mark: str, attempts: int, text_sum: int | None) -> Reserved | None:
+    """None: it can be no job."""
+    if text_sum is not None:
+        return reserved_of(queue, payload, mark + ".")
+    found = spliced(payload, mark, attempts)
+    return found and Reserved(queue, found.text, found.mark, found.start, found.length, found.before)
+
+
+def dropped(text: bytes, mark: str) -> bytes:
+    """So marked that the next worker drops it."""
+    needle = b'"rsv":"%b.' % mark.encode()
+    at = text.find(needle)
+    if at < 0:
+        return text
+    end = at + len(needle)
+    return text[:end] + Ending.CANCELLED.encode() + text[text.index(b'"', end) :]
+
+
+def after(delay: float) -> int:
+    """Microseconds to add to the clock, so that whole seconds of it are never early."""
+    return round(delay * SECOND) + SECOND - 1 if delay > 0 else 0
+
+
+def where(spot: Spot, of: str = "") -> str:
+    """now: the unix second it is."""
+    if spot == "reserved":
+        return f"{of}reserved_at IS NOT NULL"
+    return f"{of}reserved_at IS NULL AND {of}available_at {'<=' if spot == 'ready' else '>'} :now"
+
+
+def values(run: Running, queue: str, spot: Spot) -> dict[str, Any]:
+    return {"queue": queue} if spot == "reserved" else {"queue": queue, "now": int(run.now)}
+
+
+def placed(row: Any, spot: Spot) -> Placed:
+    payload = bytes_of(row.payload)
+    if spot != "reserved":
+        return Placed(payload, float(row.available_at))
+    if row.mark is None:  # one of PHP's
+        return Placed(payload, float(row.reserved_at))
+    return Placed(member_of(payload, row.mark, row.attempts, row.text_sum), row.leased_until / SECOND)

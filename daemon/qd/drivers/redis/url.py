@@ -1,0 +1,147 @@
+"""The url of a Redis or Valkey server, taken apart, and a connection to it. `wire` asks here.
+
+redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
+Options behind `?`: db, credentials (MODULE:ATTRIBUTE, see credentials.py), and the ssl_ ones of redis-py that OPTIONS names.
+redis+sentinel:// is read in sentinels.py. Reading a url loads nothing of redis-py.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from qd.drivers.redis import credentials
+from qd.errors import ConfigError, Unreachable, Unusable
+from qd.options.kinds import did_you_mean
+
+if TYPE_CHECKING:
+    from qd.drivers.redis.client import Opened
+
+
+FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+TLS_OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers")
+OPTIONS = ("db", "credentials", *TLS_OPTIONS)
+KINDS = ("redis", "rediss", "unix")
+SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class RedisUrl:
+    """A url taken apart once. Raises ConfigError naming what is wrong in it."""
+
+    must_be_primary = False  # True: whoever says by ROLE that it is none is not worked with
+
+    def __init__(self, url: str) -> None:
+        parts = parted(url, KINDS)
+        query = options_of(parts, OPTIONS)
+        self.login = login_of(parts, query)
+        self.path = unquote(parts.path) if parts.scheme == "unix" else None
+        if self.path == "":
+            raise ConfigError("a unix:// url names the server's socket: unix:///run/redis/redis.sock")
+        try:
+            self.host, self.port = parts.hostname or "localhost", parts.port or 6379
+            self.db = int(query.get("db") or ("" if self.path else parts.path.strip("/")) or 0)
+        except ValueError as error:
+            raise ConfigError(f"a Redis url needs a number as port and as database ({error})") from None
+        self.tls = tls_context(query) if parts.scheme == "rediss" else None
+
+    @property
+    def place(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
+
+    def connection(self, timeout: float) -> Opened:
+        """Raises OSError."""
+        from qd.drivers.redis import client
+
+        if self.path:
+            return client.unix(self.path, timeout)
+        return client.tcp(self.host, self.port, timeout, self.tls)
+
+    def doubted(self) -> None:
+        """The server that was found cannot be worked with."""
+
+    def replaced(self, timeout: float) -> str:
+        """Why another server than the one that was found is the one to work with; "": it is that one."""
+        return ""
+
+
+def parted(url: str, kinds: Sequence[str]) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # half of an IPv6 address
+        raise ConfigError(f"not a Redis url ({error})") from None
+    if parts.scheme not in kinds:
+        raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
+    return parts
+
+
+def options_of(parts: SplitResult, known: Sequence[str]) -> dict[str, str]:
+    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    for option in query:
+        if option not in known:
+            near = did_you_mean(option, known)
+            raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(known)}){near}")
+    return query
+
+
+def login_of(parts: SplitResult, query: Mapping[str, str]) -> credentials.Login:
+    """Raises ConfigError: a password and a provider of one."""
+    named = query.get("credentials", "")
+    if named and (parts.username or parts.password):
+        raise ConfigError(f"the url has a user or a password, and '{named}' provides both: remove one of them")
+    user, password = parts.username, parts.password
+    return credentials.Login(unquote(user) if user else None, unquote(password) if password else None, named)
+
+
+def switch(query: Mapping[str, str], option: str, default: bool) -> bool:
+    word = query.get(option, str(default)).lower()
+    if word not in SWITCH:
+        raise ConfigError(f"{option}={word} in a Redis url is neither true nor false")
+    return SWITCH[word]
+
+
+def tls_context(query: Mapping[str, str]) -> ssl.SSLContext:
+    """Raises ConfigError: an option that means nothing, a file that cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"), capath=query.get("ssl_ca_path"))
+        if query.get("ssl_certfile"):
+            password = query.get("ssl_password", "")  # never None: OpenSSL would ask the terminal
+            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"), password)
+    except OSError as error:  # an SSLError is one
+        named = ", ".join(f"{key}={query[key]}" for key in FILES if key in query)
+        raise ConfigError(f"the certificates of a Redis url cannot be read ({named}): {reason(error)}") from None
+    limit(context, query)
+    checks = query.get("ssl_cert_reqs", "required")
+    if checks not in ("required", "none"):
+        raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is none of required, none")
+    context.check_hostname = checks == "required" and switch(query, "ssl_check_hostname", True)
+    if checks == "none":
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def limit(context: ssl.SSLContext, query: Mapping[str, str]) -> None:
+    """Refuse older versions of TLS, and ciphers that are not listed."""
+    try:
+        if version := query.get("ssl_min_version"):
+            context.minimum_version = ssl.TLSVersion(int(version))
+        if ciphers := query.get("ssl_ciphers"):
+            context.set_ciphers(ciphers)
+    except (ValueError, ssl.SSLError) as error:
+        raise ConfigError(f"ssl_min_version or ssl_ciphers in a Redis url is not known here: {error}") from None
+
+
+def unreached(why: Exception) -> type[Unreachable]:
+    """A certificate that is refused is for somebody to mend; everything else may be over in a moment."""
+    return Unusable if isinstance(why, ssl.SSLCertVerificationError) else Unreachable
+
+
+def reason(why: object) -> str:
+    if isinstance(why, TimeoutError):
+        return "no answer to TLS in time: has this port TLS?" if "handshake" in str(why) else "no answer in time"
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {why.verify_message} (ssl_ca_certs names who signs it, the url its host)"
+    if isinstance(why, ssl.SSLError) and (isinstance(why, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(why)):
+        return "it has ended TLS: where it wants a client's certificate, name ssl_certfile and ssl_keyfile"
+    return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()

@@ -1,0 +1,172 @@
+"""`qd work --workers 0`: one worker in this very process, for breakpoints. No fork around the job, and no timeout.
+
+A keeper runs beside it, so that the lease of the job at a breakpoint is renewed for as long as it takes. What the master
+does elsewhere, this worker does between two jobs: it hears the keeper, replaces it, and notices that the queues are empty.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from qd import config
+from qd.drivers.base import Factory
+from qd.drivers.connections import cannot_of, open_queue
+from qd.keeper import keeper
+from qd.log import Log
+from qd.master.code import Assignment, ChildContext
+from qd.master.master import Emptiness
+from qd.master.state import AGAIN
+from qd.process import fork, signals
+from qd.process.channels import MessageReceiver, OrderPipe, Restart
+from qd.process.exit_codes import Exit, StopReason, of_program, told
+from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
+from qd.worker import boot, queues, template
+from qd.worker.timeout import Alarm
+from qd.worker.worker import IDLE, Worker, tell_job
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config.settings import Settings
+
+
+T = TypeVar("T")
+Load = Callable[[dict[str, object] | None], "Settings"]
+Announce = Callable[[Log, "Settings", int, int, Iterable[tuple[str, str]], Mapping[str, Sequence[str]]], None]
+
+
+def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
+    """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
+    log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
+    board, ear, began = Scoreboard(), MessageReceiver(), now()
+    app = template.imported(settings, lambda app: load(app._code_settings), log)
+    if isinstance(app, Exit):
+        return int(app)
+    if not template.may_start(app, log):
+        return int(Exit.CONFIG)
+    limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
+    announce(log, app.settings, len(app._registry.names()), 0, limits.items(), queues.unserved(app, app.settings))
+    board.set_header(H.FORKED_AT, began)
+    hands = ChildContext(board, ear.voice, token, os.getpid(), log)
+    slot = board.slot(0)
+    slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, SlotState.STARTING
+    boot.log_job_records(log)
+    boot.print_by_line()
+    beside = Beside(hands, app.settings, app.connections.own)
+    worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
+    try:
+        code = of_program(worker.run())
+    finally:
+        beside.end()
+    log.info("worker.stopped", jobs=max(0, worker.jobs), exit=code)
+    return code
+
+
+class Untimed(Alarm):
+    """Nothing ends a job at a breakpoint but its user."""
+
+    def guard(self, body: Callable[[], T], seconds: float) -> T:
+        return super().guard(body, 0.0)
+
+
+class Beside:
+    """The keeper, a child of this process."""
+
+    def __init__(self, hands: ChildContext, settings: Settings, own: Mapping[str, Factory]) -> None:
+        self.hands, self.settings, self.own = hands, config.from_json(config.to_json(settings)), own
+        self._start()
+
+    def _start(self) -> None:
+        orders = OrderPipe()
+
+        def body() -> int:
+            orders.close()
+            signals.deaf(signal.SIGTERM)
+            return keeper.run(self.hands, orders.child_end, self.settings, own=self.own)
+
+        self._orders, self._started = orders, time.monotonic()
+        self.pid = fork.fork(body)
+        orders.child_end.close()
+
+    def watch(self) -> None:
+        """Replace it when it has died: without one no job is taken."""
+        if time.monotonic() - self._started < 1.0:
+            return
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.hands.log.error("keeper.died", how=told(status))
+            self._orders.close()
+            self._start()
+
+    def end(self) -> None:
+        self._orders.dismiss()
+        os.waitpid(self.pid, 0)
+
+
+class Inline(Worker):
+    def __init__(self, app: Qd, hands: ChildContext, ear: MessageReceiver, beside: Beside) -> None:
+        settings = app.settings
+        name, own = settings.work.connection, app.connections.own
+        queue = open_queue(settings, name, token=hands.token, slot=0, title="qd:inline:worker", own=own)
+        super().__init__(app, settings, queue, hands, Assignment(0, 1, False), between=self._hear_keeper, alarm=Untimed)
+        self.ear, self.beside, self.emptiness = ear, beside, Emptiness()
+        self._asked_at = 0.0
+
+    def _open(self) -> None:
+        super()._open()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self._asked)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        """The first signal lets the job in hand finish; another, a second later, hands it back."""
+        at = time.monotonic()
+        if self.mailbox.fd < 0:
+            return  # it leaves already
+        if not self._asked_at:
+            self._asked_at = at
+            tell_job(signal.SIGTERM)
+            self.mailbox.post(signal.SIGTERM)
+        elif at - self._asked_at >= AGAIN:
+            self.slot[W.WHY] = Why.INTERRUPT | (self.slot[W.TURN] & 0xFFFFFFFF) << 8
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    def _reason_to_stop(self) -> StopReason | None:
+        self._hear_keeper()
+        return super()._reason_to_stop()
+
+    def _hear_keeper(self) -> None:
+        self.beside.watch()
+        for message, fd in self.ear.read(self._reject):
+            if fd is not None:
+                os.close(fd)
+            if isinstance(message, Restart):
+                self._leave("qd restart")
+
+    def _reject(self, error: Exception) -> None:
+        self.log.warning("master.message_rejected", error=str(error))
+
+    def _wait(self) -> None:
+        if not self._leave_when_empty():
+            super()._wait()
+
+    def _idle(self, longest: float = IDLE) -> None:
+        """In maintenance nothing may be taken: the queues are as good as empty."""
+        super()._idle(longest)
+        if self.maintenance.holds and not self.paused:
+            self._leave_when_empty()
+
+    def _leave_when_empty(self) -> bool:
+        at_once, seconds = self.work.stop_when_empty, self.work.stop_when_empty_for
+        reason = self.emptiness.reason(True, self.jobs, at_once, seconds)
+        if reason is not None:
+            self._leave(reason)
+        return reason is not None
+
+    def _leave(self, reason: str) -> None:
+        self.log.info("worker.stopping", reason=reason)
+        self.asked_to_stop = True

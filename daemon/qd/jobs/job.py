@@ -1,0 +1,231 @@
+"""What a producer holds: a declared job (JobFunction, Job) and a job with its arguments (Call).
+
+    welcome.dispatch("a@b.c")                      straight to the sender
+    welcome.using(delay=60).dispatch("a@b.c")      a copy with another plan
+    welcome.bind("a@b.c")                          a Call, for app.dispatch(...) and others
+
+Arguments are encoded where they are given, so that a wrong value raises there.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from dataclasses import MISSING, dataclass, field, fields
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, Unpack, dataclass_transform
+
+from qd.arguments.parameters import ABSENT
+from qd.errors import DeclarationError
+from qd.jobs.plan import Handle, Plan, Sender, SendOptions
+
+P = ParamSpec("P")
+C = TypeVar("C")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+COMPUTED = ("display_name", "tags", "tries", "backoff")
+
+
+class NeverSent(UserWarning):
+    """A bind() or using() was dropped, and nothing was sent."""
+
+
+def caller() -> tuple[str, int]:
+    """File and line of who called the caller of this."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class Unsent:
+    """Something that means nothing until it is sent: says so when it is dropped before. _origin: where it was made."""
+
+    _origin: tuple[str, int] | None = None
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._origin is not None and not finalizing():
+            file, line = self._origin
+            warnings.warn_explicit(f"{self!r} was never sent: call .dispatch() on it", NeverSent, file, line)
+
+
+class Call(Unsent, Generic[T_co]):
+    """A job with its arguments, not sent yet."""
+
+    def __init__(self, sender: Sender, plan: Plan, data: bytes, origin: tuple[str, int] | None = None) -> None:
+        self._sender = sender
+        self._plan = plan
+        self._data = data
+        self._origin = origin
+
+    def _to_send(self) -> tuple[Sender, Plan, bytes]:
+        """All that sending needs. From now on it counts as sent."""
+        self._origin = None
+        return self._sender, self._plan, self._data
+
+    def using(self, **options: Unpack[SendOptions]) -> Self:
+        """The same with these options over its own."""
+        plan = self._to_send()[1].using(options)
+        other = copy.copy(self)
+        other._plan, other._origin = plan, caller()
+        return other
+
+    def dispatch(self) -> Handle[T_co]:
+        """Send it."""
+        sender, plan, data = self._to_send()
+        return Handle(sender.send(plan, data), sender, plan)
+
+    async def adispatch(self) -> Handle[T_co]:
+        """Send it, in a thread: the loop goes on meanwhile."""
+        return await sent_in_thread(*self._to_send())
+
+    def run(self) -> T_co:
+        """Run it here and now, in this process, through conversion and events. Nothing is sent, nothing tried again."""
+        sender, plan, data = self._to_send()
+        return sender.run(plan, data)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<call of job {self._plan.declared.name}>"
+
+
+async def sent_in_thread(sender: Sender, plan: Plan, data: bytes) -> Handle[Any]:
+    import asyncio  # who awaits has loaded it; who does not need not
+
+    return Handle(await asyncio.to_thread(sender.send, plan, data), sender, plan)
+
+
+class JobFunction(Unsent, Generic[P, C, T]):
+    """What @app.job makes of a function. Calling it calls the function, plainly."""
+
+    def __init__(self, sender: Sender, plan: Plan) -> None:
+        self._sender = sender
+        self._plan = plan
+        self._function: Callable[..., Any] = plan.declared.target
+        self.name: Final[str] = plan.declared.name
+        update_wrapper(self, plan.declared.target)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        return self._function(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def using(self, **options: Unpack[SendOptions]) -> Self:
+        """The same job with these options over its own."""
+        plan = self._plan.using(options)
+        self._origin = None
+        other = copy.copy(self)
+        other._plan, other._origin = plan, caller()
+        return other
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """The job with its arguments, to be sent later. Raises ArgumentError."""
+        self._origin = None
+        plan = self._plan
+        return Call(self._sender, plan, plan.declared.encode(args, kwargs), caller())
+
+    def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""
+        self._origin = None
+        plan = self._plan
+        return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
+
+    async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        """Send it, in a thread: the loop goes on meanwhile."""
+        self._origin = None
+        return await sent_in_thread(self._sender, self._plan, self._plan.declared.encode(args, kwargs))
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run it here and now, in this process, through conversion and events. Nothing is sent, nothing tried again."""
+        self._origin = None
+        return self._sender.run(self._plan, self._plan.declared.encode(args, kwargs))  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}>"
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class Job(Call[T_co]):
+    """A class job: its annotated fields are the arguments, an instance is a Call."""
+
+    _declared_as: ClassVar[tuple[Sender, Plan] | None] = None
+    _defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _computed: ClassVar[tuple[str, ...]] = ()  # options that the class works out of the fields
+
+    if TYPE_CHECKING:  # mypy makes none for a class without fields
+
+        def __init__(self) -> None: ...
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(kw_only=True)(cls)
+        own = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
+        if taken := [each.name for each in own if hasattr(Job, each.name) or each.name in ("_plan", "_sender")]:
+            raise DeclarationError(
+                f"field '{taken[0]}' of {cls.__qualname__} hides a part of qd.Job: call it otherwise"
+            )
+        cls._declared_as = None  # a subclass of a declared job is not that job
+        cls._defaults = tuple([(each.name, each.default) for each in own])
+        names = [each.name for each in own]
+        cls._computed = tuple([name for name in COMPUTED if name not in names and hasattr(cls, name)])
+
+    def handle(self) -> T_co | Coroutine[Any, Any, T_co]:
+        """The work. May be async."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException) -> None:
+        """The job has failed for good; called in a worker, on a fresh instance."""
+
+    def send(self, connection: Any) -> object:
+        """A class that defines this sends itself: called in place of the push.
+
+        connection: the qd.Queue that the job would go to.
+        """
+        raise NotImplementedError
+
+    def _to_send(self) -> tuple[Sender, Plan, bytes]:
+        self._origin = None
+        if self._declared_as is None:
+            raise DeclarationError(f"{type(self).__qualname__} is not a job of any app yet: put @app.job(...) above it")
+        sender, plan = self._declared_as
+        given = {name: value for name, default in self._defaults if not same(value := getattr(self, name), default)}
+        data, mine = plan.declared.encode((), given), self.__dict__.get("_plan", plan)
+        if self._computed:
+            try:
+                mine = mine.using(self._worked_out(plan, mine))
+            except DeclarationError as error:
+                raise DeclarationError(f"{type(self).__qualname__.rpartition('<locals>.')[2]}: {error}") from None
+        if type(self).send is not Job.send:
+            mine = mine.using({})
+            mine.by = self.send
+        return sender, mine, data
+
+    def _worked_out(self, plan: Plan, mine: Plan) -> dict[str, Any]:
+        """The options that are methods, properties or class variables; what using() said goes before. Raises
+        DeclarationError."""
+        found = {}
+        for name in self._computed:
+            if getattr(mine.options, name) is getattr(plan.options, name):  # using() did not say it
+                value = getattr(self, name)
+                found[name] = literal(value() if callable(value) else value)
+        return found
+
+
+def literal(value: object) -> object:
+    """A text with braces is no pattern when it was worked out."""
+    return value.replace("{", "{{").replace("}", "}}") if isinstance(value, str) else value
+
+
+def plan_of(job: object) -> Plan | None:
+    """How calls of this job are sent; None for what is no declared job. It counts as used."""
+    if isinstance(job, JobFunction):
+        job._origin = None
+        return job._plan
+    declared_as = job._declared_as if isinstance(job, type) and issubclass(job, Job) else None
+    return declared_as and declared_as[1]
+
+
+def same(value: object, default: object) -> bool:
+    """Whether the field still has its default: then it does not travel, and the worker's own default counts."""
+    return (
+        default is not MISSING
+        and default is not ABSENT
+        and (value is default or (type(value) is type(default) and value == default))
+    )

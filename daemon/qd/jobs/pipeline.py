@@ -1,0 +1,165 @@
+"""The shape of middleware: what may stand around a job, found out where it is declared.
+
+The pipeline around a job: middleware outermost first, the job's own code innermost.
+
+    app.middleware, middleware=[...] of the job -> async middleware of an async job -> the job
+
+Each is called with (job, call_next) and returns what the job returns; one that does not call `call_next` has the job end
+there, well done. Worker and run() go through here; a job without middleware does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, MutableSequence, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+
+from qd.errors import DeclarationError
+from qd.jobs.registry import Declared
+
+if TYPE_CHECKING:
+    from qd.jobs.context import RunningJob
+    from qd.jobs.plan import Middleware
+
+
+SHAPE = "write def middleware(job, call_next): return call_next()"
+
+
+def is_async(stage: object) -> bool:
+    return inspect.iscoroutinefunction(stage) or inspect.iscoroutinefunction(getattr(stage, "__call__", None))  # noqa: B004
+
+
+def is_generator(stage: object) -> bool:
+    called = getattr(stage, "__call__", None)  # noqa: B004
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (stage, called))
+
+
+def check_stages(declared: Declared) -> None:
+    """The middleware of one job, outermost first; each that has a `check(declared)` is asked as well. Raises
+    DeclarationError naming the job and the one that cannot be."""
+    before: object = None
+    job, stages = declared.name, declared.options.middleware or ()
+    for stage in stages:
+        check_stage(job, stage, runs_async=declared.is_async)
+        if hasattr(stage, "check"):
+            stage.check(declared)
+        if before is not None and not is_async(stage):
+            fact = f"stands inside {name_of(before)}, which is async: sync middleware stands around the async one"
+            refuse(job, stage, fact, "put it before")
+        before = stage if is_async(stage) else before
+
+
+def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
+    if isinstance(stage, type):
+        refuse(job, stage, "is a class", f"make one of it, {stage.__name__}(...)")
+    if not callable(stage):
+        refuse(job, stage, "cannot be called", SHAPE)
+    if is_generator(stage):
+        refuse(job, stage, "is a generator, whose body would never run", "return call_next() instead of yield")
+    if not takes_two(stage):
+        refuse(job, stage, "does not take (job, call_next)", SHAPE)
+    if is_async(stage) and not runs_async:
+        refuse(job, stage, "is async, which can stand around one async job only", "make it a def")
+
+
+def takes_two(stage: object) -> bool:
+    try:
+        inspect.signature(stage).bind(None, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a callable of C that tells nothing of itself
+    return True
+
+
+def name_of(stage: object) -> str:
+    return getattr(stage, "__qualname__", None) or repr(stage)
+
+
+def title_of(stage: Any) -> str:
+    """For lists: `shop.jobs.timed`, or what an instance says of itself."""
+    if isinstance(stage, partial):
+        return title_of(stage.func)
+    if not hasattr(stage, "__qualname__"):
+        written: object = type(stage).__repr__
+        if written is not object.__repr__:
+            return repr(stage)
+        stage = type(stage)
+    return f"{stage.__module__}.{stage.__qualname__}"
+
+
+def refuse(job: str, stage: object, fact: str, way_out: str) -> NoReturn:
+    raise DeclarationError(f"middleware {name_of(stage)} of {job} {fact}; {way_out}")
+
+
+F = TypeVar("F", bound="Middleware")
+
+
+class Pipeline(MutableSequence["Middleware"]):
+    """What stands around every job of an app, outermost first: a list, each entry checked as it is put in.
+
+    app.middleware.append(timed), or @app.middleware above its def.
+    """
+
+    def __init__(self) -> None:
+        self._stages: list[Middleware] = []
+
+    def __call__(self, stage: F) -> F:
+        """As a decorator: the innermost so far."""
+        self.append(stage)
+        return stage
+
+    def insert(self, index: int, value: Middleware) -> None:
+        check_stage("app.middleware", value, runs_async=False)
+        self._stages.insert(index, value)
+
+    @overload
+    def __getitem__(self, index: int) -> Middleware: ...
+    @overload
+    def __getitem__(self, index: slice) -> MutableSequence[Middleware]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._stages[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        for stage in value if isinstance(index, slice) else (value,):
+            check_stage("app.middleware", stage, runs_async=False)
+        self._stages[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._stages[index]
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def around(self, declared: Declared) -> Sequence[Middleware]:
+        """All that stands around jobs of `declared`, outermost first. Empty for most."""
+        own = declared.options.middleware
+        if own is None:
+            return self._stages
+        return (*self._stages, *own)
+
+    def __repr__(self) -> str:
+        return f"<middleware of every job: {self._stages}>"
+
+
+def through(
+    stages: Sequence[Middleware],
+    declared: Declared,
+    job: RunningJob,
+    call: Callable[[], object],
+    finished: Callable[[object], object],
+) -> object:
+    """Run `call` inside `stages`. finished: gives the result of what `call` returned, of a coroutine once it has run."""
+    inside, left = call, len(stages)
+    while left and declared.is_async and is_async(stages[left - 1]):
+        left -= 1
+        inside = partial(stages[left], job, inside)
+    run: Callable[[], object] = partial(_run, inside, finished)
+    for stage in reversed(stages[:left]):
+        run = partial(stage, job, run)
+    return run()
+
+
+def _run(inside: Callable[[], object], finished: Callable[[object], object]) -> object:
+    return finished(inside())

@@ -1,0 +1,350 @@
+"""The jobs of the dead go back: of workers that their master has reaped, and of masters that died on this host.
+
+A job is moved only after its process is dead, by the owner's mark that the reserve wrote, so also when the worker died
+before it had noted anything. What is moved is the payload as it stands; crashes are counted by the next reserve.
+
+Processes that jobs of the dead have left running: ended before those jobs run again, so that nothing runs twice.
+
+A job's subprocess carries QD_OWNER=<master token>/<slot> in the environment it was started with, whatever group or session
+it has made for itself. (A copy that the job forked without exec does not: that one is in the worker's group as a rule.)
+What a run of the schedule has started carries <master token>/run-<pid of its scheduler>-<number>.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from qd.drivers.base import KeeperConnector
+from qd.drivers.keyspace.sending import left_by
+from qd.drivers.types import Effect, Released, put_back, reserved_of
+from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
+from qd.keeper.servers import each_of
+from qd.log import Log, cut
+from qd.master.code import ChildContext
+from qd.payload.format import read
+from qd.payload.reservation import Ending, answered, split_mark
+from qd.process import proc
+from qd.process.channels import Order
+from qd.process.exit_codes import ending, signal_name
+from qd.process.scoreboard import Fails, H, Role, Slot, SlotState, Verdict, W, now
+from qd.store.masters import MasterReport
+
+LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
+BUDGET = 0.5  # seconds a beat gives to masters that died
+
+# After these the attempt is over, and its places are free, as after an error. A job whose worker crashed keeps its places:
+# it is about to run again.
+ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
+
+
+class DeadWorkers:
+    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], hands: ChildContext, log: Log) -> None:
+        self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
+        self._told: dict[int, Order] = {}  # what the master has reported of the dead, by slot
+        self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
+        self._dead: list[MasterReport] | None = None  # masters still to be settled; None: nobody has looked yet
+
+    def hear(self, orders: list[Order]) -> None:
+        for order in orders:
+            if "dead" in order:
+                self._told[order["dead"]] = order
+
+    # -- workers of this master
+
+    def unsettled(self) -> bool:
+        return any(slot[W.STATE] == SlotState.DEAD for slot in self.hands.board)
+
+    def dead_workers(self) -> None:
+        """Move what dead workers held, and free their slots. Raises ConnectionLost when all others are done."""
+        board = self.hands.board
+        self._told = {
+            number: said for number, said in self._told.items() if board.slot(number)[W.STATE] == SlotState.DEAD
+        }
+        late = [partial(self._look_again, number, *seen) for number, seen in self._late.items()]
+        each_of([*late, *[partial(self._settle, board.slot(number)) for number in self._told]], lambda act: act())
+
+    def _settle(self, slot: Slot) -> None:
+        self._end_leftover(slot)
+        self._for_queues(self.queues, lambda queue: self._move(queue, slot))
+        del self._told[slot.number]
+        self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
+        slot[W.STATE] = SlotState.SETTLED
+
+    def _look_again(self, number: int, generation: int, until: float) -> None:
+        """A server that is busy, or just back, may read after our look what a dead worker had sent: a reservation."""
+        over = time.monotonic() > until
+        self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
+        if over:
+            del self._late[number]
+
+    def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
+        def acts(queue: str) -> None:
+            self._alive()
+            act(queue)
+
+        each_of(queues, acts)
+
+    def _move_late(self, queue: str, number: int, generation: int) -> None:
+        owner = f"{self.hands.token}/{number}"
+        member = self.queue.owned(queue, owner)
+        if member is None:
+            return
+        mark = reserved_of(queue, member, f"{self.hands.token}.{number}.").mark
+        if not mark or split_mark(mark).generation > generation:
+            return  # its successor's
+        if self.queue.give_back(queue, owner, member, Released(member)):
+            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
+
+    def _end_leftover(self, slot: Slot) -> None:
+        """Its group is gone with it. What has left the group goes before the job may run again."""
+        if not slot[W.JOB_AT]:
+            return
+        if slot[W.ROLE] == Role.SCHEDULER:
+            ended = end_of_runs(self.hands.token, slot[W.PID], self._alive)
+        else:
+            ended = end_of_job(f"{self.hands.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+        if ended:
+            self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
+
+    def _move(self, queue: str, slot: Slot) -> None:
+        owner = f"{self.hands.token}/{slot.number}"
+        member = self.queue.owned(queue, owner)
+        if member is None:
+            return
+        mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
+        verdict = Verdict(slot[W.VERDICT]) if mark else Verdict.CRASH
+        back = answer_of(slot, member, mark, verdict)
+        if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
+            self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
+        effects = longer_lock(member, back.delay)
+        if verdict in ENDED:
+            effects += self._left(member, mark)
+        moved = self.queue.give_back(queue, owner, member, back, effects)
+        if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
+            return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
+        event = "job.requeued" if moved else "job.lease_lost"
+        self.log.warning(
+            event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
+        )
+
+    def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
+        """What frees the places that the dead worker's job still has."""
+        try:
+            payload = read(member)
+            return left_by(*self.queue.kept, payload.uuid or payload.id or mark, mark)
+        except (Malformed, ServerRefused, ConfigError):
+            return ()
+
+    def _note(self, slot: Slot) -> bytes:
+        """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
+        stack = self._told[slot.number].get("stack") or None
+        text = words_of(slot)
+        return json.dumps({"told": text + (f"\n{stack}" if stack else ""), "death": death_of(slot, stack)}).encode()
+
+    # -- masters that died on this host
+
+    def dead_masters(self, reports: Callable[[], list[MasterReport]], forget: Callable[[str], None]) -> None:
+        """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease.
+
+        For BUDGET seconds at a time: the beats go on, and with them the leases of the living."""
+        if self._dead is None:
+            self._dead = [master for master in reports() if self._died(master)]
+        end_of_masters([master.token for master in self._dead], self._alive)
+        waiting, until = list[MasterReport](), time.monotonic() + BUDGET
+        try:
+            while self._dead and time.monotonic() < until:
+                self._alive()
+                master = self._dead[-1]
+                states = {str(w.slot): proc.alive(w.pid, w.start) for w in master.workers if w.pid}
+                self._dead.pop()
+                waiting.append(master)  # to be looked at again at the next beat
+                if any(states.values()):
+                    continue  # the kernel is still ending one of its workers
+                try:
+                    if self._give_back_all(master, states):
+                        forget(master.token)
+                except ConnectionLost:
+                    continue
+                waiting.pop()
+        finally:
+            self._dead += waiting
+
+    def _died(self, master: MasterReport) -> bool:
+        self._alive()
+        return master.token != self.hands.token and died_here(master)
+
+    def _alive(self) -> None:
+        """The master watches, and this may take a while."""
+        self.hands.board.set_header(H.KEEPER_ALIVE, now())
+
+    def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
+        """False: something it held stays with its lease, because nobody can see whether its worker lives. Raises
+        ConnectionLost when all others are back."""
+        unseen, owners = list[str](), dict[str, list[str]]()
+
+        def looks(queue: str) -> None:
+            owners[queue] = self.queue.owners(queue)
+
+        def gives_back(queue: str) -> None:
+            for owner in owners[queue]:
+                token, _, slot = owner.partition("/")
+                if token != master.token:
+                    continue
+                if states.get(slot, False) is None:
+                    unseen.append(owner)
+                    continue
+                member = self.queue.owned(queue, owner)
+                if member is not None and self.queue.give_back(queue, owner, member, Released(member)):
+                    self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
+
+        theirs = master.queues if master.connection == self.queue.settings.name else ()
+        try:
+            # Read the owners of all queues first: the answer for a job may be noted with another queue of its master.
+            self._for_queues(dict.fromkeys((*self.queues, *theirs)), looks)
+        finally:
+            self._for_queues(list(owners), gives_back)
+        return not unseen
+
+
+def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> Released:
+    """What the dead worker would have answered.
+
+    As it stands: a crash, which the next reserve counts. Hooks of a job that was failing already are not called again.
+    """
+    if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
+        unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
+        return Released(answered(member, mark, attempts=unbegun, ended=Ending.DIED_IN_HOOKS))
+    if verdict == Verdict.HAND_BACK:
+        return Released(answered(member, mark, attempts=before_this(mark)), head=True)
+    if verdict == Verdict.TIMEOUT:
+        return Released(timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000)
+    if verdict == Verdict.CANCELLED:
+        return Released(answered(member, mark, ended=Ending.CANCELLED))
+    return Released(member)
+
+
+def before_this(mark: str) -> int:
+    """The attempts before the one that was reserved under `mark`."""
+    return max(0, int(split_mark(mark).n) - 1)
+
+
+def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
+    """A timeout is an exception of the job's; one that was to fail it says so to the next reserve."""
+    try:
+        exceptions = read(member).exceptions + 1
+    except Malformed:
+        exceptions = None
+    return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
+
+
+def words_of(slot: Slot) -> str:
+    verdict, status = Verdict(slot[W.VERDICT]), slot[W.STATUS]
+    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict is Verdict.CRASH and bool(slot[W.JOB_AT]))
+    ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
+    return f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
+
+
+def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
+    """peak: bytes; took: seconds the job had run; stack: the last Python stack where there is one."""
+    status = slot[W.STATUS]
+    return {
+        "verdict": Verdict(slot[W.VERDICT]).words.requeued_for,
+        "signal": signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None,
+        "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "peak": slot[W.PEAK],
+        "took": slot[W.TOOK_MS] / 1000,
+        "oom": bool(slot[W.OOM]),
+        "stack": stack,
+    }
+
+
+def longer_lock(member: bytes, delay: float) -> tuple[Effect, ...]:
+    """Its lock is held anew by the next reserve; longer than until then where it is put back for some time."""
+    try:
+        return put_back(read(member), delay) if delay else ()
+    except Malformed:
+        return ()
+
+
+def died_here(master: MasterReport) -> bool:
+    """A master of this host, boot and pid namespace that is dead for certain."""
+    here = (socket.gethostname(), proc.boot_id(), proc.pid_namespace())
+    if (master.host, master.boot, master.ns) != here:
+        return False
+    return proc.alive(master.pid, master.start) is False
+
+
+def named(member: bytes) -> dict[str, object]:
+    """Job and id, for the log."""
+    try:
+        payload = read(member)
+    except Malformed:
+        return {}
+    return {"job": cut(payload.job), "id": cut(payload.id or payload.uuid or "") or None}
+
+
+SECONDS = 2.0  # for all of it; what starts processes faster than that is the lease's
+AGAIN = 0.002
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
+    """SIGKILL what the job in hand of `owner` ("<token>/<slot>") has started since it began (monotonic ns), and nothing of
+    jobs that ended before, but for what started in the same clock tick (10 ms). Returns how many. alive: called again and
+    again meanwhile."""
+    wanted, since = owner.encode(), ticks_of(began)
+    return end(lambda: running(lambda found: found == wanted, alive, since))
+
+
+def end_of_runs(token: str, scheduler: int, alive: Callable[[], None]) -> int:
+    """The same of all runs of the scheduler with this pid, which is dead: "<token>/run-<its pid>-<number>"."""
+    wanted = f"{token}/run-{scheduler}-".encode()
+    return end(lambda: running(lambda found: found.startswith(wanted), alive))
+
+
+def end_of_masters(tokens: list[str], alive: Callable[[], None]) -> int:
+    """The same of all jobs of these masters."""
+    wanted = {token.encode() for token in tokens}
+    return end(lambda: running(lambda found: found.partition(b"/")[0] in wanted, alive)) if tokens else 0
+
+
+def end(found: Callable[[], Iterator[int]]) -> int:
+    """Look and kill until a look finds nothing: what is killed last may have started another."""
+    ended, until = set[int](), time.monotonic() + SECONDS
+    while pids := list(found()):
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        ended.update(pids)
+        if time.monotonic() > until:
+            break
+        time.sleep(AGAIN)
+    return len(ended)
+
+
+def running(wanted: Callable[[bytes], bool], alive: Callable[[], None], since: int = 0) -> Iterator[int]:
+    """The pids whose QD_OWNER is wanted, started at that clock tick after boot or later."""
+    for count, folder in enumerate(Path("/proc").glob("[0-9]*")):
+        if count % 64 == 0:
+            alive()
+        pid = int(folder.name)
+        if since and (proc.start_time(pid) or 0) < since:
+            continue
+        with suppress(OSError):
+            _, found, rest = (b"\0" + (folder / "environ").read_bytes()).partition(b"\0QD_OWNER=")
+            if found and wanted(rest.partition(b"\0")[0]):
+                yield pid
+
+
+def ticks_of(moment: int) -> int:
+    """A monotonic moment as the kernel writes starts of processes: clock ticks since the boot, the host's sleep included."""
+    boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns() if hasattr(time, "CLOCK_BOOTTIME") else 0
+    return (moment + boot) * TICKS // 1_000_000_000

@@ -1,0 +1,360 @@
+"""The keeper: one call about once a second, at each whole second of the server's clock and at the next due moment.
+
+    beat: renew leases, reclaim expired ones, move what is due, add missing tokens, read stamps, report
+    a worker died: its jobs are moved at once (dead.py)
+    server away: said once; on its return renewals first, reclaiming only after a third of the lease
+
+It moves jobs and judges nothing. All it knows is on the server and on the scoreboard, so that a new keeper goes on where the
+last one fell. It leaves when the master closes its line.
+
+The keeper's care for the failed store: old records are deleted, also in a queue in which nothing fails any more, and
+records that were dropped to make room for newer ones are reported.
+
+once a minute, for each queue: one script call that deletes at most STEP records; while there are more, at each beat
+failed.dropped                 at most once a minute for each queue, and when the keeper leaves
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from setproctitle import setproctitle
+
+from qd.config.settings import Settings
+from qd.drivers.base import Factory, KeeperConnector
+from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
+from qd.drivers.keyspace.base import Keyspace
+from qd.drivers.types import BeatReply, BeatRequest, Given
+from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.keeper.control import Control, ControlAway, longest_call
+from qd.keeper.dead_workers import DeadWorkers, named
+from qd.keeper.operators import LaravelKeys, Maintenance, Restarts
+from qd.keeper.report import Report
+from qd.keeper.servers import AGAIN, Permissions, Private, ServerHealth, each_of
+from qd.log import Log, Unblocked
+from qd.master.code import ChildContext
+from qd.options.drivers import WITH_KEYSPACE
+from qd.process.channels import Cancel, Lost, OrderReader
+from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
+from qd.store.controls import read_restart
+from qd.store.masters import MasterReport, forgotten, read_masters
+
+SOON = 0.01
+REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
+PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
+LEAVING = 2.0  # seconds it tries to settle the last dead workers
+
+
+def run(
+    hands: ChildContext,
+    line: socket.socket,
+    settings: Settings,
+    also: tuple[str, ...] = (),
+    own: Mapping[str, Factory] = NONE_OWN,
+) -> int:
+    """The keeper's process, a child of the master: everything it opens, it opens itself. `also`: queues that the settings
+    no longer name, and that a worker may still have a job of. own: the app's drivers, where one of them is worked on."""
+    log = hands.log.of("keeper", Unblocked())
+    setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
+    title = f"qd:{settings.work.pool or 'default'}:keeper"
+    queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title, own=own)
+    queue.patience(*PATIENCE)
+
+    def is_alive(_: float) -> None:
+        hands.board.set_header(H.KEEPER_ALIVE, now())
+
+    queue.beats(is_alive)  # many short steps may take long on a busy host
+    control = None
+    if settings.control != settings.work.connection:
+        control = open_memory(settings, settings.control, title=title)
+        at_most = longest_call(settings.connection(settings.work.connection))
+        control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
+        control[0].on_progress(is_alive)
+    return Keeper(settings, queue, control, hands, log, also).run(OrderReader(line))
+
+
+class Keeper:
+    def __init__(
+        self,
+        settings: Settings,
+        queue: KeeperConnector,
+        control: tuple[Keyspace, str] | None,
+        hands: ChildContext,
+        log: Log,
+        also: tuple[str, ...] = (),
+    ) -> None:
+        """queue: the worked connection; control: where stamps and reports live, None: with the queue."""
+        self.settings, self.queue = settings, queue
+        self.apart = control is not None
+        self.control = Control(*(control or queue.kept), settings.connection(settings.control), queue.settings, log)
+        self.board: Scoreboard = hands.board
+        self.hands, self.log = hands, log
+        self.lease = queue.settings.retry_after
+        self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
+        self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
+        self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
+        self.dead = DeadWorkers(queue, self.queues, hands, log)
+        self.aged = FailedRetention(queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log)
+        self.laravel = LaravelKeys.of(settings, queue, log)
+        self._connected_at = 0.0  # since when without a break
+        self._turned_at = 0.0
+        self._renewed_at = 0.0
+        self._away_since: float | None = None
+        self._told_away = False
+        self._server = queue.settings.driver  # its word in the log
+        self.parts = ServerHealth(log, self._server)
+        self._delay = 0.0
+        self._server_now = self._reported_at = 0.0
+        self.restarts = Restarts(hands, self.laravel, log)
+        self.maintenance = Maintenance(settings, self.laravel, self.board, log)
+        self.report = Report(settings, hands)
+        self.private = Private(settings, log)
+        self.rights = Permissions(queue, self.queues[0], hands.board, log)
+
+    def run(self, inbox: OrderReader) -> int:
+        deadline = 0.0
+        poll = select.poll()  # not select: what it inherits may have descriptors beyond 1024
+        poll.register(inbox.fileno(), select.POLLIN)
+        while not inbox.ended:
+            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
+                self.dead.hear(inbox.read())
+            self._alive()
+            deadline = self._turn()
+            self.private.look(away=self._away_since is not None or self.control.is_away)
+        if inbox.dismissed:  # else the master was killed: its report is what the next one needs
+            self._leave()
+        return 0
+
+    def _alive(self) -> None:
+        """The master watches; thousands of reports take long on a busy host."""
+        self.board.set_header(H.KEEPER_ALIVE, now())
+
+    def _turn(self) -> float:
+        """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
+        self._notice_a_gap()
+        try:
+            self.rights.look(fresh=not self._connected_at)
+            deadline = self._beat()
+            self._back()
+            self._besides()
+            return deadline
+        except (ConnectionLost, ServerRefused) as error:
+            return time.monotonic() + (AGAIN if self.rights.explain(error) else self._lost(error))
+
+    def _besides(self) -> None:
+        """What a server cannot be asked for that is known to be away is done at a later beat; every other break is one."""
+        masters = partial(self.dead.dead_masters, self._masters, self._forget)
+        for act in (self.dead.dead_workers, masters, self.aged.forget):
+            if act is masters and self.control.is_away:
+                continue
+            try:
+                act()
+            except ControlAway:
+                continue
+            except ConnectionLost:
+                if not self.parts.are_away:
+                    raise
+
+    def _notice_a_gap(self) -> None:
+        """This process stood still, or its host did: others may have, too, and their renewals go before any reclaim."""
+        at, before = clock(), self._turned_at
+        self._turned_at = at
+        if self._connected_at and before and at - before > self.lease / 2:
+            self.log.warning("keeper.stalled", seconds=at - before)
+            self._connected_at = 0.0
+
+    # -- the beat
+
+    def _beat(self) -> float:
+        at = time.monotonic()
+        self.restarts.look()
+        first = not self.restarts.forked
+        report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
+        answer = self.queue.beat(self.queues, self._asked("" if self.apart else report, self._renews(at)))
+        received = time.monotonic()
+        control, heard = self.control.beat(self._asked(report, False)) if self.apart else (answer, True)
+        if report and heard and not first:  # the second one knows when the code was imported
+            self._reported_at = at
+        self._hear(answer, control, at, first)
+        if answer.broke is not None:
+            self._besides()  # which needs no more than what has answered
+            raise answer.broke
+        return received + (SOON if first and heard else self._until_next(answer))
+
+    def _asked(self, report: str, renew: bool) -> BeatRequest:
+        slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
+        return BeatRequest(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
+
+    def _hear(self, answer: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
+        """control: of the server that keeps restarts and maintenance, by whose clock restarts are stamped. None: this
+        keeper has not read it yet."""
+        # Before the contact: new workers wait for that.
+        self.report.laravel_down = self.maintenance.tell(None if control is None else control.down)
+        self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
+        if self._server_now and answer.now - self._server_now > self.gap:
+            self._connected_at = at
+        self._server_now = answer.now
+        ready = [self.queues[place] for place in answer.waiting]
+        self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
+        if control is not None:
+            self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
+        self.parts.tell(answer.away)
+        self._tell_given(answer.given)
+        self._tell_lost(answer.lost)
+        self._tell_cancelled(answer.cancelled)
+        if answer.reclaimed:
+            self.log.warning("lease.expired", jobs=answer.reclaimed, moved="ready")
+
+    def _reclaims_until(self) -> float:
+        """The last moment of the server's clock at which the next beat may reclaim, 0 for not at all. After a gap longer
+        than a beat's, this machine or all of them were stopped, or that clock was set: others need time to renew first."""
+        long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
+        return self._server_now + self.gap if long_enough else 0.0
+
+    def _renews(self, at: float) -> bool:
+        """At a third of the lease; at once after a connection is back."""
+        if at - self._renewed_at < self.lease / 3 - 0.6 and self._connected_at:
+            return False
+        self._renewed_at = at
+        return True
+
+    def _until_next(self, answer: BeatReply) -> float:
+        if answer.more:
+            return SOON
+        wait = min(1.0 - answer.now % 1.0 + 0.001, self.longest)
+        return min(wait, max(0.001, answer.due / 1000)) if answer.due >= 0 else wait
+
+    def _tell_lost(self, lost: list[tuple[int, int]]) -> None:
+        for number, turn in lost:
+            slot = self.board.slot(number)
+            if slot[W.LOST_TURN] != turn:  # else it was told, and its job has not ended yet
+                slot[W.LOST_TURN] = turn
+                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
+            self.hands.voice.tell(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
+
+    def _tell_given(self, given: Sequence[Given]) -> None:
+        for queue, member, there in given:
+            if there:
+                self.log.info("job.answered_late", queue=queue, **named(member))
+            else:
+                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.log.error("job.lease_lost", queue=queue, **named(member))
+
+    def _tell_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
+        """Again at each beat, until the job is over: it may not have begun yet."""
+        for number, turn in cancelled:
+            if number < SLOTS:
+                generation = self.board.slot(number)[W.GENERATION]
+                self.hands.voice.tell(Cancel(slot=number, generation=generation, turn=turn & 0xFFFFFFFF))
+
+    # -- the reports of others
+
+    def _masters(self) -> list[MasterReport]:
+        """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
+        flat = self.control.reports()
+        fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
+        self._alive()
+        old = forgotten(fields, self._server_now)
+        self._alive()
+        self._forget(*old)
+        return read_masters(fields)
+
+    def _forget(self, *tokens: str) -> None:
+        self.control.forget(tokens)
+
+    # -- away and back
+
+    def _lost(self, error: QdError) -> float:
+        at = time.monotonic()
+        if self._away_since is None:
+            self._away_since, self._delay = at, 0.05
+        if error.server is not None:
+            self.control.lost(error)
+        elif not self._told_away:
+            self._told_away = True
+            self.log.warning(f"{self._server}.away", error=str(error))
+        self._connected_at = 0.0
+        self._delay = min(1.0, self._delay * 2)
+        return self._delay * random.uniform(0.5, 1.0)
+
+    @property
+    def place(self) -> str | None:
+        """Where the queue is, which may be another server than before. None: only its own driver knows."""
+        own = self.queue.settings.driver in WITH_KEYSPACE
+        return self.queue.kept[0].place if own else None
+
+    def _back(self) -> None:
+        at = time.monotonic()
+        if self._away_since is not None:
+            if self._told_away:
+                self.log.info(f"{self._server}.back", after=at - self._away_since, at=self.place)
+            self._away_since, self._told_away = None, False
+        self._connected_at = self._connected_at or at
+
+    def _leave(self) -> None:
+        """Settle the last of the dead, then take the own report away. What cannot be settled is left to its leases."""
+        until = time.monotonic() + LEAVING
+        while time.monotonic() < until:
+            try:
+                self.dead.dead_workers()
+                self.aged.forget(leaving=True)
+                self.queue.beat(self.queues, self._asked("", False))  # no token may be left that no job stands behind
+                if not self.dead.unsettled():
+                    self._forget(self.hands.token)
+                return
+            except (ConnectionLost, ServerRefused):
+                if self._away_since is not None or self.control.is_away:
+                    return  # it was away before: the leases return the jobs
+                time.sleep(0.05)
+        os._exit(0)
+
+
+def clock() -> float:
+    """Seconds that go on while the host sleeps, where there is such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+EVERY = 60.0  # seconds between two looks, less if records are kept for less; and between two warnings for a queue
+STEP = 500
+
+
+class FailedRetention:
+    def __init__(self, queue: KeeperConnector, queues: Sequence[str], keep: float, log: Log) -> None:
+        """keep: seconds; 0: whatever is there stays."""
+        self.queue, self.queues, self.keep, self.log = queue, queues, keep, log
+        self._due = 0.0
+        self._reported: dict[str, tuple[int, float]] = {}  # queue -> counter at its last report, and when that was
+
+    def forget(self, *, leaving: bool = False) -> None:
+        """leaving: look now, and report what is not reported yet. Raises ConnectionLost after all queues were tried. A
+        refusal (a missing right, a key of another type) must not stop the keeper: it is logged."""
+        at = time.monotonic()
+        if self.keep and (leaving or at >= self._due):
+            self._due = at + min(EVERY, self.keep)
+            each_of(self.queues, lambda name: self._of(name, at, leaving))
+
+    def _of(self, name: str, at: float, leaving: bool) -> None:
+        try:
+            found = self.queue.forget_aged(name, self.keep, STEP)
+        except ServerRefused as error:
+            self.log.warning("failed.forget_failed", queue=name, error=str(error))
+            return
+        if found.aged == STEP:
+            self._due = at
+        self._report(name, found.dropped, at, leaving)
+
+    def _report(self, name: str, dropped: int, at: float, leaving: bool) -> None:
+        """Log what was dropped since the last report. What is there at the first look, the previous keeper has reported."""
+        before, reported_at = self._reported.setdefault(name, (dropped, at - EVERY))
+        if dropped < before:  # the counter started again
+            before = 0
+        if dropped > before and (leaving or at - reported_at >= EVERY):
+            self.log.warning("failed.dropped", queue=name, count=dropped - before, total=dropped)
+            self._reported[name] = dropped, at

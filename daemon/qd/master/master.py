@@ -1,0 +1,243 @@
+"""The master: starts, reaps, kills on time, keeps the number, tells systemd. Nothing here can block it.
+
+    signal -> mailbox -> wait -> act          TERM stop, USR2 pause, CONT resume, HUP new code, TTIN / TTOU number, USR1 dump
+    child ends -> CHLD -> reaping.py -> keeper told -> the slot is free again once the keeper has moved its jobs
+    news (Ear) -> news.py: imported, born, ready, restart asked for, lease lost, job cancelled
+    clock -> late.py: jobs over their deadline, silent workers; hung imports, silent keeper; ending.py: the stop deadline
+    and at each look spawning.py keeps the number
+
+Called by daemon.py with a Plan; knows neither app nor Redis.
+
+--stop-when-empty and --stop-when-empty-for: whether empty queues are a reason to stop. Asked at each look.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from qd.log import Log
+from qd.master import shutdown
+from qd.master.code import MasterPlan
+from qd.master.messages import Messages
+from qd.master.reap import Reaper
+from qd.master.reload import Reload
+from qd.master.spawn import Forker, Spawner
+from qd.master.state import State
+from qd.master.status import Liveness, StatusDisplay, counted, dump
+from qd.master.watchdog import Watchdog
+from qd.process import proc, systemd
+from qd.process.channels import Imported
+from qd.process.exit_codes import Exit
+from qd.process.scoreboard import H, Role, Verdict, now
+
+MOST = 200  # of the 256 places; the rest are for those who come while others leave
+WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
+QUICK = 0.03  # the same while something is about to end
+SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGCHLD,
+    signal.SIGWINCH,
+    signal.SIGALRM,
+)
+ALIKE = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD})
+
+
+def as_one(numbers: list[int]) -> list[int]:
+    """Signals that came in one look: many of a kind are one, or a burst would keep the master from its children."""
+    return [*{number for number in numbers if number in ALIKE}, *(number for number in numbers if number not in ALIKE)]
+
+
+class Master:
+    def __init__(
+        self,
+        plan: MasterPlan,
+        *,
+        token: str,
+        log: Log,
+        notifier: systemd.Notifier,
+        title: Callable[[str], None],
+        replan: Callable[[], MasterPlan],
+        announce: Callable[[Imported], None],
+    ) -> None:
+        """title: sets the process title. replan: reads the configuration again, may raise ConfigError.
+        announce: is called with what the app's first import reported, to log the first line."""
+        self.state = state = State(plan, log, notifier)
+        self.forker = Forker(state, token)
+        self.spawner = Spawner(state, self.forker)
+        self.reload = Reload(state, self.spawner, replan, os.environ)
+        self.messages = Messages(state, self.spawner, self.reload, partial(shutdown.begin, state), announce)
+        self.reaper = Reaper(state, self.messages.hear, self.reload)
+        self.late = Watchdog(state.children, log)
+        self.emptiness = Emptiness()
+        self._face, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
+
+    # -- the loop
+
+    def run(self) -> int:
+        state = self.state
+        state.started_at = time.monotonic()
+        # Asked before a HUP comes: when it does, the kernel has already taken a closed terminal away. nohup ignores HUP.
+        self._in_terminal = has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        proc.set_subreaper()
+        state.mailbox.open(SIGNALS)
+        try:
+            self.reload.begin(state.plan)
+            while state.stopping is None or not state.stopping.over:
+                # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
+                for number in sorted(as_one(state.mailbox.wait(self._pause(), state.ear.fileno()))):
+                    self._signal(number)
+                self._turn()
+            return int(state.stopping.code)
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        state = self.state
+        state.board.set_header(H.MASTER_AT, now())
+        state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
+        self.messages.hear()
+        state.children.free_settled()
+        state.children.oom.look()
+        self.reaper.reap()
+        self.late.end(state.plan.work.memory_hard, state.plan.silence)
+        if state.stopping is None:
+            self.reload.go_on()
+            self.spawner.keep_number()
+            self._stop_when_empty()
+        else:
+            shutdown.go_on(state, state.stopping)
+        state.keeper.want(self.reload.settings())
+        state.keeper.watch(lambda *what: self.forker.keeper(state.plan, *what), state.children.dead)
+        self._show()
+
+    def _stop_when_empty(self) -> None:
+        state, plan = self.state, self.state.plan
+        empty = state.children.all_found_nothing()
+        reason = self.emptiness.reason(empty, state.jobs_done, plan.work.stop_when_empty, plan.work.stop_when_empty_for)
+        if reason is not None:
+            shutdown.begin(state, reason, Exit.OK)
+
+    def _pause(self) -> float:
+        state, waits = self.state, [WATCH]
+        if (
+            state.stopping is not None
+            or state.codes.coming is not None
+            or state.plan.work.stop_when_empty
+            or state.plan.work.once
+        ):
+            waits.append(QUICK)
+        deadline = self.late.next()
+        if deadline is not None:
+            waits.append(deadline)
+        if state.notifier.watchdog_interval:
+            waits.append(state.notifier.watchdog_interval / 2)
+        return min(waits)
+
+    def _close(self) -> None:
+        children, codes = self.state.children, self.state.codes
+        for worker in list(children.workers.values()):
+            children.kill(worker, Verdict.HAND_BACK)
+        codes.end()
+        self.state.keeper.kill()
+        deadline = time.monotonic() + 2.0  # what SIGKILL does not end by then is the kernel's
+        while (codes.leaving or children.workers) and time.monotonic() < deadline:
+            if self.reaper.one() is None:
+                self.state.mailbox.wait(QUICK)
+        self.state.mailbox.leave()
+        self.liveness.end()
+
+    # -- signals
+
+    def _signal(self, number: int) -> None:
+        state = self.state
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            self._asked_to_stop(signal.Signals(number).name)
+        elif number == signal.SIGHUP:
+            if not self._in_terminal or has_terminal():
+                self.reload.request("SIGHUP")
+            elif state.stopping is None:  # the shell and the kernel may send one each: a second is no second request
+                self._asked_to_stop("SIGHUP")
+        elif number == signal.SIGUSR2 and state.stopping is None:
+            self._set_paused(True)
+        elif number == signal.SIGCONT and state.stopping is None:
+            self._set_paused(False)
+        elif number == signal.SIGTTIN:
+            self._resize(state.wanted + 1)
+        elif number == signal.SIGTTOU:
+            self._resize(state.wanted - 1)
+        elif number == signal.SIGUSR1:
+            dump(state.log, state.children, state.wanted, state.paused)
+
+    def _asked_to_stop(self, name: str) -> None:
+        state = self.state
+        if state.stopping is None:
+            shutdown.begin(state, f"signal {name}", Exit.OK, by_signal=True)
+        elif state.stopping.again():
+            state.log.warning("master.stopping", reason=f"{name} again", running=len(state.children))
+
+    def _set_paused(self, paused: bool) -> None:
+        state = self.state
+        if paused != state.paused:
+            state.log.info("master.paused" if paused else "master.resumed")
+        state.paused = paused
+        state.board.set_header(H.PAUSED, int(paused))
+        for worker in state.children.workers.values():
+            worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
+
+    def _resize(self, number: int) -> None:
+        self.state.wanted = min(max(1, number), MOST) if self.state.plan.work.workers else 0
+        self.state.log.info("master.resized", workers=self.state.wanted)
+
+    # -- what it shows
+
+    def _show(self) -> None:
+        state, children = self.state, self.state.children
+        down = state.board.header(H.DOWN)
+        word = "stopping" if state.stopping else "paused" if state.paused else "down" if down else ""
+        self._face.show(counted(children, only_schedule=not state.plan.work.workers), word)
+        workers, leads = len(children.of(Role.WORKER)), state.plan.leads
+        if self._face.ready(children.serving(role=leads), max(1, state.wants()[leads])):
+            state.log.info("master.ready", workers=workers)
+        self.liveness.tell(workers, self._face.is_ready, state.keeper.silent_for)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+class Emptiness:
+    """Since when every worker has found nothing."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._jobs = 0
+
+    def reason(self, empty: bool, jobs: int, at_once: bool, seconds: float) -> str | None:
+        """Why to stop now, or None. `empty`: all workers found nothing at this moment. `jobs`: they have done so many; one
+        may have come and gone between two looks."""
+        now = time.monotonic()
+        if jobs != self._jobs:
+            self._jobs, self._since = jobs, None
+        self._since = (self._since or now) if empty else None
+        if self._since is None or not (at_once or seconds):
+            return None
+        if at_once:
+            return "the queues are empty"
+        return f"the queues were empty for {seconds:g} s" if now - self._since >= seconds else None

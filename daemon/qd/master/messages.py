@@ -1,0 +1,114 @@
+"""What the children report to their master, one act for each kind of message (process/channels.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from qd.master.children import Worker
+from qd.master.reload import Reload
+from qd.master.spawn import Spawner
+from qd.master.state import State
+from qd.process import fork
+from qd.process.channels import AnyMessage, Born, Cancel, Changed, Imported, Lost, OfSeat, Ready, Restart, Unborn
+from qd.process.exit_codes import Exit
+from qd.process.scoreboard import Why
+
+
+class Messages:
+    def __init__(
+        self,
+        state: State,
+        spawner: Spawner,
+        reload: Reload,
+        stop: Callable[[str, Exit], None],
+        announce: Callable[[Imported], None],
+    ) -> None:
+        """announce: is called with what the app's first import reported, to log the first line."""
+        self.state, self.spawner, self.reload = state, spawner, reload
+        self._stop, self._announce = stop, announce
+
+    def hear(self) -> None:
+        for message, fd in self.state.ear.read(self._reject):
+            kept = False
+            try:
+                if isinstance(message, Ready):
+                    kept = self._on_ready(message, fd)
+                else:
+                    self._act(message)
+            finally:
+                if fd is not None and not kept:
+                    os.close(fd)
+
+    def _reject(self, error: Exception) -> None:
+        self.state.log.warning("master.message_rejected", error=str(error))
+
+    def _act(self, message: AnyMessage) -> None:
+        state = self.state
+        worker = state.children.found(message.slot, message.generation) if isinstance(message, OfSeat) else None
+        match message:
+            case Imported():
+                self._on_imported(message)
+            case Born():
+                self._on_born(message, worker)
+            case Unborn(error=error) if worker is not None:
+                state.children.forget(worker)
+                self.spawner.refused(worker.role, error)
+            case Restart():
+                self._on_restart(message)
+            case Lost(turn=turn) if worker is not None and worker.has_job:
+                state.children.alarm(worker, Why.LEASE, turn)
+            case Cancel(turn=turn) if worker is not None:
+                state.children.cancel(worker, turn)
+            case Changed():
+                coming = state.codes.coming
+                code = coming if coming is not None and coming.imported else state.codes.serving
+                if code is not None and code.number == message.code:
+                    self.reload.request(f"changed: {message.file}")
+
+    def _on_imported(self, message: Imported) -> None:
+        state = self.state
+        code = state.codes.by_number(message.code)
+        if code is None or code.imported:
+            return
+        code.settings, code.entries = message.settings, message.entries
+        if not (code.preload and message.preload):
+            state.codes.without_template(code)
+        for line in message.warnings:
+            state.log.warning("app.imported", warning=line)
+        if self.reload.imported(code):
+            self._announce(message)
+
+    def _on_born(self, message: Born, worker: Worker | None) -> None:
+        state = self.state
+        if worker is None:  # given up before it was born
+            return fork.kill_group(message.pid)
+        self.spawner.born(worker)
+        state.children.born(message.slot, message.generation, message.pid)
+        if worker.draining or state.stopping is not None:
+            worker.send(signal.SIGTERM)
+
+    def _on_ready(self, message: Ready, fd: int | None) -> bool:
+        """Whether the descriptor is kept."""
+        state = self.state
+        worker = state.children.found(message.slot, message.generation)
+        if worker is None:
+            return False
+        worker.is_ready(fd)
+        state.boots[worker.role].ready()
+        if worker.draining or state.stopping is not None:
+            worker.send(signal.SIGTERM)
+        else:  # it may have been told the other word before it could hear
+            worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
+        return fd is not None
+
+    def _on_restart(self, message: Restart) -> None:
+        state = self.state
+        newest = state.codes.coming or state.codes.serving
+        if message.rolling and newest is not None and newest.forked_ns > message.at:
+            return  # this code is newer than the stamp: a new keeper has read it again
+        if message.rolling:
+            self.reload.request("qd restart --rolling")
+        elif state.stopping is None:
+            self._stop("qd restart", Exit.OK)

@@ -1,0 +1,116 @@
+"""The ended children: taken one by one, told, handed to the keeper, and what follows for the program.
+
+child.ended -> template: refused, or looked after by spawning.py
+            -> keeper: keeping.py starts another
+            -> worker: Death -> told, its jobs are the keeper's; at boot or again and again: boots.py slows down
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from qd.master.children import Death
+from qd.master.code import AppImport
+from qd.master.reload import Reload
+from qd.master.shutdown import begin
+from qd.master.state import State
+from qd.master.status import tell_death
+from qd.process import fork
+from qd.process.exit_codes import Exit, ending, of_program, told
+from qd.process.scoreboard import Role, Verdict
+
+
+class Reaper:
+    def __init__(self, state: State, hear: Callable[[], None], reload: Reload) -> None:
+        """hear: reads the messages that have come."""
+        self.state, self._hear, self.reload = state, hear, reload
+
+    def reap(self) -> None:
+        while (death := self.one()) is not None:
+            if isinstance(death, Death):
+                self._took_leave(death)
+
+    def one(self) -> Death | int | None:
+        """The next ended child: a worker's Death, or the pid of another; None when none has ended."""
+        state, pid = self.state, fork.ended()
+        if pid is None:
+            return None
+        self._hear()  # its birth stands before its death
+        code = state.codes.by_pid(pid)
+        if code is not None:
+            status, _ = fork.reap(pid)
+            self._template_died(code, status)
+        elif state.codes.leaving.pop(pid, None) is not None:
+            fork.reap(pid)
+        elif pid == state.keeper.pid:
+            status, _ = fork.reap(pid)
+            expected = state.stopping is not None and state.stopping.keeper_told
+            state.keeper.died(status, expected=expected, oom=state.children.oom.killed(status))
+        else:
+            return state.children.reap(pid) or pid
+        return pid
+
+    def _took_leave(self, death: Death) -> None:
+        state, worker, slot = self.state, death.worker, death.worker.slot.number
+        state.jobs += death.jobs
+        if worker.role is Role.WORKER:
+            state.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
+            if death.is_crash and state.stopping is None:
+                state.board.note_crash()
+        if death.verdict is not None:
+            tell_death(state.log, death, death.verdict)
+            state.keeper.tell_dead(death)
+        elif death.at_boot and not worker.draining and state.stopping is None:
+            self._died_at_boot(death)
+        else:
+            state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=told(death.status))
+        if state.stopping is None and not worker.draining and not death.at_boot:
+            self._judge_leave(death)
+
+    def _died_at_boot(self, death: Death) -> None:
+        state, worker = self.state, death.worker
+        boots = state.boots[worker.role]
+        delay = boots.died()
+        state.log.error(worker.event("boot_failed"), how=death.how, deaths=boots.boot.count, retry_in=delay)
+        coming = state.codes.coming
+        if coming is not None and state.codes.serving is not None and worker.code == coming.number:
+            self.reload.refuse(f"its {worker.role.word}s do not boot")
+        elif any(each.ever_ready for each in state.boots.values()):
+            return  # the others go on
+        elif (exit_code := boots.hopeless(death.exit_code)) is not None:
+            begin(state, f"no {worker.role.word} could boot", exit_code, by_signal=True)
+
+    def _judge_leave(self, death: Death) -> None:
+        """A worker left that nobody asked to: with --once that is all, with --no-respawn it drains the rest (exit 1 after a
+        crash or a kill, 12 for memory, else 0)."""
+        state = self.state
+        boots = state.boots[death.worker.role]
+        if state.plan.work.once:
+            begin(state, "once", Exit.OK)
+        elif state.plan.work.no_respawn:
+            crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
+            leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
+            begin(state, f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)
+        if death.jobs:
+            boots.worked(death.worker)  # between two looks, it may be
+        if state.stopping is None and death.fell_idle:
+            delay = boots.fell(time.monotonic())
+            if boots.fall.count > 1:
+                event = death.worker.event("crash_loop")
+                state.log.error(event, how=death.how, deaths=boots.fall.count, retry_in=delay)
+
+    def _template_died(self, code: AppImport, status: int) -> None:
+        state = self.state
+        code.pid = 0
+        exit_code = os.waitstatus_to_exitcode(status)
+        if code is state.codes.coming and state.codes.serving is not None:
+            self.reload.refuse(f"its import ended with {told(status)}")
+        elif state.stopping is None and not code.imported:
+            known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
+            leaves_with = Exit(exit_code) if known else Exit.IMPORT
+            what = "the look before the start" if leaves_with is Exit.CONFIG else "the app's import"
+            begin(state, f"{what} ended with {told(status)}", leaves_with, by_signal=True)
+        elif state.stopping is None:
+            state.log.error("template.died", how=ending(status, oom=state.children.oom.killed(status)))

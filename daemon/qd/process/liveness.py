@@ -1,0 +1,123 @@
+"""Liveness files: a master's sign of life where a health check of its own host or container finds it without any server.
+
+`<folder>/<pool or default>.<pid>.live`, one line of JSON, written by the master every two seconds: its age is the answer.
+The folder: $RUNTIME_DIRECTORY (systemd), else $XDG_RUNTIME_DIR/qd, else /run/user/UID/qd, else /tmp/qd-UID.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from qd.process import proc
+
+HANGS = 10.0  # seconds without a sign after which a master hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One master's sign. age: seconds since it was written; keeper_silent_s: since its keeper was last about."""
+
+    pid: int
+    start: int | None  # clock ticks, as vitals.start_time
+    pool: str
+    workers: int
+    ready: bool
+    keeper_silent_s: float
+    age: float = 0.0
+
+    @property
+    def hangs(self) -> bool:
+        return self.age > HANGS
+
+
+def folder(environ: Mapping[str, str]) -> Path:
+    given = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    uid = os.getuid()
+    home = Path(environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}")
+    return home / "qd" if home.is_dir() else Path(f"/tmp/qd-{uid}")
+
+
+def path(where: Path, pool: str, pid: int) -> Path:
+    name = re.sub(r"[^\w.-]", "_", pool) or "default"
+    return where / f"{name}.{pid}.live"
+
+
+def write(live: Live, environ: Mapping[str, str]) -> None:
+    """Say it. Raises OSError, also when the folder is another user's."""
+    where = folder(environ)
+    claim(where)
+    file = path(where, live.pool, live.pid)
+    fresh = file.with_suffix(".new")
+    facts = {name: getattr(live, name) for name in ("pid", "start", "pool", "workers", "ready", "keeper_silent_s")}
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(facts).encode() + b"\n")
+    finally:
+        os.close(fd)
+    os.replace(fresh, file)
+
+
+def claim(where: Path) -> None:
+    """Make the folder where there is none, and refuse one that others could write into: /tmp is everybody's."""
+    with suppress(FileExistsError):
+        os.mkdir(where, 0o700)
+    found = os.lstat(where)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{where} is not a folder of this user alone (remove it, or set XDG_RUNTIME_DIR)")
+
+
+def remove(pool: str, pid: int, environ: Mapping[str, str]) -> None:
+    with suppress(OSError):
+        path(folder(environ), pool, pid).unlink()
+
+
+def read_all(environ: Mapping[str, str]) -> list[Live]:
+    """The signs of the masters that live here, by pool and pid. What dead ones have left is taken away."""
+    where, found = folder(environ), list[Live]()
+    with suppress(OSError):
+        claim(where)
+        for file in sorted(where.glob("*.live")):
+            live = read(file)
+            if live is not None and proc.alive(live.pid, live.start) is not False:
+                found.append(live)
+            elif live is None or live.hangs:  # a fresh one may be of another pid namespace
+                with suppress(OSError):
+                    file.unlink()
+        _sweep(where)
+    return found
+
+
+def _sweep(where: Path) -> None:
+    """What masters that were killed while they wrote have left."""
+    for file in where.glob("*.new"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > HANGS:
+                file.unlink()
+
+
+def read(file: Path) -> Live | None:
+    """None: it is gone, or no sign."""
+    try:
+        facts, age = json.loads(file.read_bytes()), time.time() - file.stat().st_mtime
+        start = facts["start"]
+        return Live(
+            int(facts["pid"]),
+            None if start is None else int(start),
+            str(facts["pool"]),
+            int(facts["workers"]),
+            bool(facts["ready"]),
+            float(facts["keeper_silent_s"]),
+            max(0.0, age),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,209 @@
+"""The jobs that were sent in a fake, as a server would have them: found by id, moved and cancelled by key, with what is kept
+of them. A job that was cancelled is not there any more.
+
+Locks without a server, for tests: what the scripts of a Mutex do, in this process and for its threads alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from qd.dispatch.route import Message
+from qd.drivers.types import Effect, Found, Keep, Kept, Spot
+from qd.payload.format import read
+
+
+class Waiting:
+    """The parts of a connection that ask for single jobs (base.Jobs, and a Connector's keyed ones). Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._parcels: list[Message] = []
+        self._sent_at: dict[str, float] = {}  # by id
+        self._begun: set[str] = set()  # ids of those that run, or have run
+        self._kept: dict[str, Kept] = {}
+
+    def all(self) -> list[Message]:
+        """In the order in which they were sent."""
+        with self._lock:
+            return self._parcels.copy()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._parcels.clear()
+
+    def add(self, parcels: Sequence[Message]) -> None:
+        """A job under a key takes the place of the one that waits under it."""
+        with self._lock:
+            for parcel in parcels:
+                if name := key_name(parcel):
+                    self.cancel_keyed(parcel.queue, name)
+                self._parcels.append(parcel)
+                self._sent_at[parcel.id] = time.time()
+
+    def begin(self, parcel: Message) -> None:
+        """It runs, and waits no more."""
+        self._begun.add(parcel.id)
+
+    def keep(self, end: Keep) -> None:
+        """Keep how a job has ended, with the progress it reported."""
+        before = self._kept.get(end.id)
+        self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
+
+    # -- by key
+
+    def cancel_keyed(self, queue: str, name: str) -> bool:
+        return self._change(self._under(queue, name), None)
+
+    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
+        found = self._under(queue, name)
+        if found is None or found.plan is None:
+            return False
+        self._sent_at[found.id] = time.time()
+        return self._change(found, replace(found, delay=delay, plan=found.plan.using({"delay": delay})))
+
+    def keyed_due(self, queue: str, name: str) -> float | None:
+        found = self._under(queue, name)
+        return None if found is None else self._sent_at[found.id] + found.delay
+
+    # -- by id
+
+    def find(
+        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
+    ) -> Found | None:
+        found = self._first(lambda each: each.queue == queue and id in (each.id, each.uuid))
+        spot: Spot = "delayed" if found is not None and found.delay else "ready"
+        if found is None or spot not in spots:
+            return None
+        return Found(queue, spot, found.body, read(found.body), None)
+
+    def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
+        for effect in effects:
+            if isinstance(effect, Keep):
+                self._kept[effect.id] = Kept(effect.status, effect.value, None, time.time())
+        return self._change(self._first(lambda each: each.body == found.text), None)
+
+    def stop(self, found: Found) -> bool:
+        return False
+
+    def kept(self, id: str) -> Kept | None:
+        return self._kept.get(id)
+
+    def progress(self, id: str, percent: float, ttl: float) -> None:
+        self._kept[id] = Kept(None, b"", percent, None)
+
+    def _under(self, queue: str, name: str) -> Message | None:
+        return self._first(lambda each: each.queue == queue and key_name(each) == name)
+
+    def _first(self, fits: Callable[[Message], bool]) -> Message | None:
+        """Of those that wait."""
+        with self._lock:
+            return next((each for each in self._parcels if each.id not in self._begun and fits(each)), None)
+
+    def _change(self, parcel: Message | None, new: Message | None) -> bool:
+        """new: what takes its place, None: nothing does. False: it is not there any more."""
+        with self._lock:
+            if parcel not in self._parcels or parcel is None:
+                return False
+            at = self._parcels.index(parcel)
+            self._parcels[at : at + 1] = [] if new is None else [new]
+            return True
+
+
+def key_name(parcel: Message) -> str:
+    """The name that it waits under; "": it has no key."""
+    return ((parcel.ties and parcel.ties.key) or "").rpartition(" ")[2]
+
+
+class MemoryLocks:
+    """The part of the Store contract that a Mutex asks, with the extending of its Lease. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._owners: dict[str, tuple[str, float]] = {}  # lock -> owner, monotonic moment at which it falls free
+        self._lines: dict[str, dict[str, float]] = {}  # lock -> waiter, in order -> until when it counts as there
+        self._tokens: set[str] = set()  # wake lists that have one
+        self._last = 0
+        self.steps: dict[str, Callable[..., Any]] = {
+            "lock_take": self._take,
+            "lock_give": self._give,
+            "lock_wake": self._wake,
+            "lease_extend": self._extend,
+        }
+
+    def step(self, script: str, names: Sequence[str], *words: str | int) -> Any:
+        with self._changed:
+            return self.steps[script](names, *words)
+
+    def get(self, *names: str) -> list[bytes | None]:
+        with self._changed:
+            return [owner.encode() if (owner := self._owner(name)) else None for name in names]
+
+    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+        """wake is looked at when it is over: half a second at most, as a Mutex asks."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: name in self._tokens, seconds)
+            self._tokens.discard(name)
+            return came
+
+    def _owner(self, lock: str) -> str | None:
+        owner, until = self._owners.get(lock, ("", 0.0))
+        return owner if time.monotonic() < until else None
+
+    def _take(
+        self, names: Sequence[str], owner: str, held: int, stay: int, came: int, there: int, grant: int, kept: int
+    ) -> list[Any]:
+        lock, line = names[0], self._there(names[0])
+        handed = ""
+        if self._owner(lock) is None and line and next(iter(line)) != owner:
+            handed = self._hand_over(lock, grant)
+        if self._owner(lock) in (None, owner):
+            line.pop(owner, None)
+            self._owners[lock] = owner, time.monotonic() + held / 1000
+            self._last = max(self._last + 1, time.time_ns() // 1000)
+            return [str(self._last)]
+        if stay:
+            line[owner] = time.monotonic() + there / 1e6
+        else:
+            line.pop(owner, None)
+        has, until = self._owners[lock]
+        left = max(0, round((until - time.monotonic()) * 1000))
+        return ["0", left, str(came or 1), list(line).index(owner) if stay else 0, has.encode(), handed.encode()]
+
+    def _give(self, names: Sequence[str], owner: str, grant: int) -> list[Any]:
+        lock, line = names[0], self._there(names[0])
+        line.pop(owner, None)
+        if self._owner(lock) != owner:
+            return [0, b""]
+        del self._owners[lock]
+        return [1, self._hand_over(lock, grant).encode() if line else b""]
+
+    def _extend(self, names: Sequence[str], owner: str, held: int) -> int:
+        if self._owner(names[0]) != owner:
+            return 0
+        self._owners[names[0]] = owner, time.monotonic() + held / 1000
+        return 1
+
+    def _wake(self, names: Sequence[str], kept: int) -> int:
+        self._tokens.add(names[0])
+        self._changed.notify_all()
+        return 1
+
+    def _there(self, lock: str) -> dict[str, float]:
+        """Its line, without those that do not ask any more."""
+        line = self._lines.setdefault(lock, {})
+        for waiter in [each for each, until in line.items() if time.monotonic() >= until]:
+            del line[waiter]
+        return line
+
+    def _hand_over(self, lock: str, grant: int) -> str:
+        line = self._lines[lock]
+        first = next(iter(line))
+        del line[first]
+        self._owners[lock] = first, time.monotonic() + grant / 1000
+        return first

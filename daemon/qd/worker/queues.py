@@ -1,0 +1,129 @@
+"""The order in which a turn looks at the queues.
+
+    queues named      always the same, the first one first
+    none named        in turn: after a job of one queue, the next turn begins with the queue behind it
+
+On some connections each further queue costs a call. There a worker takes several jobs of one queue before it goes on to the
+next (`stays` of the connection). A job that is taken a second after the first of them is the last: beside long jobs, the
+call costs nothing.
+
+Which queues a `qd work` serves.
+
+    named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order
+    not named  the connection's own queue and every other that the app declares, in turn; not those that a pool serves
+
+The app has to be imported for that: the template calls `resolved` and reports the settings that come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qd.config.settings import sent_to
+from qd.errors import ConfigError, DeclarationError
+from qd.middleware import RateLimited
+from qd.schedule.entry import JobTask
+
+if TYPE_CHECKING:
+    from qd.app import Qd
+    from qd.config.settings import Settings
+    from qd.options.tables import JobOptions
+
+
+LONG = 1.0  # seconds
+
+
+class Rota:
+    def __init__(self, queues: tuple[str, ...], *, stays: int = 0, begin: int = 0) -> None:
+        """stays: jobs of one queue in a row, 0: strict order. begin: workers begin with different queues."""
+        self.queues = self.order = queues
+        self._stays = stays
+        self._at, self._count, self._since = "", 0, 0.0
+        if stays:
+            count = len(queues)
+            self._orders = {queue: queues[place:] + queues[:place] for place, queue in enumerate(queues)}
+            self._behind = {queue: queues[(place + 1) % count] for place, queue in enumerate(queues)}
+            self.order = self._orders[queues[begin % count]]
+
+    def took(self, queue: str, now: float) -> None:
+        """Called after a turn in this order returned a job of `queue`. now: monotonic seconds."""
+        if not self._stays:
+            return
+        if queue != self._at or not self._count:
+            self._at, self._count, self._since = queue, 0, now
+        self._count += 1
+        if self._count >= self._stays or now - self._since >= LONG:
+            self._count = 0
+            queue = self._behind[queue]
+        self.order = self._orders[queue]
+
+
+def resolved(app: Qd, settings: Settings) -> Settings:
+    """The settings with the queues to serve. Raises ConfigError if pools serve all of them."""
+    work = settings.work
+    if not work.in_turn or work.only_schedule:
+        return settings
+    own = settings.connections[work.connection].queue
+    others = sorted(declared(app, settings).keys() - {own})
+    queues = tuple(queue for queue in (own, *others) if queue not in work.pooled)
+    if not queues:
+        raise ConfigError(
+            f"pools serve every queue that the app declares on connection '{work.connection}' "
+            f"({', '.join((own, *others))}): name a pool, `qd work --pool NAME`, or queues, `qd work {own}`"
+        )
+    return replace(settings, work=replace(work, queues=queues))
+
+
+def unserved(app: Qd, settings: Settings) -> dict[str, list[str]]:
+    """The queues declared on the worked connection that neither this `qd work` nor a pool serves, with their jobs."""
+    work = settings.work
+    if work.only_schedule:
+        return {}
+    found = declared(app, settings)
+    return {queue: found[queue] for queue in sorted(found.keys() - {*work.queues, *work.pooled})}
+
+
+def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
+    """The queues of the worked connection to which the app's jobs and schedule entries go, with the names of the jobs."""
+    found: dict[str, list[str]] = {}
+    for name, options in places(app, settings):
+        place = settings.connections.get(options.connection or settings.default)
+        if place is not None and settings.work.connection in sent_to(place.name, settings.connections):
+            jobs = found.setdefault(options.queue or place.queue, [])
+            if name not in jobs:
+                jobs.append(name)
+    return found
+
+
+def check_limits(app: Qd, settings: Settings) -> None:
+    """Raises DeclarationError: a job that would run here has a limit that is not declared, so it never can."""
+    if settings.work.only_schedule:
+        return
+    found = declared(app, settings)
+    here = {name for queue in settings.work.queues for name in found.get(queue, ())}
+    for name, why in without_limit(app):
+        if name in here:
+            raise DeclarationError(f"job '{name}' can never run: {why}")
+
+
+def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
+    """Each job inside a RateLimited whose limit the app has not declared, and what is wrong."""
+    for name in app._registry.names():
+        job = app._registry.get(name)
+        for stage in app.middleware.around(job) if job is not None else ():
+            try:
+                if isinstance(stage, RateLimited):
+                    stage.limit_in(app._services)
+            except DeclarationError as error:
+                yield name, str(error)
+
+
+def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
+    for name in app._registry.names():
+        if (job := app._registry.get(name)) is not None:
+            yield name, job.options
+    for entry in app.schedule.here(settings.env):
+        if isinstance(entry.task, JobTask):
+            yield entry.task.plan.declared.name, entry.task.plan.options

@@ -1,0 +1,347 @@
+"""The worker: may I, take one, do it, settle it, why stop.
+
+    turn (ack the job before + reserve) -> attempt -> ack with the next turn | release | bury
+    nothing ready -> wait for a token, the next due moment or a signal
+    connection broke -> ask what is mine -> go on (answering.py)
+
+One job at a time, in a process of its own. Its exit code says why it left (process/exit_codes.py).
+
+Why a worker leaves by itself after a job: it has grown, has done enough, or is old enough (Laravel 13, Worker.php).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from qd import events
+from qd.app import Qd
+from qd.config.settings import Settings
+from qd.drivers.base import Connector
+from qd.drivers.types import Reserved, Turn
+from qd.jobs import context
+from qd.jobs.policy import JobLimits, backoff, fails_when_killed
+from qd.master.code import Assignment, ChildContext
+from qd.options.tables import WorkOptions
+from qd.payload.format import Payload
+from qd.process import proc
+from qd.process.exit_codes import StopReason
+from qd.process.scoreboard import H, Slot, SlotState, W, now
+from qd.process.signals import Mailbox
+from qd.worker.attempt import Attempts, Coroutines
+from qd.worker.delivery import AWAY, Checkpoints, Delivery
+from qd.worker.queues import Rota
+from qd.worker.settle import Copier, Settlement, Settler, short
+from qd.worker.status import ShutQueues, Titles, WorkerEvents
+from qd.worker.timeout import Alarm
+
+HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
+IDLE = 0.5  # seconds between two looks at what keeps this worker from working
+BOOTING = int(2e9)  # ns in which a keeper's first contact is looked for more often: it may be milliseconds away
+
+
+class Worker:
+    def __init__(
+        self,
+        app: Qd,
+        settings: Settings,
+        queue: Connector,
+        hands: ChildContext,
+        seat: Assignment,
+        between: Callable[[], None] | None = None,
+        alarm: type[Alarm] = Alarm,
+    ) -> None:
+        """between: called after each wait for a job, which then lasts IDLE seconds at most."""
+        self.app, self.work, self.queue, self.hands = app, settings.work, queue, hands
+        self.board, self.slot = hands.board, hands.board.slot(seat.slot)
+        self.log = hands.log
+        self.mailbox = Mailbox()
+        self.alarm = alarm(self.slot)
+        self.coroutines = Coroutines()
+        self.saver = Checkpoints(queue, self.alarm, self.log)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep, self.saver.tell)
+        self.leaving = ExitConditions(self.work, self.slot)
+        self.answering = Delivery(queue, rota_of(self.work, queue, seat), self.log, self._rest_while_away)
+        self.keeps = settings.failed.enabled
+        url, place = settings.failed.database, settings.connection(self.work.connection).name
+        copier = Copier(url, place, queue, self.log) if url else None
+        settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
+        self.ending = Settlement(settler, self.answering, self.attempts, self.slot)
+        self.telling = WorkerEvents(app._listeners, self.work, self._about)
+        self.titles = Titles(seat.slot, self.work.pool)
+        self.maintenance = ShutQueues(self.board, self.work.queues, self.work.force)
+        self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
+        self.between = between
+        self.paused = seat.paused
+        self.asked_to_stop = self.unfit = False
+        self.jobs = self._began = self._opened = self._looked = 0
+        self._next_due: float | None = None
+        self._paused_queues: tuple[str, ...] = ()
+
+    # -- the loop
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        """Until there is a reason to leave. `ready` is called once it hears signals. Returns the exit code."""
+        self._open()
+        ready()
+        try:
+            while (why := self._reason_to_stop()) is None:
+                if not self._may_look():
+                    self._idle_once() if self.work.once and self.maintenance.holds else self._idle()
+                elif (job := self._take()) is not None:
+                    self._do(job)
+                elif not self.work.once or self.jobs:
+                    self._wait()
+                else:
+                    self._wait_once()
+            self.ending.flush()
+            if why is StopReason.RECYCLE and self.attempts.recycle is not None:
+                self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
+            self.telling.stopping(why, max(0, self.jobs))
+            self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
+            # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
+            self.slot[W.STATE] = SlotState.LOOKING if self.answering.unsure else SlotState.IDLE
+            return int(why.code)
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self._opened = now()
+        self.mailbox.heard = tell_job
+        self.mailbox.open(HEARD)
+        self.alarm.open()
+        self.leaving.open()
+        self.queue.beats(self._about)
+        self.telling.starting()
+
+    def _close(self) -> None:
+        if not self.unfit:  # else the numbers of its descriptors may be others' by now
+            self.coroutines.close()
+        self.queue.close()
+        self.mailbox.close()
+
+    def _about(self, seconds: float = 0.0) -> None:
+        """A sign of life for the master; the next one may take `seconds`."""
+        self.slot[W.BEAT] = now() + int(seconds * 1e9)
+
+    def _reason_to_stop(self) -> StopReason | None:
+        self._about()
+        if self.mailbox.arrived:
+            self._hear()
+        if self.asked_to_stop:
+            return StopReason.SIGNAL
+        if self.alarm.raised or self.unfit:
+            return StopReason.RAISED
+        if self.attempts.recycle is not None:
+            return StopReason.RECYCLE
+        return self.leaving.reason(self.jobs)
+
+    def _hear(self) -> None:
+        came = set(self.mailbox.read())
+        if signal.SIGTERM in came and not self.asked_to_stop:
+            self.asked_to_stop = True
+            self.telling.tell(events.WorkerInterrupted())
+        paused = self.paused
+        if came >= {signal.SIGUSR2, signal.SIGCONT}:
+            paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
+        elif came & {signal.SIGUSR2, signal.SIGCONT}:
+            paused = signal.SIGUSR2 in came
+        if paused != self.paused:
+            self.paused = paused
+            self.telling.tell(events.WorkerPausing() if paused else events.WorkerResuming())
+
+    # -- may I
+
+    def _may_look(self) -> bool:
+        if not self.maintenance.look() or self.paused:
+            return False
+        contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
+        if not contact or now() - contact > self.lease_ns // 2:
+            return False
+        return self.telling.looping(self.ending.flush)
+
+    def _idle(self, longest: float = IDLE) -> None:
+        """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
+        self.ending.flush()
+        self.slot[W.LOOKED] = now()
+        self.slot[W.STATE] = SlotState.WAITING if self.maintenance.holds and not self.paused else SlotState.IDLE
+        booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
+        self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
+        self.mailbox.peek(0.003 if booting else min(IDLE, longest))
+        self._after_wait()
+
+    def _idle_once(self) -> None:
+        """--once in maintenance is over after --sleep, without a job: who starts it again and again does not spin."""
+        until = time.monotonic() + self.work.sleep
+        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+            self._idle(left)
+        self.jobs = self.jobs or -1
+
+    # -- take one
+
+    def _take(self) -> Reserved | None:
+        """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
+        self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
+        answering = self.answering
+        self.telling.popping(self.ending.flush)
+        try:
+            if answering.unsure and (mine := answering.ask()) is not None:
+                return mine
+            done = answering.done
+            turn = answering.turn(self.maintenance.shut)
+        except AWAY as error:
+            answering.broke(error)
+            return None
+        return self._took(turn, done)
+
+    def _took(self, turn: Turn, done: Reserved | None) -> Reserved | None:
+        self._next_due, self._paused_queues = turn.next_due, turn.paused
+        if turn.malformed:
+            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
+        if turn.acked is False and done is not None:
+            return self.ending.lost_before(done, turn.reserved)
+        return turn.reserved
+
+    def _rest_while_away(self, seconds: float) -> None:
+        self.slot[W.STATE] = SlotState.IDLE if self.answering.done is None else SlotState.BUSY
+        self.mailbox.peek(seconds)
+        self._after_wait()
+
+    # -- do it
+
+    def _do(self, job: Reserved) -> None:
+        self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
+        self.saver.begin(job)
+        outcome = self.attempts.run(job, self._begin, lambda: self.ending.settler.death_before(job))
+        held = self.saver.end()
+        self.slot[W.STATE], self.slot[W.JOB_AT] = SlotState.LOOKING, 0
+        if self.mailbox.renew():
+            self._descriptors_gone()
+        if self.mailbox.mend() and self.board.header(H.STOP_AT):
+            self.asked_to_stop = True  # and nobody heard it
+        self.jobs += 1
+        self.slot[W.JOBS] = self.jobs
+        self.ending.settle(held, outcome, (now() - self._began) / 1e9)
+        if self.work.rest:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Sleep for --rest seconds. Signals are heard meanwhile; only one that stops the worker ends the sleep early."""
+        self.ending.flush()
+        until = time.monotonic() + self.work.rest
+        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+            self.mailbox.peek(left)
+            self._after_wait()
+
+    def _descriptors_gone(self) -> None:
+        """The job has closed what is not its own. It is answered over a new connection; the rest (the file for stacks, an
+        event loop, clients of the app) cannot be had again in this process."""
+        self.unfit = True
+        self.queue.close()
+        self.log.warning(
+            "worker.descriptors_closed", reason="a job has closed descriptors of its worker: another takes its place"
+        )
+
+    def _begin(self, payload: Payload, limits: JobLimits) -> None:
+        slot = self.slot
+        fails = fails_when_killed(limits, payload)
+        slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        slot[W.TURN] = self._turn  # after FAILS, which else would be that of the job before
+        slot[W.JOB_AT] = self._began = now()
+        self.titles.job(slot, payload.job, self._queue)
+        slot[W.STATE] = SlotState.BUSY
+
+    # -- wait
+
+    def _wait(self) -> None:
+        """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
+        # Away: nobody has looked. Jobs may be ready whose tokens are used up, and `done` is to be acked.
+        if self.answering.away:
+            self.answering.pause()
+            return
+        self.telling.idle()
+        queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
+        often = self.between is not None or self.work.stop_when_empty  # the master waits for a look in vain
+        longest = min(self.work.sleep, IDLE) if often else self.work.sleep
+        seconds = longest if self._next_due is None else min(longest, self._next_due)
+        self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
+        self.titles.idle("waiting on " + ",".join(queues if self.maintenance.shut else self.work.queues))
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
+        try:
+            if queues:
+                self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
+            else:
+                self.mailbox.peek(min(seconds, 1.0))
+        except AWAY as error:
+            self.answering.say_broken(error)
+            self.answering.pause()
+        self._after_wait()
+
+    def _wait_once(self) -> None:
+        """--once waits for its one job --sleep at most; a token without a job is not the end of it."""
+        until, job = time.monotonic() + self.work.sleep, None
+        while job is None and not self.asked_to_stop and time.monotonic() < until:
+            self._wait()
+            job = self._take()
+        if job is not None:
+            self._do(job)
+        self.jobs = self.jobs or -1  # none came: --once is over all the same
+
+    def _after_wait(self) -> None:
+        if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
+            os._exit(1)
+        self._about()
+        self._hear()
+        if self.between is not None:
+            self.between()
+
+
+def tell_job(number: int) -> None:
+    """A signal has come: the job in hand can see that its worker is asked to stop."""
+    if number == signal.SIGTERM:
+        context.tell_stopping()
+
+
+def rota_of(work: WorkOptions, queue: Connector, seat: Assignment) -> Rota:
+    stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # an app's own driver need not say it
+    return Rota(work.queues, stays=stays, begin=seat.slot)
+
+
+MEASURE_NS = 5_000_000
+JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
+
+
+class ExitConditions:
+    def __init__(self, work: WorkOptions, slot: Slot) -> None:
+        self.work, self.slot = work, slot
+        self._max_jobs, self._leave_at, self._anon, self._measured_at = 0, 0.0, 0, 0
+
+    def open(self) -> None:
+        """From now on it is counted."""
+        work = self.work
+        jitter = random.uniform(1 - JITTER, 1 + JITTER) if work.workers > 1 else 1.0
+        self._max_jobs = max(1, round(work.max_jobs * jitter)) if work.max_jobs else 0
+        self._leave_at = time.monotonic() + work.max_time * jitter if work.max_time else 0.0
+        self._anon = proc.own_anon_bytes()
+
+    def reason(self, jobs: int) -> StopReason | None:
+        if self.work.memory and self._over_memory():
+            return StopReason.MEMORY
+        if self.work.once and jobs:
+            return StopReason.ONCE
+        if self._leave_at and time.monotonic() >= self._leave_at:
+            return StopReason.MAX_TIME
+        if self._max_jobs and jobs >= self._max_jobs:
+            return StopReason.MAX_JOBS
+        return None
+
+    def _over_memory(self) -> bool:
+        """Asked after every job, looked up every 5 ms: what very short jobs leak in between is little."""
+        at = now()
+        if at - self._measured_at > MEASURE_NS:
+            self._measured_at = at
+            self.slot[W.GROWN] = max(0, proc.own_anon_bytes() - self._anon)
+        return self.slot[W.GROWN] > self.work.memory
