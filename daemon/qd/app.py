@@ -2,7 +2,7 @@
 
 app = Qd(imports=["shop.mail"])
 @app.job("mail.welcome", queue="mail")      jobs/declare.py
-welcome.dispatch("a@b.c")                   jobs/job.py -> dispatch/dispatcher.py -> connectors
+welcome.dispatch("a@b.c")                   jobs/job.py -> dispatch/dispatcher.py -> drivers
 qd work                                     app._load(), then app._registry and app._listeners
 """
 

@@ -363,7 +363,7 @@ def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
 
 
 def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
-    folder = ROOT / "daemon" / "qd" / "connectors" / "keyspace" / "scripts"
+    folder = ROOT / "daemon" / "qd" / "drivers" / "keyspace" / "scripts"
     others = {"adopt", "clear", "find", "forget", "retry", "unique"}  # called by commands and by who sends unique jobs
     others |= {
         "ends_left",

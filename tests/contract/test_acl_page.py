@@ -50,7 +50,7 @@ def test_the_page_has_the_four_users():
 
 
 def test_a_worker_may_do_what_the_scripts_do():
-    folder = Path(qd.__file__).parent / "connectors" / "keyspace" / "scripts"
+    folder = Path(qd.__file__).parent / "drivers" / "keyspace" / "scripts"
     operators = ("clear.lua", "find.lua", "retry.lua", "forget.lua", "stop.lua", "drop.lua", "adopt.lua")
     elsewhere = (
         "ends_left.lua",

@@ -28,7 +28,7 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:*", "ran:*")
 HOUR = 3600.0
-OURS = tuple(str(Path(qd.__file__).parent / part) + os.sep for part in ("scheduler", "connectors"))
+OURS = tuple(str(Path(qd.__file__).parent / part) + os.sep for part in ("scheduler", "drivers"))
 TICKS = 3
 
 

@@ -151,7 +151,7 @@ def test_an_alarm_at_any_point_tears_nothing_of_ours(project: MakeProject, redis
         if word == "raised":
             last[pid] = at
         assert word != "run" or pid not in last, f"{pid} raised and took another job"
-    outside = [line[2] for line in raised if re.match(r"connectors/|worker/(loop|ending|answering|settle)", line[2])]
+    outside = [line[2] for line in raised if re.match(r"drivers/|worker/(worker|delivery|settle)", line[2])]
     assert not outside, f"raised outside user code: {outside}"
     if kind == "sends":
         sent = redis.call("LLEN", "queues:other")

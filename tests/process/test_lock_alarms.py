@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mut
 HOME = str(Path(qd.__file__).parent) + os.sep
 ROOMS = (
     "locks/",
-    "store/mutex",
-    "store/keyspace",
-    "connectors/redis/wire",
-    "connectors/keyspace/base",
+    "store/locks",
+    "store/base",
+    "drivers/redis/connection",
+    "drivers/keyspace/base",
     "process/shield",
 )
 PLACES = tuple(HOME + room for room in ROOMS)

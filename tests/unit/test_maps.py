@@ -38,5 +38,5 @@ def test_each_name_on_a_map_is_a_file_or_a_folder():
 def test_each_file_on_the_page_is_there():
     named = re.findall(r"`([\w/]+(?:\.py|\.lua|/))`", (ROOT / "docs" / "inside.md").read_text())
     assert len(named) > 30
-    places = [CODE, CODE / "connectors" / "keyspace" / "scripts", ROOT]
+    places = [CODE, CODE / "drivers" / "keyspace" / "scripts", ROOT]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []

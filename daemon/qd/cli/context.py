@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd.cli import output
-from qd.config.file import VARIABLES
 from qd.errors import ConfigError, ConnectionLost, QdError
 from qd.options import kinds
 from qd.process.exit_codes import Exit
@@ -97,6 +96,7 @@ def settings() -> Settings:
 def loaded(code: Mapping[str, object] | None = None) -> Settings:
     """The configuration; `code` is what Qd(...) was given."""
     from qd import config
+    from qd.config.file import VARIABLES
 
     VARIABLES.begin()
     asked = given()

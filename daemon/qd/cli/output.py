@@ -32,29 +32,32 @@ import click
 
 from qd.process.scoreboard import MOST
 from qd.redaction import redact
-from qd.store import controls
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from qd.store.controls import Down, Pause
 
 
 LONGEST = 1000  # characters of a reason: every host reads it each second
 
 
-def by_whom(note: controls.Pause | controls.Down, now: float) -> str:
+def by_whom(note: Pause | Down, now: float) -> str:
     """` by ana@app-1 40m ago, for 20m more: "db upgrade"`; of maintenance mode the moment and the allowed queues, too."""
+    from qd.store.controls import Down  # `qd health --live` loads no store
+
     said = f" by {note.by}" if note.by else ""
     if note.at is not None:
         said += f" {ago(now - note.at)}"
     if note.until is not None:
         left = max(0.0, note.until - now)
-        said += f", until {shown(time.time() + left)}" if isinstance(note, controls.Down) else ""
+        said += f", until {shown(time.time() + left)}" if isinstance(note, Down) else ""
         said += f", for {duration(left)} more"
-    said += but(note) if isinstance(note, controls.Down) else ""
+    said += but(note) if isinstance(note, Down) else ""
     return said + (f': "{shortened(note.reason)}"' if note.reason else "")
 
 
-def but(note: controls.Down) -> str:
+def but(note: Down) -> str:
     """`, but for high, mail`: the queues that are worked on meanwhile."""
     return f", but for {', '.join(note.allow[:MOST])}" if note.allow else ""
 

@@ -188,7 +188,7 @@ class AtOnce(SendingOnly):
 
 
 class Batches:
-    """connectors.batches.Batches, whose jobs run when they are sent."""
+    """drivers.base.Batches, whose jobs run when they are sent."""
 
     def __init__(self, queue: AtOnce, shared: Shared) -> None:
         self._queue, self._shared = queue, shared

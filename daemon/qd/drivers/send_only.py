@@ -84,7 +84,7 @@ class SendingOnly:
     """The calls of base.Connector that send: whoever derives from it says in `take` what becomes of a job. Those that work
     on jobs raise ConfigError. whole: all settings, for one whose locks stand in the keyspace of the control connection."""
 
-    store: object = None  # see bus/asking.store_of
+    store: object = None  # see store.base.store_of
 
     def __init__(self, settings: ConnectionSettings, *, limits: Gaps = NONE, whole: Settings | None = None) -> None:
         self.settings, self.limits, self.whole = settings, limits, whole

@@ -1,4 +1,4 @@
-"""What a job is tied to: the key "qd" of its payload, which bus/ writes and the worker reads when the job ends.
+"""What a job is tied to: the key "qd" of its payload, which dispatch/ writes and the worker reads when the job ends.
 
     {"unique": "shop.charge:order:42", "chain": [["mail", 0, "{...}"]], "batch": "6f1c..."}
 

@@ -4,7 +4,7 @@ payload again: they are found, taken out, and what they said is kept. For reserv
 In JSON the text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is in
 question.
 
-What a reserve writes into a payload, for connectors whose server runs no script of ours: `reserved_text`.
+What a reserve writes into a payload, for drivers whose server runs no script of ours: `reserved_text`.
 
 It is unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands.
 """

@@ -1,4 +1,4 @@
-"""SQS as a server that keeps jobs and nothing else: what connectors/borrowed asks of it, in messages.
+"""SQS as a server that keeps jobs and nothing else: what drivers/broker asks of it, in messages.
 
 take    ReceiveMessage, one at a time, nobody else's for retry_after; waited for by a long poll
 drop    DeleteMessage            renewed   ChangeMessageVisibility, by the keeper

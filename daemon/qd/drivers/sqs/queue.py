@@ -1,4 +1,4 @@
-"""Queues of SQS: those of connectors/borrowed, and what a FIFO queue needs beside.
+"""Queues of SQS: those of drivers/broker, and what a FIFO queue needs beside.
 
 A FIFO queue gives out the jobs of a group one after the other, so one that is tried again must not go to the end of it as a
 new message. There the message stays, is hidden for the delay, and holds its group back meanwhile; the text of the job, with
