@@ -93,31 +93,31 @@ class Bodies:
         self.settings, self._load = settings, load
         self._variables = VARIABLES.found
 
-    def template(self, hands: ChildContext, line: Any) -> int:
+    def template(self, context: ChildContext, line: Any) -> int:
         from qd.worker import template
 
-        return template.run(self._ours(hands), line, self.settings, self._complete, self._seats)
+        return template.run(self._ours(context), line, self.settings, self._complete, self._serve_for)
 
-    def fresh(self, hands: ChildContext, seat: Assignment) -> int:
+    def fresh(self, context: ChildContext, assignment: Assignment) -> int:
         from qd.worker import template
 
-        return template.run_fresh(self._ours(hands), seat, self.settings, self._complete, self._seats)
+        return template.run_fresh(self._ours(context), assignment, self.settings, self._complete, self._serve_for)
 
-    def keeper(self, hands: ChildContext, line: Any, resolved: str, also: tuple[str, ...]) -> int:
+    def keeper(self, context: ChildContext, line: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import keeper as loop
 
         found = config.from_json(resolved.encode())
-        return loop.run(self._ours(hands), line, found, also, own_of(found))
+        return loop.run(self._ours(context), line, found, also, own_of(found))
 
-    def _ours(self, hands: ChildContext) -> ChildContext:
-        """A child's hands. Its environment is that of its plan, also where a reload was refused since."""
+    def _ours(self, context: ChildContext) -> ChildContext:
+        """A child's context. Its environment is that of its plan, also where a reload was refused since."""
         VARIABLES.put(self._variables)
-        return replace(hands, log=hands.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
+        return replace(context, log=context.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
 
     def _complete(self, app: Qd) -> Settings:
         return self._load(app._code_settings)
 
-    def _seats(self, app: Qd) -> Serve:
+    def _serve_for(self, app: Qd) -> Serve:
         """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of
         it is of one release: behind a `current` link another one may stand by then."""
         from qd.worker import boot
@@ -128,7 +128,9 @@ class Bodies:
         from qd.scheduler import process
 
         serves = {Role.WORKER: boot.serve, Role.SCHEDULER: process.serve}
-        return lambda app, settings, hands, seat, between: serves[seat.role](app, settings, hands, seat, between)
+        return lambda app, settings, context, assignment, between: serves[assignment.role](
+            app, settings, context, assignment, between
+        )
 
 
 def own_of(settings: Settings) -> Mapping[str, Factory]:

@@ -43,7 +43,7 @@ Announce = Callable[[Log, "Settings", int, int, Iterable[tuple[str, str]], Mappi
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
     """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
-    board, ear, began = Scoreboard(), MessageReceiver(), now()
+    board, receiver, began = Scoreboard(), MessageReceiver(), now()
     app = template.imported(settings, lambda app: load(app._code_settings), log)
     if isinstance(app, Exit):
         return int(app)
@@ -52,13 +52,13 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
     announce(log, app.settings, len(app._registry.names()), 0, limits.items(), queues.unserved(app, app.settings))
     board.set_header(H.FORKED_AT, began)
-    hands = ChildContext(board, ear.voice, token, os.getpid(), log)
+    context = ChildContext(board, receiver.sender, token, os.getpid(), log)
     slot = board.slot(0)
     slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, SlotState.STARTING
     boot.log_job_records(log)
     boot.print_by_line()
-    beside = Beside(hands, app.settings, app.connections.own)
-    worker = Inline(app, replace(hands, master=os.getppid()), ear, beside)
+    beside = Beside(context, app.settings, app.connections.own)
+    worker = Inline(app, replace(context, master=os.getppid()), receiver, beside)
     try:
         code = of_program(worker.run())
     finally:
@@ -77,8 +77,8 @@ class Untimed(Alarm):
 class Beside:
     """The keeper, a child of this process."""
 
-    def __init__(self, hands: ChildContext, settings: Settings, own: Mapping[str, Factory]) -> None:
-        self.hands, self.settings, self.own = hands, config.from_json(config.to_json(settings)), own
+    def __init__(self, context: ChildContext, settings: Settings, own: Mapping[str, Factory]) -> None:
+        self.context, self.settings, self.own = context, config.from_json(config.to_json(settings)), own
         self._start()
 
     def _start(self) -> None:
@@ -87,7 +87,7 @@ class Beside:
         def body() -> int:
             orders.close()
             signals.deaf(signal.SIGTERM)
-            return keeper.run(self.hands, orders.child_end, self.settings, own=self.own)
+            return keeper.run(self.context, orders.child_end, self.settings, own=self.own)
 
         self._orders, self._started = orders, time.monotonic()
         self.pid = fork.fork(body)
@@ -99,7 +99,7 @@ class Beside:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            self.hands.log.error("keeper.died", how=told(status))
+            self.context.log.error("keeper.died", how=told(status))
             self._orders.close()
             self._start()
 
@@ -109,12 +109,14 @@ class Beside:
 
 
 class Inline(Worker):
-    def __init__(self, app: Qd, hands: ChildContext, ear: MessageReceiver, beside: Beside) -> None:
+    def __init__(self, app: Qd, context: ChildContext, receiver: MessageReceiver, beside: Beside) -> None:
         settings = app.settings
         name, own = settings.work.connection, app.connections.own
-        queue = open_queue(settings, name, token=hands.token, slot=0, title="qd:inline:worker", own=own)
-        super().__init__(app, settings, queue, hands, Assignment(0, 1, False), between=self._hear_keeper, alarm=Untimed)
-        self.ear, self.beside, self.emptiness = ear, beside, Emptiness()
+        queue = open_queue(settings, name, token=context.token, slot=0, title="qd:inline:worker", own=own)
+        super().__init__(
+            app, settings, queue, context, Assignment(0, 1, False), between=self._hear_keeper, alarm=Untimed
+        )
+        self.receiver, self.beside, self.emptiness = receiver, beside, Emptiness()
         self._asked_at = 0.0
 
     def _open(self) -> None:
@@ -141,7 +143,7 @@ class Inline(Worker):
 
     def _hear_keeper(self) -> None:
         self.beside.watch()
-        for message, fd in self.ear.read(self._reject):
+        for message, fd in self.receiver.read(self._reject):
             if fd is not None:
                 os.close(fd)
             if isinstance(message, Restart):
@@ -157,7 +159,7 @@ class Inline(Worker):
     def _idle(self, longest: float = IDLE) -> None:
         """In maintenance nothing may be taken: the queues are as good as empty."""
         super()._idle(longest)
-        if self.maintenance.holds and not self.paused:
+        if self.shut_queues.holds and not self.paused:
             self._leave_when_empty()
 
     def _leave_when_empty(self) -> bool:

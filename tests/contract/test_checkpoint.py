@@ -149,11 +149,11 @@ def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
 def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_late(queue, connect, seen, monkeypatch):
     """Between the keeper's look and its move: the server had not read yet what the worker had sent before it died."""
     queue.push("a", job(1))
-    held, keeper, ear = take(queue), connect(0), MessageReceiver()
+    held, keeper, receiver = take(queue), connect(0), MessageReceiver()
     lines: list[bytes] = []
     log = Log("keeper", write=lines.append)
-    hands = ChildContext(Scoreboard(), ear.voice, "Tok3nTok3n", 1, log)
-    slot = hands.board.slot(1)
+    context = ChildContext(Scoreboard(), receiver.sender, "Tok3nTok3n", 1, log)
+    slot = context.board.slot(1)
     slot[W.STATE], slot[W.VERDICT] = SlotState.DEAD, Verdict.CRASH
     owned = keeper.owned
 
@@ -163,10 +163,10 @@ def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_l
         return found
 
     monkeypatch.setattr(keeper, "owned", then_late)
-    dead = DeadWorkers(keeper, ("a",), hands, log)
+    dead = DeadWorkers(keeper, ("a",), context, log)
     dead.hear([{"dead": 1}])
-    dead.dead_workers()
-    for end in (ear.sock, ear.voice.sock):
+    dead.settle_workers()
+    for end in (receiver.sock, receiver.sender.sock):
         end.close()
     assert (len(lines), seen.reserved("a")) == (1, {})
     again = take(queue)

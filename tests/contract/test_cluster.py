@@ -558,10 +558,10 @@ def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
 ) -> None:
     a, b, c = three
     keeper: Any = connect(9, "K33p3rK33p3r")
-    voice: Any = None
+    sender: Any = None
     lines = list[object]()
     log = Log("keeper", write=lines.append)
-    dead = DeadWorkers(keeper, (c,), ChildContext(Scoreboard(), voice, "K33p3rK33p3r", 1, log), log)
+    dead = DeadWorkers(keeper, (c,), ChildContext(Scoreboard(), sender, "K33p3rK33p3r", 1, log), log)
     theirs = MasterReport("Tok3nTok3n", "app-1", 1, 0.0, 0.0, connection="redis", queues=[a, b])
     assert eventually(lambda: tried(lambda: [dead._give_back_all(theirs, {})]), what="the node") == [True]
     assert settled_once(queue, a, b)
@@ -638,15 +638,15 @@ def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
     assert [place.take(store, owner, held.mark) for place in (first, *others)] == [0, 0, 0]
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
-    answering = Delivery(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    delivery = Delivery(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
     attempts: Any = SimpleNamespace(
         app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
     )
-    ending = Settlement(Settler(queue, log, keeps=True, copier=None), answering, attempts, Scoreboard().slot(1))
-    hands: Any = None
+    ending = Settlement(Settler(queue, log, keeps=True, copier=None), delivery, attempts, Scoreboard().slot(1))
+    context: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
     with away(cluster, a):
-        assert DeadWorkers(keeper, (a, b), hands, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
+        assert DeadWorkers(keeper, (a, b), context, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
         ending.settle(HeldJob(held), Back(60.0, "its lock is taken") if again else Failed(ValueError("no")), 0.0)
         assert (queue.sizes(b).delayed, queue.sizes(b).failed) == (int(again), int(not again))
         assert noted(queue, b) == 1

@@ -151,7 +151,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
 def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, seen, way, byte):
-    answering = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
+    delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
 
@@ -160,7 +160,7 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
         return answer(way, broken, job, Push("b", NEXT))
 
     proxy.cut(byte=byte)
-    assert answering.surely(HeldJob(held), then_answer) is None
+    assert delivery.until_answered(HeldJob(held), then_answer) is None
     assert (len(tries), seen.ready("b"), seen.reserved("a"), seen.owners("a")) == (1, [NEXT], {}, {})
     assert answer(way, broken, held, Push("b", NEXT)) is False  # and who answers again all the same adds nothing
     assert seen.ready("b") == [NEXT]
@@ -169,12 +169,12 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
 @one_place
 @every_way
 def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, proxy, seen, way):
-    answering = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
+    delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
     broken.push("a", job(1))
     held = take(broken)
     proxy.refuse()
     broken.close()
-    assert answering.surely(HeldJob(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
+    assert delivery.until_answered(HeldJob(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
     assert seen.ready("b") == [NEXT]
 
 

@@ -25,16 +25,16 @@ TOKEN = "Tok3nTok3n"
 @pytest.fixture
 def dead(connect) -> Iterator[DeadWorkers]:
     """A keeper that has settled worker 2 of slot 1, which held nothing then."""
-    ear, log = MessageReceiver(), Log("keeper", write=lambda line: None)
-    hands = ChildContext(Scoreboard(), ear.voice, TOKEN, 1, log)
-    slot = hands.board.slot(1)
+    receiver, log = MessageReceiver(), Log("keeper", write=lambda line: None)
+    context = ChildContext(Scoreboard(), receiver.sender, TOKEN, 1, log)
+    slot = context.board.slot(1)
     slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = SlotState.DEAD, Verdict.CRASH, 2
-    found = DeadWorkers(connect(0), ("a",), hands, log)
+    found = DeadWorkers(connect(0), ("a",), context, log)
     found.hear([{"dead": 1}])
-    found.dead_workers()
+    found.settle_workers()
     assert slot[W.STATE] == SlotState.SETTLED
     yield found
-    for end in (ear.sock, ear.voice.sock):
+    for end in (receiver.sock, receiver.sender.sock):
         end.close()
 
 
@@ -42,7 +42,7 @@ def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen,
     worker: RedisQueue = connect(turns=LIFE)
     worker.push("a", job(1))
     take(worker)
-    dead.dead_workers()
+    dead.settle_workers()
     assert (seen.reserved("a"), seen.owners("a")) == ({}, {})
     again = take(worker)
     assert read(again.member).crashes == 1
@@ -53,6 +53,6 @@ def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen:
     worker: RedisQueue = connect(turns=2 * LIFE)
     worker.push("a", job(1))
     held = take(worker)
-    dead.dead_workers()
+    dead.settle_workers()
     assert [*seen.reserved("a")] == [held.member]
     assert worker.ack(held)

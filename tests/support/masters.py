@@ -29,9 +29,9 @@ from qd.process.scoreboard import W
 WORK = WorkOptions(no_schedule=True, no_preload=True, stop_timeout=0.0, sleep=0.0)  # silent for 10 s at most
 PLAN = MasterPlan(
     WORK,
-    template=lambda hands, stream: 0,
-    fresh=lambda hands, seat: 0,
-    keeper=lambda hands, stream, settings, queues: 0,
+    template=lambda context, stream: 0,
+    fresh=lambda context, assignment: 0,
+    keeper=lambda context, stream, settings, queues: 0,
 )
 
 
@@ -41,7 +41,7 @@ class Line:
     def __init__(self) -> None:
         self.given: list[dict[str, Any]] = []
 
-    def give(self, **order: Any) -> bool:
+    def send(self, **order: Any) -> bool:
         self.given.append(order)
         return True
 
@@ -89,7 +89,7 @@ class Rig:
     def template(self, code: AppImport) -> None:
         code.pid, code.orders = self._pid(), cast(OrderPipe, Line())
 
-    def fresh(self, code: AppImport, seat: Assignment) -> int:
+    def fresh(self, code: AppImport, assignment: Assignment) -> int:
         return self._pid()
 
     def _pid(self) -> int:
@@ -140,8 +140,8 @@ class Rig:
         return [match[1] for line in self.lines if (match := re.search(rf" {event} .*\b{field}=(\S+)", line))]
 
     def close(self) -> None:
-        self.state.ear.sock.close()
-        self.state.ear.voice.sock.close()
+        self.state.receiver.sock.close()
+        self.state.receiver.sender.sock.close()
 
 
 MakeRig = Callable[..., Rig]

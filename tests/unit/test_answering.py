@@ -83,14 +83,14 @@ class Scripted:
 )
 def test_an_answer_is_given_once_for_what_stands_there(unsure, script, answer, acked):
     queue = Scripted(*script)
-    answering = Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
-    assert answering.surely(HeldJob(OLD, None, unsure), queue.ack) is answer
+    delivery = Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
+    assert delivery.until_answered(HeldJob(OLD, None, unsure), queue.ack) is answer
     assert [member for call, member in queue.asked if call == "ack"] == [one.member for one in acked]
     assert queue.script == []
-    assert not answering.away or answer is None
+    assert not delivery.away or answer is None
 
 
-def saver(*script: object) -> tuple[Checkpoints, Scripted]:
+def checkpoints(*script: object) -> tuple[Checkpoints, Scripted]:
     queue = Scripted(*script)
     made = Checkpoints(queue, Alarm(Scoreboard().slot(1)), LOG)  # type: ignore[arg-type]
     made.begin(OLD)
@@ -102,7 +102,7 @@ def saved(held: HeldJob) -> bytes | None:
 
 
 def test_what_was_saved_is_what_is_answered_for():
-    made, _ = saver(True, True)
+    made, _ = checkpoints(True, True)
     made.keep(MARK, b"1")
     made.keep(MARK, b"2")
     held = made.end()
@@ -110,7 +110,7 @@ def test_what_was_saved_is_what_is_answered_for():
 
 
 def test_a_call_that_breaks_is_remembered_and_the_next_ones_wait(monkeypatch):
-    made, queue = saver(AWAY, NEW, True)
+    made, queue = checkpoints(AWAY, NEW, True)
     made.keep(MARK, b"1")
     made._not_before += 60
     made.keep(MARK, b"2")
@@ -123,7 +123,7 @@ def test_a_call_that_breaks_is_remembered_and_the_next_ones_wait(monkeypatch):
 
 
 def test_what_never_arrived_goes_with_the_answer():
-    made, _ = saver(AWAY)
+    made, _ = checkpoints(AWAY)
     made.keep(MARK, b"1")
     held = made.end()
     assert (saved(held), held.unsaved, held.unsure) == (None, b"1", True)
@@ -132,14 +132,14 @@ def test_what_never_arrived_goes_with_the_answer():
 
 
 def test_a_server_that_refuses_has_changed_nothing():
-    made, _ = saver(ServerRefused("no"))
+    made, _ = checkpoints(ServerRefused("no"))
     made.keep(MARK, b"1")
     assert made.end().unsaved == b"1"
 
 
 @pytest.mark.parametrize("script", [[False], [AWAY, None], [AWAY, NEW, False, NEW]], ids=str)
 def test_a_lease_that_is_gone_is_told_to_the_alarm(script, monkeypatch):
-    made, queue = saver(*script)
+    made, queue = checkpoints(*script)
     told = []
     monkeypatch.setattr(made.alarm, "lease_lost", lambda: told.append(True))
     while queue.script:
@@ -149,7 +149,7 @@ def test_a_lease_that_is_gone_is_told_to_the_alarm(script, monkeypatch):
 
 
 def test_after_its_end_nothing_of_a_job_is_saved():
-    made, queue = saver()
+    made, queue = checkpoints()
     made.end()
     with pytest.raises(NotInJob):
         made.keep(MARK, b"1")
@@ -160,7 +160,7 @@ def test_after_its_end_nothing_of_a_job_is_saved():
 
 
 def test_the_end_waits_for_a_call_under_way():
-    made, queue = saver(True)
+    made, queue = checkpoints(True)
     sent, go = threading.Event(), threading.Event()
     whole = queue.checkpoint
 
@@ -188,10 +188,10 @@ def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> N
     lines = list[bytes]()
     log = Log("worker", write=lambda line: lines.append(line))
     server: Any = Scripted()
-    answering = Delivery(server, Rota(("a",)), log, lambda _: None)
+    delivery = Delivery(server, Rota(("a",)), log, lambda _: None)
     for _ in range(3):
         for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
-            answering.broke(error)
+            delivery.broke(error)
     assert [line.split(b"error=")[1].strip() for line in lines] == [b'"no queue"', b'"may not receive"']
 
 
@@ -223,29 +223,29 @@ def test_an_answer_is_left_where_its_server_has_been_away_for_a_second(
     script: list[object], left: list[tuple[Reserved, bool]]
 ) -> None:
     queue = Leaving(True, *script)
-    answering = answers(queue)
-    answering._away_since = time.monotonic() - LEAVES
-    answering.surely(HeldJob(OLD), queue.ack)
+    delivery = answers(queue)
+    delivery._away_since = time.monotonic() - LEAVES
+    delivery.until_answered(HeldJob(OLD), queue.ack)
     assert queue.left == left
     assert queue.script == []
 
 
 def test_no_answer_is_left_within_the_first_second_nor_where_no_server_takes_it() -> None:
     queue = Leaving(True, AWAY, OLD, True)
-    assert answers(queue).surely(HeldJob(OLD), queue.ack) is True
+    assert answers(queue).until_answered(HeldJob(OLD), queue.ack) is True
     assert queue.left == []
     queue = Leaving(False, AWAY, OLD, True)
-    answering = answers(queue)
-    answering._away_since = time.monotonic() - LEAVES
-    assert answering.surely(HeldJob(OLD), queue.ack) is True
+    delivery = answers(queue)
+    delivery._away_since = time.monotonic() - LEAVES
+    assert delivery.until_answered(HeldJob(OLD), queue.ack) is True
     assert queue.left == [(OLD, False)]
 
 
 def test_the_ack_that_a_turn_could_not_send_is_left_and_the_next_turn_is_without_it() -> None:
     queue = Leaving(True)
-    answering = answers(queue)
-    answering.done, answering._away_since = OLD, time.monotonic() - LEAVES
-    answering.broke(Unreachable("refused"))
-    assert answering.done is None
-    assert not answering.unsure
+    delivery = answers(queue)
+    delivery.done, delivery._away_since = OLD, time.monotonic() - LEAVES
+    delivery.broke(Unreachable("refused"))
+    assert delivery.done is None
+    assert not delivery.unsure
     assert queue.left == [(OLD, True)]

@@ -49,48 +49,48 @@ MALFORMED = {
 
 
 @pytest.fixture
-def ear() -> Iterator[MessageReceiver]:
+def receiver() -> Iterator[MessageReceiver]:
     found = MessageReceiver()
     yield found
-    for end in (found.sock, found.voice.sock):
+    for end in (found.sock, found.sender.sock):
         end.close()
 
 
 class Master:
     """Messages on a state of their own; `lines` has what was logged."""
 
-    def __init__(self, ear: MessageReceiver) -> None:
+    def __init__(self, receiver: MessageReceiver) -> None:
         self.lines = list[str]()
         log = Log("master", write=lambda line: self.lines.append(line.decode()))
         self.children = Children(Scoreboard())
-        state: Any = SimpleNamespace(ear=ear, log=log, children=self.children, stopping=None, paused=False)
+        state: Any = SimpleNamespace(receiver=receiver, log=log, children=self.children, stopping=None, paused=False)
         spawner: Any = SimpleNamespace(born=lambda worker: None)
         reload: Any = SimpleNamespace()
         self.messages = Messages(state, spawner, reload, lambda *_: None, lambda _: None)
 
 
 @pytest.fixture
-def master(ear: MessageReceiver) -> Master:
-    return Master(ear)
+def master(receiver: MessageReceiver) -> Master:
+    return Master(receiver)
 
 
 def raises(error: Exception) -> None:
     raise error
 
 
-def test_each_message_arrives_as_it_was_sent(ear: MessageReceiver) -> None:
+def test_each_message_arrives_as_it_was_sent(receiver: MessageReceiver) -> None:
     for message in EACH:
-        ear.voice.tell(message)
-    assert [message for message, _ in ear.read(raises)] == EACH
+        receiver.sender.send(message)
+    assert [message for message, _ in receiver.read(raises)] == EACH
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=list(MALFORMED))
 def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
-    ear: MessageReceiver, master: Master, data: bytes
+    receiver: MessageReceiver, master: Master, data: bytes
 ) -> None:
     worker = master.children.take(0, 1, 0.0)
-    ear.voice.sock.send(data)
-    ear.voice.tell(Ready(slot=0, generation=worker.generation))
+    receiver.sender.sock.send(data)
+    receiver.sender.send(Ready(slot=0, generation=worker.generation))
     master.messages.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
     master.messages.hear()
     assert worker.ready
@@ -99,13 +99,13 @@ def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
 
 
 def test_an_error_of_the_master_itself_is_raised(
-    ear: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise TypeError("a bug")
 
     monkeypatch.setattr(master.children, "found", broken)
-    ear.voice.tell(Lost(slot=0, generation=1, turn=1))
+    receiver.sender.send(Lost(slot=0, generation=1, turn=1))
     with pytest.raises(TypeError, match="a bug"):
         master.messages.hear()
     assert master.lines == []
@@ -119,9 +119,9 @@ NOT_KEPT = {
 
 
 @pytest.mark.parametrize("data", NOT_KEPT.values(), ids=list(NOT_KEPT))
-def test_a_descriptor_that_is_not_kept_is_closed(ear: MessageReceiver, master: Master, data: bytes) -> None:
+def test_a_descriptor_that_is_not_kept_is_closed(receiver: MessageReceiver, master: Master, data: bytes) -> None:
     read, write = os.pipe()
-    socket.send_fds(ear.voice.sock, [data], [write])
+    socket.send_fds(receiver.sender.sock, [data], [write])
     os.close(write)
     master.messages.hear()
     os.set_blocking(read, False)
@@ -130,14 +130,14 @@ def test_a_descriptor_that_is_not_kept_is_closed(ear: MessageReceiver, master: M
 
 
 def test_a_worker_that_was_given_up_before_it_was_born_is_killed(
-    ear: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = list[int]()
     monkeypatch.setattr(fork, "kill_group", killed.append)
     master.children.take(0, 1, 0.0)
     master.children.never_born(1e9)
     later = master.children.take(0, 1, 0.0)
-    ear.voice.tell(Born(slot=0, generation=1, pid=77))
-    ear.voice.tell(Born(slot=0, generation=2, pid=78))
+    receiver.sender.send(Born(slot=0, generation=1, pid=77))
+    receiver.sender.send(Born(slot=0, generation=2, pid=78))
     master.messages.hear()
     assert (killed, later.slot[W.PID]) == ([77], 78)

@@ -28,8 +28,8 @@ def silent(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> Silent:
     """silent(s): `master_silent` of the report at the second s."""
     at = 1000
     monkeypatch.setattr(module, "now", lambda: at * 10**9)
-    hands = SimpleNamespace(board=board, token="T", master=os.getpid())
-    report = Report(settings(), cast(Any, hands))
+    context = SimpleNamespace(board=board, token="T", master=os.getpid())
+    report = Report(settings(), cast(Any, context))
 
     def ask(second: int) -> float:
         nonlocal at
@@ -63,8 +63,8 @@ def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> N
     for number, pid in enumerate((0, 415)):
         slot = board.slot(number)
         slot[W.STATE], slot[W.PID] = SlotState.STARTING, pid
-    hands = SimpleNamespace(board=board, token="T", master=os.getpid())
-    told = json.loads(Report(settings(), cast(Any, hands)).text(0.0))["workers"]
+    context = SimpleNamespace(board=board, token="T", master=os.getpid())
+    told = json.loads(Report(settings(), cast(Any, context)).text(0.0))["workers"]
     assert [worker["pid"] for worker in told] == [415]
 
 

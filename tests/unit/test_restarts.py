@@ -26,13 +26,13 @@ class Keeper:
         self.told: list[str] = []
         self.key: bytes | None = None
         self.at, self._first = max(ASKED, imported), True
-        voice = SimpleNamespace(tell=lambda message: self.told.append("rolling" if message.rolling else "restart"))
+        sender = SimpleNamespace(send=lambda message: self.told.append("rolling" if message.rolling else "restart"))
         forked = now() - int((self.at - imported) * 1e9)
-        hands = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), voice=voice)
+        context = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), sender=sender)
         wire = SimpleNamespace(call=lambda command, *names: [self.key, *[None] * (len(names) - 1)])
         log = Log("keeper", write=lambda _: None)
         keys = LaravelKeys(cast(Any, wire), "cache:", settings(), cast(Any, None), log)
-        self._restarts = Restarts(cast(Any, hands), keys, log)
+        self._restarts = Restarts(cast(Any, context), keys, log)
 
     def beat(self, stamp: str, key: bytes | None) -> list[str]:
         """One look; what the master has heard so far."""

@@ -18,7 +18,7 @@ def test_each_report_of_a_master_that_is_looked_at_is_a_sign_of_life(monkeypatch
     signs = count(1)
     monkeypatch.setattr("qd.keeper.dead_workers.now", lambda: next(signs))
     log = Log("keeper", write=lambda line: None)
-    hands = ChildContext(Scoreboard(), cast(Any, None), "us", 1, log)
+    context = ChildContext(Scoreboard(), cast(Any, None), "us", 1, log)
     reports = [MasterReport(f"other{n}", "elsewhere", 1, 0.0, 0.0) for n in range(50)]
-    DeadWorkers(cast(Any, None), ("a",), hands, log).dead_masters(lambda: reports, lambda token: None)
-    assert hands.board.header(H.KEEPER_ALIVE) == 50
+    DeadWorkers(cast(Any, None), ("a",), context, log).settle_masters(lambda: reports, lambda token: None)
+    assert context.board.header(H.KEEPER_ALIVE) == 50

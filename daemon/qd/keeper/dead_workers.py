@@ -46,8 +46,8 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class DeadWorkers:
-    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], hands: ChildContext, log: Log) -> None:
-        self.queue, self.queues, self.hands, self.log = queue, queues, hands, log
+    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
+        self.queue, self.queues, self.context, self.log = queue, queues, context, log
         self._told: dict[int, Order] = {}  # what the master has reported of the dead, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
         self._dead: list[MasterReport] | None = None  # masters still to be settled; None: nobody has looked yet
@@ -60,11 +60,11 @@ class DeadWorkers:
     # -- workers of this master
 
     def unsettled(self) -> bool:
-        return any(slot[W.STATE] == SlotState.DEAD for slot in self.hands.board)
+        return any(slot[W.STATE] == SlotState.DEAD for slot in self.context.board)
 
-    def dead_workers(self) -> None:
+    def settle_workers(self) -> None:
         """Move what dead workers held, and free their slots. Raises ConnectionLost when all others are done."""
-        board = self.hands.board
+        board = self.context.board
         self._told = {
             number: said for number, said in self._told.items() if board.slot(number)[W.STATE] == SlotState.DEAD
         }
@@ -93,11 +93,11 @@ class DeadWorkers:
         each_of(queues, acts)
 
     def _move_late(self, queue: str, number: int, generation: int) -> None:
-        owner = f"{self.hands.token}/{number}"
+        owner = f"{self.context.token}/{number}"
         member = self.queue.owned(queue, owner)
         if member is None:
             return
-        mark = reserved_of(queue, member, f"{self.hands.token}.{number}.").mark
+        mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
         if not mark or split_mark(mark).generation > generation:
             return  # its successor's
         if self.queue.give_back(queue, owner, member, Released(member)):
@@ -108,18 +108,18 @@ class DeadWorkers:
         if not slot[W.JOB_AT]:
             return
         if slot[W.ROLE] == Role.SCHEDULER:
-            ended = end_of_runs(self.hands.token, slot[W.PID], self._alive)
+            ended = end_of_runs(self.context.token, slot[W.PID], self._alive)
         else:
-            ended = end_of_job(f"{self.hands.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+            ended = end_of_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
     def _move(self, queue: str, slot: Slot) -> None:
-        owner = f"{self.hands.token}/{slot.number}"
+        owner = f"{self.context.token}/{slot.number}"
         member = self.queue.owned(queue, owner)
         if member is None:
             return
-        mark = reserved_of(queue, member, f"{self.hands.token}.{slot.number}.").mark
+        mark = reserved_of(queue, member, f"{self.context.token}.{slot.number}.").mark
         verdict = Verdict(slot[W.VERDICT]) if mark else Verdict.CRASH
         back = answer_of(slot, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
@@ -151,7 +151,7 @@ class DeadWorkers:
 
     # -- masters that died on this host
 
-    def dead_masters(self, reports: Callable[[], list[MasterReport]], forget: Callable[[str], None]) -> None:
+    def settle_masters(self, reports: Callable[[], list[MasterReport]], forget: Callable[[str], None]) -> None:
         """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease.
 
         For BUDGET seconds at a time: the beats go on, and with them the leases of the living."""
@@ -179,11 +179,11 @@ class DeadWorkers:
 
     def _died(self, master: MasterReport) -> bool:
         self._alive()
-        return master.token != self.hands.token and died_here(master)
+        return master.token != self.context.token and died_here(master)
 
     def _alive(self) -> None:
         """The master watches, and this may take a while."""
-        self.hands.board.set_header(H.KEEPER_ALIVE, now())
+        self.context.board.set_header(H.KEEPER_ALIVE, now())
 
     def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
         """False: something it held stays with its lease, because nobody can see whether its worker lives. Raises

@@ -36,7 +36,7 @@ from qd.keeper.control import Control, ControlAway, longest_call
 from qd.keeper.dead_workers import DeadWorkers, named
 from qd.keeper.operators import LaravelKeys, Maintenance, Restarts
 from qd.keeper.report import Report
-from qd.keeper.servers import AGAIN, Permissions, Private, ServerHealth, each_of
+from qd.keeper.servers import AGAIN, Permissions, EmbeddedServer, ServerHealth, each_of
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
@@ -52,7 +52,7 @@ LEAVING = 2.0  # seconds it tries to settle the last dead workers
 
 
 def run(
-    hands: ChildContext,
+    context: ChildContext,
     line: socket.socket,
     settings: Settings,
     also: tuple[str, ...] = (),
@@ -60,14 +60,14 @@ def run(
 ) -> int:
     """The keeper's process, a child of the master: everything it opens, it opens itself. `also`: queues that the settings
     no longer name, and that a worker may still have a job of. own: the app's drivers, where one of them is worked on."""
-    log = hands.log.of("keeper", Unblocked())
+    log = context.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     title = f"qd:{settings.work.pool or 'default'}:keeper"
-    queue = open_keeping(settings, settings.work.connection, token=hands.token, title=title, own=own)
+    queue = open_keeping(settings, settings.work.connection, token=context.token, title=title, own=own)
     queue.patience(*PATIENCE)
 
     def is_alive(_: float) -> None:
-        hands.board.set_header(H.KEEPER_ALIVE, now())
+        context.board.set_header(H.KEEPER_ALIVE, now())
 
     queue.beats(is_alive)  # many short steps may take long on a busy host
     control = None
@@ -76,7 +76,7 @@ def run(
         at_most = longest_call(settings.connection(settings.work.connection))
         control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
         control[0].on_progress(is_alive)
-    return Keeper(settings, queue, control, hands, log, also).run(OrderReader(line))
+    return Keeper(settings, queue, control, context, log, also).run(OrderReader(line))
 
 
 class Keeper:
@@ -85,22 +85,22 @@ class Keeper:
         settings: Settings,
         queue: KeeperConnector,
         control: tuple[Keyspace, str] | None,
-        hands: ChildContext,
+        context: ChildContext,
         log: Log,
         also: tuple[str, ...] = (),
     ) -> None:
         """queue: the worked connection; control: where stamps and reports live, None: with the queue."""
         self.settings, self.queue = settings, queue
-        self.apart = control is not None
+        self.separate = control is not None
         self.control = Control(*(control or queue.kept), settings.connection(settings.control), queue.settings, log)
-        self.board: Scoreboard = hands.board
-        self.hands, self.log = hands, log
+        self.board: Scoreboard = context.board
+        self.context, self.log = context, log
         self.lease = queue.settings.retry_after
         self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
-        self.dead = DeadWorkers(queue, self.queues, hands, log)
-        self.aged = FailedRetention(queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log)
+        self.dead_workers = DeadWorkers(queue, self.queues, context, log)
+        self.retention = FailedRetention(queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
@@ -108,26 +108,26 @@ class Keeper:
         self._away_since: float | None = None
         self._told_away = False
         self._server = queue.settings.driver  # its word in the log
-        self.parts = ServerHealth(log, self._server)
+        self.server_health = ServerHealth(log, self._server)
         self._delay = 0.0
         self._server_now = self._reported_at = 0.0
-        self.restarts = Restarts(hands, self.laravel, log)
+        self.restarts = Restarts(context, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
-        self.report = Report(settings, hands)
-        self.private = Private(settings, log)
-        self.rights = Permissions(queue, self.queues[0], hands.board, log)
+        self.report = Report(settings, context)
+        self.embedded = EmbeddedServer(settings, log)
+        self.permissions = Permissions(queue, self.queues[0], context.board, log)
 
-    def run(self, inbox: OrderReader) -> int:
+    def run(self, orders: OrderReader) -> int:
         deadline = 0.0
         poll = select.poll()  # not select: what it inherits may have descriptors beyond 1024
-        poll.register(inbox.fileno(), select.POLLIN)
-        while not inbox.ended:
+        poll.register(orders.fileno(), select.POLLIN)
+        while not orders.ended:
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
-                self.dead.hear(inbox.read())
+                self.dead_workers.hear(orders.read())
             self._alive()
             deadline = self._turn()
-            self.private.look(away=self._away_since is not None or self.control.is_away)
-        if inbox.dismissed:  # else the master was killed: its report is what the next one needs
+            self.embedded.look(away=self._away_since is not None or self.control.is_away)
+        if orders.dismissed:  # else the master was killed: its report is what the next one needs
             self._leave()
         return 0
 
@@ -139,18 +139,18 @@ class Keeper:
         """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
         self._notice_a_gap()
         try:
-            self.rights.look(fresh=not self._connected_at)
+            self.permissions.look(fresh=not self._connected_at)
             deadline = self._beat()
             self._back()
             self._besides()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
-            return time.monotonic() + (AGAIN if self.rights.explain(error) else self._lost(error))
+            return time.monotonic() + (AGAIN if self.permissions.explain(error) else self._lost(error))
 
     def _besides(self) -> None:
         """What a server cannot be asked for that is known to be away is done at a later beat; every other break is one."""
-        masters = partial(self.dead.dead_masters, self._masters, self._forget)
-        for act in (self.dead.dead_workers, masters, self.aged.forget):
+        masters = partial(self.dead_workers.settle_masters, self._masters, self._forget)
+        for act in (self.dead_workers.settle_workers, masters, self.retention.forget):
             if act is masters and self.control.is_away:
                 continue
             try:
@@ -158,7 +158,7 @@ class Keeper:
             except ControlAway:
                 continue
             except ConnectionLost:
-                if not self.parts.are_away:
+                if not self.server_health.are_away:
                     raise
 
     def _notice_a_gap(self) -> None:
@@ -176,9 +176,9 @@ class Keeper:
         self.restarts.look()
         first = not self.restarts.forked
         report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
-        answer = self.queue.beat(self.queues, self._asked("" if self.apart else report, self._renews(at)))
+        answer = self.queue.beat(self.queues, self._asked("" if self.separate else report, self._renews(at)))
         received = time.monotonic()
-        control, heard = self.control.beat(self._asked(report, False)) if self.apart else (answer, True)
+        control, heard = self.control.beat(self._asked(report, False)) if self.separate else (answer, True)
         if report and heard and not first:  # the second one knows when the code was imported
             self._reported_at = at
         self._hear(answer, control, at, first)
@@ -189,14 +189,14 @@ class Keeper:
 
     def _asked(self, report: str, renew: bool) -> BeatRequest:
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
-        return BeatRequest(self.hands.token, report, self.lease, renew, self._reclaims_until(), slots)
+        return BeatRequest(self.context.token, report, self.lease, renew, self._reclaims_until(), slots)
 
     def _hear(self, answer: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
         """control: of the server that keeps restarts and maintenance, by whose clock restarts are stamped. None: this
         keeper has not read it yet."""
         # Before the contact: new workers wait for that.
         self.report.laravel_down = self.maintenance.tell(None if control is None else control.down)
-        self.board.set_header(H.KEEPER_CONTACT, 0 if self.rights.missing else now())
+        self.board.set_header(H.KEEPER_CONTACT, 0 if self.permissions.missing else now())
         if self._server_now and answer.now - self._server_now > self.gap:
             self._connected_at = at
         self._server_now = answer.now
@@ -204,7 +204,7 @@ class Keeper:
         self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
         if control is not None:
             self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
-        self.parts.tell(answer.away)
+        self.server_health.tell(answer.away)
         self._tell_given(answer.given)
         self._tell_lost(answer.lost)
         self._tell_cancelled(answer.cancelled)
@@ -237,7 +237,7 @@ class Keeper:
                 slot[W.LOST_TURN] = turn
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
-            self.hands.voice.tell(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
+            self.context.sender.send(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
     def _tell_given(self, given: Sequence[Given]) -> None:
         for queue, member, there in given:
@@ -252,7 +252,7 @@ class Keeper:
         for number, turn in cancelled:
             if number < SLOTS:
                 generation = self.board.slot(number)[W.GENERATION]
-                self.hands.voice.tell(Cancel(slot=number, generation=generation, turn=turn & 0xFFFFFFFF))
+                self.context.sender.send(Cancel(slot=number, generation=generation, turn=turn & 0xFFFFFFFF))
 
     # -- the reports of others
 
@@ -303,11 +303,11 @@ class Keeper:
         until = time.monotonic() + LEAVING
         while time.monotonic() < until:
             try:
-                self.dead.dead_workers()
-                self.aged.forget(leaving=True)
+                self.dead_workers.settle_workers()
+                self.retention.forget(leaving=True)
                 self.queue.beat(self.queues, self._asked("", False))  # no token may be left that no job stands behind
-                if not self.dead.unsettled():
-                    self._forget(self.hands.token)
+                if not self.dead_workers.unsettled():
+                    self._forget(self.context.token)
                 return
             except (ConnectionLost, ServerRefused):
                 if self._away_since is not None or self.control.is_away:

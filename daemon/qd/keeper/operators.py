@@ -105,8 +105,8 @@ OURS = 5.0  # seconds after a stamp that names no value in which one change of L
 class Restarts:
     """Moments are of the clock of the server where the stamp stands."""
 
-    def __init__(self, hands: ChildContext, laravel: LaravelKeys | None, log: Log) -> None:
-        self.hands, self.laravel, self.log = hands, laravel, log
+    def __init__(self, context: ChildContext, laravel: LaravelKeys | None, log: Log) -> None:
+        self.context, self.laravel, self.log = context, laravel, log
         self.forked = 0.0  # when the serving code was imported; 0: no beat has shown that clock yet
         self._import = 0  # which import that was, as the board tells it
         self._told: Restart | None = None
@@ -122,7 +122,7 @@ class Restarts:
 
     def clock(self, server_now: float) -> None:
         """It is this late there: when the code was imported is reckoned once for each import."""
-        imported = self.hands.board.header(H.FORKED_AT)
+        imported = self.context.board.header(H.FORKED_AT)
         if self._import != imported:
             self._import, self.forked = imported, server_now - (now() - imported) / 1e9
 
@@ -139,11 +139,11 @@ class Restarts:
                 self.log.warning("restart.ahead", seconds=asked.at - server_now, reason=way)
             elif asked.at > self.forked:
                 at = now() - int((server_now - asked.at) * 1e9)
-                self.hands.voice.tell(channels.Restart(rolling=asked.rolling, at=at))
+                self.context.sender.send(channels.Restart(rolling=asked.rolling, at=at))
         if self._laravel_asks:
             self._laravel_asks = False
             if asked is None or not self._wrote(asked, server_now):
-                self.hands.voice.tell(channels.Restart(rolling=False))
+                self.context.sender.send(channels.Restart(rolling=False))
 
     def _wrote(self, asked: Restart, server_now: float) -> bool:
         """Whether the `qd restart` that left this stamp wrote what Laravel's key holds now. Then the stamp is enough."""

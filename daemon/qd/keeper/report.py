@@ -23,8 +23,8 @@ STOOD_STILL = 5.0  # seconds between two reports after which it was the keeper t
 class Report:
     """Moments are told by the server's clock, as far as the last beat has shown it."""
 
-    def __init__(self, settings: Settings, hands: ChildContext) -> None:
-        self.settings, self.hands, self.board = settings, hands, hands.board
+    def __init__(self, settings: Settings, context: ChildContext) -> None:
+        self.settings, self.context, self.board = settings, context, context.board
         # Of the server's clock to the monotonic one, seconds; None before the first answer.
         self._offset: float | None = None
         self._turns = self._looked()
@@ -59,10 +59,10 @@ class Report:
         took, since = header(H.TOOK_AT), now() - int(RECENT * 1e9)
         known = self._offset is not None
         report = {
-            "token": self.hands.token,
+            "token": self.context.token,
             "host": socket.gethostname(),
-            "pid": self.hands.master,
-            "start": proc.start_time(self.hands.master),
+            "pid": self.context.master,
+            "start": proc.start_time(self.context.master),
             "boot": proc.boot_id(),
             "ns": proc.pid_namespace(),
             "root": os.geteuid() == 0 and not proc.in_container(),

@@ -109,7 +109,7 @@ class ServerHealth:
 REST = (1.0, 30.0)  # seconds between two starts: at first, and at most
 
 
-class Private:
+class EmbeddedServer:
     """Of the worked connection or the control connection, if one of them is embedded."""
 
     def __init__(self, settings: Settings, log: Log) -> None:

@@ -42,7 +42,7 @@ class ChildContext:
     """What every child is given: the shared memory, a voice to the master, the master's token and pid, a log."""
 
     board: Scoreboard
-    voice: MessageSender
+    sender: MessageSender
     token: str
     master: int
     log: Log
@@ -58,9 +58,9 @@ class MasterPlan:
     """One configuration as the master sees it."""
 
     work: WorkOptions
-    template: Callable[[ChildContext, Any], int]  # hands, the stream its orders come on
+    template: Callable[[ChildContext, Any], int]  # context, the stream its orders come on
     fresh: Callable[[ChildContext, Assignment], int]  # a worker or scheduler that imports the app by itself
-    # hands, stream, what the app's import has resolved, queues of earlier settings
+    # context, stream, what the app's import has resolved, queues of earlier settings
     keeper: Callable[[ChildContext, Any, str, tuple[str, ...]], int]
 
     @property

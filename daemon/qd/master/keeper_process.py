@@ -121,7 +121,7 @@ class KeeperProcess:
     def _tell(self) -> None:
         """Report to the keeper the deaths that it does not know of. It moves no job of a worker before."""
         for number in sorted(self._untold):
-            if self.orders is None or not self.orders.give(**self.dead[number]):
+            if self.orders is None or not self.orders.send(**self.dead[number]):
                 return
             self._untold.discard(number)
 

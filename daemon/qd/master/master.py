@@ -79,9 +79,9 @@ class Master:
         self.reload = Reload(state, self.spawner, replan, os.environ)
         self.messages = Messages(state, self.spawner, self.reload, partial(shutdown.begin, state), announce)
         self.reaper = Reaper(state, self.messages.hear, self.reload)
-        self.late = Watchdog(state.children, log)
+        self.watchdog = Watchdog(state.children, log)
         self.emptiness = Emptiness()
-        self._face, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
+        self._display, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
 
     # -- the loop
 
@@ -96,7 +96,7 @@ class Master:
             self.reload.begin(state.plan)
             while state.stopping is None or not state.stopping.over:
                 # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
-                for number in sorted(as_one(state.mailbox.wait(self._pause(), state.ear.fileno()))):
+                for number in sorted(as_one(state.mailbox.wait(self._pause(), state.receiver.fileno()))):
                     self._signal(number)
                 self._turn()
             return int(state.stopping.code)
@@ -111,7 +111,7 @@ class Master:
         state.children.free_settled()
         state.children.oom.look()
         self.reaper.reap()
-        self.late.end(state.plan.work.memory_hard, state.plan.silence)
+        self.watchdog.end(state.plan.work.memory_hard, state.plan.silence)
         if state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()
@@ -138,7 +138,7 @@ class Master:
             or state.plan.work.once
         ):
             waits.append(QUICK)
-        deadline = self.late.next()
+        deadline = self.watchdog.next()
         if deadline is not None:
             waits.append(deadline)
         if state.notifier.watchdog_interval:
@@ -206,11 +206,11 @@ class Master:
         state, children = self.state, self.state.children
         down = state.board.header(H.DOWN)
         word = "stopping" if state.stopping else "paused" if state.paused else "down" if down else ""
-        self._face.show(counted(children, only_schedule=not state.plan.work.workers), word)
+        self._display.show(counted(children, only_schedule=not state.plan.work.workers), word)
         workers, leads = len(children.of(Role.WORKER)), state.plan.leads
-        if self._face.ready(children.serving(role=leads), max(1, state.wants()[leads])):
+        if self._display.ready(children.serving(role=leads), max(1, state.wants()[leads])):
             state.log.info("master.ready", workers=workers)
-        self.liveness.tell(workers, self._face.is_ready, state.keeper.silent_for)
+        self.liveness.tell(workers, self._display.is_ready, state.keeper.silent_for)
 
 
 def has_terminal() -> bool:

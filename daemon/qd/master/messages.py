@@ -11,7 +11,7 @@ from qd.master.reload import Reload
 from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.process import fork
-from qd.process.channels import AnyMessage, Born, Cancel, Changed, Imported, Lost, OfSeat, Ready, Restart, Unborn
+from qd.process.channels import AnyMessage, Born, Cancel, Changed, Imported, Lost, ChildMessage, Ready, Restart, Unborn
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Why
 
@@ -30,7 +30,7 @@ class Messages:
         self._stop, self._announce = stop, announce
 
     def hear(self) -> None:
-        for message, fd in self.state.ear.read(self._reject):
+        for message, fd in self.state.receiver.read(self._reject):
             kept = False
             try:
                 if isinstance(message, Ready):
@@ -46,7 +46,7 @@ class Messages:
 
     def _act(self, message: AnyMessage) -> None:
         state = self.state
-        worker = state.children.found(message.slot, message.generation) if isinstance(message, OfSeat) else None
+        worker = state.children.found(message.slot, message.generation) if isinstance(message, ChildMessage) else None
         match message:
             case Imported():
                 self._on_imported(message)

@@ -34,7 +34,7 @@ class Forker:
 
         def body() -> int:
             signals.deaf(signal.SIGTERM)
-            return plan.template(self._hands("template"), (orders.child_end, code.number))
+            return plan.template(self._context("template"), (orders.child_end, code.number))
 
         try:
             code.pid = child.fork(self._forgetting(body))
@@ -42,23 +42,25 @@ class Forker:
         finally:
             orders.child_end.close()
 
-    def fresh(self, code: AppImport, seat: Assignment) -> int:
+    def fresh(self, code: AppImport, assignment: Assignment) -> int:
         """Fork a worker or scheduler that imports the app by itself. Returns its pid. Raises OSError."""
-        return child.fork(self._forgetting(lambda: code.plan.fresh(self._hands(seat.role.word, code.number), seat)))
+        return child.fork(
+            self._forgetting(lambda: code.plan.fresh(self._context(assignment.role.word, code.number), assignment))
+        )
 
     def keeper(self, plan: MasterPlan, orders: OrderPipe, settings: str, also: tuple[str, ...]) -> int:
         """`also`: queues of earlier settings. Returns its pid. Raises OSError."""
 
         def body() -> int:
             signals.deaf(signal.SIGTERM)
-            return plan.keeper(self._hands("keeper"), orders.child_end, settings, also)
+            return plan.keeper(self._context("keeper"), orders.child_end, settings, also)
 
         return child.fork(self._forgetting(body))
 
-    def _hands(self, role: str, code: int = 0) -> ChildContext:
+    def _context(self, role: str, code: int = 0) -> ChildContext:
         state = self.state
         return ChildContext(
-            state.board, state.ear.voice, self._token, os.getppid(), state.log.of(role, to_stderr), code
+            state.board, state.receiver.sender, self._token, os.getppid(), state.log.of(role, to_stderr), code
         )
 
     def _forgetting(self, body: Callable[[], int]) -> Callable[[], int]:
@@ -67,7 +69,7 @@ class Forker:
         def run() -> int:
             state = self.state
             systemd.strip(os.environ)
-            state.ear.sock.close()
+            state.receiver.sock.close()
             codes = (state.codes.serving, state.codes.coming)
             for orders in (state.keeper.orders, *(code.orders for code in codes if code is not None)):
                 if orders is not None:
@@ -134,14 +136,14 @@ class Spawner:
         if number is None:
             return
         worker = state.children.take(number, code.number, time.monotonic(), role)
-        seat = Assignment(number, worker.generation, state.paused, role)
+        assignment = Assignment(number, worker.generation, state.paused, role)
         if code.preload:
-            order = {"slot": number, "generation": seat.generation, "paused": seat.paused}
-            if code.orders is None or not code.orders.give(**order, role=role):
+            order = {"slot": number, "generation": assignment.generation, "paused": assignment.paused}
+            if code.orders is None or not code.orders.send(**order, role=role):
                 state.children.forget(worker)
             return
         try:
-            pid = self.forker.fresh(code, seat)
+            pid = self.forker.fresh(code, assignment)
         except OSError as error:
             state.children.forget(worker)
             self.refused(role, str(error))

@@ -4,7 +4,7 @@ What the parts of the master share. One object a program: the parts read it and 
 
 Master ── State ──┬── plan, wanted, paused, stopping     what is asked of it
                   ├── codes, children, boots, keeper     what it has started
-                  └── board, ear, mailbox, log, notifier how it hears and speaks
+                  └── board, receiver, mailbox, log, notifier how it hears and speaks
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class State:
         self.board = Scoreboard()
         self.children = Children(self.board)
         self.codes = AppImports()
-        self.ear = MessageReceiver()
+        self.receiver = MessageReceiver()
         self.mailbox = signals.Mailbox()
         self.keeper = KeeperProcess(self.board, log)
         self.boots = {role: BootBackoff() for role in Role}

@@ -37,36 +37,36 @@ class Imported(Message):
     warnings: list[str]
 
 
-class OfSeat(Message):
+class ChildMessage(Message):
     """About the child of this slot and generation."""
 
     slot: int
     generation: int
 
 
-class Born(OfSeat):
+class Born(ChildMessage):
     """The template has forked it."""
 
     pid: int
 
 
-class Unborn(OfSeat):
+class Unborn(ChildMessage):
     """The template could not fork it."""
 
     error: str
 
 
-class Ready(OfSeat):
+class Ready(ChildMessage):
     """It hears signals from now on. With it comes the descriptor of the file for its stacks, where there is one."""
 
 
-class Lost(OfSeat):
+class Lost(ChildMessage):
     """The lease of its job of this turn is lost."""
 
     turn: int
 
 
-class Cancel(OfSeat):
+class Cancel(ChildMessage):
     """Its job of this turn was canceled."""
 
     turn: int
@@ -95,7 +95,7 @@ class MessageSender:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
-    def tell(self, message: AnyMessage, fd: int | None = None) -> None:
+    def send(self, message: AnyMessage, fd: int | None = None) -> None:
         """Send it, wait while the master's buffer is full. A master that is gone hears nothing, and is no error."""
         data = json.dumps(msgspec.to_builtins(message)).encode()  # msgspec's own JSON refuses paths that are not UTF-8
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class MessageReceiver:
         for end in (self.sock, other):  # macOS would take 2,048 bytes
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LARGEST)
-        self.voice = MessageSender(other)
+        self.sender = MessageSender(other)
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -148,7 +148,7 @@ class OrderPipe:
         self.sock, self.child_end = socket.socketpair()
         self.sock.setblocking(False)
 
-    def give(self, **fields: Any) -> bool:
+    def send(self, **fields: Any) -> bool:
         """False: it did not fit, or the child is gone."""
         data = json.dumps(fields).encode() + b"\n"
         try:
@@ -161,7 +161,7 @@ class OrderPipe:
 
     def dismiss(self) -> None:
         """Tell the child to leave in good order. (A line that only ends says that the master is gone.)"""
-        self.give(leave=True)
+        self.send(leave=True)
         self.close()
 
 

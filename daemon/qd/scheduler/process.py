@@ -39,21 +39,25 @@ FIRST_WORD = 5.0  # seconds for which the keeper's first word is waited for; it 
 
 
 def serve(
-    app: Qd, settings: Settings, hands: ChildContext, seat: Assignment, between: Callable[[], None] | None = None
+    app: Qd,
+    settings: Settings,
+    context: ChildContext,
+    assignment: Assignment,
+    between: Callable[[], None] | None = None,
 ) -> int:
-    """Become the scheduler in `seat` and work until told to leave. Returns the exit code.
+    """Become the scheduler in `assignment` and work until told to leave. Returns the exit code.
 
     between: called between two turns.
     """
-    hands, stack_fd = boot.settled(hands, seat)
-    child = Child(app, settings, app.schedule.here(settings.env), hands, seat, between)
+    context, stack_fd = boot.settled(context, assignment)
+    child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between)
     os.register_at_fork(after_in_child=child.slot.part)
-    ready = Ready(slot=seat.slot, generation=seat.generation)
-    return child.run(partial(hands.voice.tell, ready, stack_fd))
+    ready = Ready(slot=assignment.slot, generation=assignment.generation)
+    return child.run(partial(context.sender.send, ready, stack_fd))
 
 
 class Child:
-    """The scheduler in its seat: what it hears goes to Scheduler, and what that does onto the board.
+    """The scheduler in its assignment: what it hears goes to Scheduler, and what that does onto the board.
 
     entries: those that run here. between: called between two turns.
     """
@@ -63,23 +67,23 @@ class Child:
         app: Qd,
         settings: Settings,
         entries: Sequence[Entry],
-        hands: ChildContext,
-        seat: Assignment,
+        context: ChildContext,
+        assignment: Assignment,
         between: Callable[[], None] | None,
     ) -> None:
-        self.entries, self.hands, self.between = entries, hands, between
-        self.board, self.slot = hands.board, hands.board.slot(seat.slot)
+        self.entries, self.context, self.between = entries, context, between
+        self.board, self.slot = context.board, context.board.slot(assignment.slot)
         self.mailbox = Mailbox()
         self.scheduler = Scheduler(
             app,
             settings,
-            hands.log,
+            context.log,
             entries=entries,
             host=socket.gethostname(),
-            owner=f"{hands.token}/{seat.slot}",
+            owner=f"{context.token}/{assignment.slot}",
             force=settings.work.force,
         )
-        self.scheduler.paused, self.force = seat.paused, settings.work.force
+        self.scheduler.paused, self.force = assignment.paused, settings.work.force
         self.scheduler.beats(lambda seconds, *doing: self._about(min(seconds, SECONDS), *doing))
         self.leaving = ExitConditions(settings.work, self.slot)
         self._opened = now()
@@ -152,7 +156,7 @@ class Child:
             self.scheduler.paused = signal.SIGUSR2 in came
 
     def _after_wait(self) -> None:
-        if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
+        if os.getppid() != self.context.master:  # where the kernel does not tell (macOS)
             os._exit(1)
         self._about()
         if self.between is not None:

@@ -103,7 +103,7 @@ class Attempts:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app._listeners, alarm)
-        self.judge = Verdicts(self.hooks)
+        self.verdicts = Verdicts(self.hooks)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has, its listeners may still run
@@ -155,9 +155,9 @@ class Attempts:
         reserved, payload, declared, limits, _ = attempt
         last = ending_of(reserved.before)
         if last is Ending.CANCELLED:
-            return self.judge.cancelled(attempt, JobCancelled("the job was cancelled"))
+            return self.verdicts.cancelled(attempt, JobCancelled("the job was cancelled"))
         if last is Ending.FAILS or last is Ending.DIED_IN_HOOKS:
-            return self.judge.killed(attempt, death())
+            return self.verdicts.killed(attempt, death())
         if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
             self.hooks.hear(limits.timeout, events.JobTimedOut, before_it)
@@ -165,13 +165,13 @@ class Attempts:
                 return Back(0.0, "its worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
         if reason is not None:
-            return self.judge.exceeded(attempt, reason, death())
+            return self.verdicts.exceeded(attempt, reason, death())
         try:
             call = attempt.job.prepared(declared)
         except UnknownParameters as error:
             return self._unroutable(payload, now, error)
         except WrongType as error:
-            return self.judge.fail(attempt, error, begins=True)
+            return self.verdicts.fail(attempt, error, begins=True)
         if payload.qd is not None and payload.qd.unique is not None and payload.qd.until == "start":
             call = partial(self._started, attempt.job, payload.qd.unique, call)
         return self._fire(attempt, call)
@@ -242,31 +242,31 @@ class Attempts:
 
     def _fire(self, attempt: Attempt, call: Callable[[], object]) -> Outcome:
         error: BaseException
-        job, only_here = attempt.job, self.hooks.only_here
+        job, exit_if_copy = attempt.job, self.hooks.exit_if_copy
         self._returned = False
         try:
             result = self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
-            only_here()
+            exit_if_copy()
             if job.outcome is None:
                 return DONE if job.ties is None else Done(result, job.skipped)
-            return self.judge.by_hand(attempt)
+            return self.verdicts.by_job(attempt)
         except Settled:
-            only_here()
-            return self.judge.by_hand(attempt)
+            exit_if_copy()
+            return self.verdicts.by_job(attempt)
         except SystemExit as leaving:
-            only_here(leaving)
+            exit_if_copy(leaving)
             raise  # out of the worker too: a job that leaves is a crash
         except BaseException as raised:
             error = raised
-        only_here(error)
+        exit_if_copy(error)
         if isinstance(error, self.app._recycling):
             self.recycle = error
         if job.outcome is not None:
-            return self.judge.by_hand(attempt)
+            return self.verdicts.by_job(attempt)
         if self._returned and isinstance(error, EndJob):
             # too late for the job: it ended a listener
             return DONE if job.ties is None else Done(self._result, job.skipped)
-        return self.judge.after(attempt, self.alarm.ended_by or error)
+        return self.verdicts.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
         declared, job, listeners = attempt.declared, attempt.job, self.app._listeners
@@ -282,7 +282,7 @@ class Attempts:
             if declared.is_async or inspect.iscoroutine(result):
                 result = self.coroutines.run(result, self.alarm)
         self._returned, self._result = True, result
-        self.hooks.only_here()
+        self.hooks.exit_if_copy()
         if job.outcome is None and listeners.has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and listeners.has(events.JobAttempted):

@@ -51,43 +51,49 @@ OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its m
 
 
 def serve(
-    app: Qd, settings: Settings, hands: ChildContext, seat: Assignment, between: Callable[[], None] | None = None
+    app: Qd,
+    settings: Settings,
+    context: ChildContext,
+    assignment: Assignment,
+    between: Callable[[], None] | None = None,
 ) -> int:
-    """Become worker `seat` and work until there is a reason to leave. Returns the exit code.
+    """Become worker `assignment` and work until there is a reason to leave. Returns the exit code.
 
     between: called between two looks for jobs, see Worker.
     """
-    hands, stack_fd = settled(hands, seat)
-    title = f"qd:{settings.work.pool or 'default'}:worker:{seat.slot}"
+    context, stack_fd = settled(context, assignment)
+    title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
     queue = open_queue(
         settings,
         settings.work.connection,
-        token=hands.token,
-        slot=seat.slot,
-        turns=first_turn(seat),
+        token=context.token,
+        slot=assignment.slot,
+        turns=first_turn(assignment),
         title=title,
         own=own,
     )
-    worker = Worker(app, settings, queue, hands, seat, between)
+    worker = Worker(app, settings, queue, context, assignment, between)
     os.register_at_fork(after_in_child=worker.slot.part)
-    ready = Ready(slot=seat.slot, generation=seat.generation)
-    return worker.run(lambda: hands.voice.tell(ready, stack_fd))
+    ready = Ready(slot=assignment.slot, generation=assignment.generation)
+    return worker.run(lambda: context.sender.send(ready, stack_fd))
 
 
-def settled(hands: ChildContext, seat: Assignment) -> tuple[ChildContext, int | None]:
-    """What every child in a seat does first. Returns its hands, with a log of its own, and the file for its stacks."""
+def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext, int | None]:
+    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks."""
     own_stdin()
     print_by_line()
-    hands = replace(hands, log=hands.log.of(seat.role.word, WaitingLogWriter()))
+    context = replace(context, log=context.log.of(assignment.role.word, WaitingLogWriter()))
     random.seed()
     proc.die_before_parent(OOM_SCORE)
-    os.environ["QD_OWNER"] = f"{hands.token}/{seat.slot}"  # for what it starts: a later master can tell whose it is
+    os.environ["QD_OWNER"] = (
+        f"{context.token}/{assignment.slot}"  # for what it starts: a later master can tell whose it is
+    )
     install_quiet()
     signals.Copies().guard()
     stack_fd = ready_for_stacks()
-    log_job_records(hands.log)
-    return hands, stack_fd
+    log_job_records(context.log)
+    return context, stack_fd
 
 
 def install_quiet() -> None:
@@ -96,10 +102,10 @@ def install_quiet() -> None:
         signal.signal(number, signals.nothing)
 
 
-def first_turn(seat: Assignment) -> int:
+def first_turn(assignment: Assignment) -> int:
     """Turns are counted on from life to life of a slot, in steps that no life uses up: what is kept under a mark (how its
     worker died) is never another job's."""
-    return (seat.generation - 1) * LIFE
+    return (assignment.generation - 1) * LIFE
 
 
 def own_stdin() -> None:

@@ -190,7 +190,7 @@ class Delivery:
 
     def broke(self, error: Exception) -> None:
         """The last turn did."""
-        self.say_broken(error)
+        self.log_broken(error)
         self._away_since = self._away_since or time.monotonic()
         self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
         if self.done is not None and self._leaves(self.done, self.queue.ack, error, sure=not self.unsure):
@@ -206,7 +206,7 @@ class Delivery:
         self.done = None
         return mine
 
-    def untake(self, give_back: Callable[[Reserved], bool]) -> None:
+    def give_back_reserved(self, give_back: Callable[[Reserved], bool]) -> None:
         """Give back what a broken turn has reserved. With no ack to send it is tried once: it is asked for again."""
         while self.unsure:
             try:
@@ -218,9 +218,9 @@ class Delivery:
                 self.pause()
                 continue
             if mine is not None:
-                self.surely(HeldJob(mine), give_back)
+                self.until_answered(HeldJob(mine), give_back)
 
-    def surely(self, held: HeldJob, answer: Callable[[Reserved], T]) -> T | None:
+    def until_answered(self, held: HeldJob, answer: Callable[[Reserved], T]) -> T | None:
         """Answer for the job until the server has it. None: it was done by a call whose reply was lost."""
         job, asks, sent, sure = held.job, held.unsure, False, True
         while True:
@@ -236,7 +236,7 @@ class Delivery:
                 sent = False  # a checkpoint whose reply was lost came in between: answer for what stands now
             except AWAY as error:
                 asks, sure = True, sure and isinstance(error, NOTHING_DONE)
-                self.say_broken(error)
+                self.log_broken(error)
                 if self._leaves(job, answer, error, sure=sure):
                     return None
                 self.pause()
@@ -247,7 +247,7 @@ class Delivery:
             try:
                 found = ask()
             except AWAY as error:
-                self.say_broken(error)
+                self.log_broken(error)
                 self.pause()
             else:
                 self._away_since = 0.0
@@ -278,7 +278,7 @@ class Delivery:
             else:
                 self.log.error("job.lease_lost", queue=queue, id=id_of(member))
 
-    def say_broken(self, error: Exception) -> None:
+    def log_broken(self, error: Exception) -> None:
         """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once: it may do
         what the keeper asks of it."""
         refused = isinstance(error, ServerRefused | NeedsMending) and str(error) not in self._refused

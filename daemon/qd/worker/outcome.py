@@ -104,18 +104,18 @@ class Hooks:
                     self.emit(events.JobExceptionOccurred, job, error)
                 self.emit(events.JobAttempted, job, error)
 
-        self.alarm.hooks_run(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
+        self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
         self.run(attempt.limits.timeout, hooks)
 
     def run(self, seconds: float, hooks: Callable[[], object]) -> None:
         try:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except BaseException as raised:
-            self.only_here(raised)
+            self.exit_if_copy(raised)
             logging.getLogger("qd.worker").exception("failed() or a listener raised")
-        self.only_here()
+        self.exit_if_copy()
 
-    def only_here(self, error: BaseException | None = None) -> None:
+    def exit_if_copy(self, error: BaseException | None = None) -> None:
         """A copy of this process that the job has forked, and that came back from the job, ends here."""
         if os.getpid() == self._pid:
             return
@@ -205,7 +205,7 @@ class Verdicts:
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
 
-    def by_hand(self, attempt: Attempt) -> Outcome:
+    def by_job(self, attempt: Attempt) -> Outcome:
         """release() or fail() was called, by the job or by middleware around it."""
         said, job = attempt.job.outcome, attempt.job
         if isinstance(said, Release):

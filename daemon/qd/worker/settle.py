@@ -2,11 +2,11 @@
 
 A database that is away costs two seconds at most, and is not asked again for a while; the job is in the failed store anyway.
 
-What an outcome does to others, worked out from what its job is tied to. ending.py hands it to the answer.
+What an outcome does to others, worked out from what its job is tied to. ending.py passes it to the answer.
 
 What a worker answers when a job did not simply succeed: given back or buried, said in the log and in the record.
 
-The end of an attempt: its outcome is answered, told and counted. The loop hands it what came of the job.
+The end of an attempt: its outcome is answered, told and counted. The loop passes it what came of the job.
 
 done -> acked with the next turn, at once where others are tied to it
 back -> released    failed -> buried    cancelled -> acked at once    lost -> told
@@ -269,8 +269,8 @@ UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
 
 
 class Settlement:
-    def __init__(self, settler: Settler, answering: Delivery, attempts: Attempts, slot: Slot) -> None:
-        self.settler, self.answering, self.attempts, self.slot = settler, answering, attempts, slot
+    def __init__(self, settler: Settler, delivery: Delivery, attempts: Attempts, slot: Slot) -> None:
+        self.settler, self.delivery, self.attempts, self.slot = settler, delivery, attempts, slot
         self.most = attempts.app.settings.max_payload
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
@@ -279,9 +279,9 @@ class Settlement:
         ends = isinstance(outcome, Done | Failed | Cancelled)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
-            effects += self.answering.fetch(lambda: places_of(settler.queue, job, payload, holder))
+            effects += self.delivery.fetch(lambda: places_of(settler.queue, job, payload, holder))
         if isinstance(outcome, Done):
-            self.answering.done = job
+            self.delivery.done = job
             if isinstance(outcome, Missing):
                 settler.tell_missing(job, outcome.why)
             elif settler.log.informs:
@@ -290,32 +290,32 @@ class Settlement:
                 self._ack(held, effects)
         elif isinstance(outcome, Back):
             self.slot[W.HANDED_BACK] += int(outcome.head)
-            kept = self.answering.surely(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
+            kept = self.delivery.until_answered(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
             settler.tell_back(job, outcome)
-            self._unless_lost(job, kept)
+            self._log_if_lost(job, kept)
         elif isinstance(outcome, Failed):
-            kept = self.answering.surely(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
+            kept = self.delivery.until_answered(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
             settler.tell_failed(job, outcome)
-            if self._unless_lost(job, kept):
+            if self._log_if_lost(job, kept):
                 settler.copy()
         elif isinstance(outcome, Cancelled):
-            kept = self.answering.surely(held, lambda job: settler.queue.ack(job, effects))
+            kept = self.delivery.until_answered(held, lambda job: settler.queue.ack(job, effects))
             settler.tell_cancelled(job)
-            self._unless_lost(job, kept)
+            self._log_if_lost(job, kept)
         elif isinstance(outcome, Lost):
-            self.answering.surely(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
+            self.delivery.until_answered(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
             self._lost(job, heard=True)
 
     def flush(self) -> None:
         """Send the ack that waits for a next turn, and give back what a broken turn has reserved."""
-        self.answering.untake(self._untouched)
-        if (done := self.answering.done) is not None:
+        self.delivery.give_back_reserved(self._untouched)
+        if (done := self.delivery.done) is not None:
             self._ack(HeldJob(done))
 
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
         """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
         if reserved is not None and self._is_heard:
-            self.answering.surely(HeldJob(reserved), self._untouched)  # it is not to suffer for what listeners do
+            self.delivery.until_answered(HeldJob(reserved), self._untouched)  # it is not to suffer for what listeners do
             reserved = None
         self._lost(done)
         return reserved
@@ -324,10 +324,10 @@ class Settlement:
         return self.settler.give_back(job, UNTOUCHED, None)
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
-        self.answering.done = None
-        self._unless_lost(held.job, self.answering.surely(held, lambda job: self.settler.queue.ack(job, effects)))
+        self.delivery.done = None
+        self._log_if_lost(held.job, self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects)))
 
-    def _unless_lost(self, job: Reserved, kept: bool | None) -> bool:
+    def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
         """kept: what the answer was answered with."""
         if kept is False:
             self._lost(job)

@@ -86,30 +86,30 @@ def modules_in(folder: str) -> Iterator[str]:
 
 LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
-# What a child does in its seat, as boot.serve: the app, its settings, hands, seat, what is called while it waits.
+# What a child does in its assignment, as boot.serve: the app, its settings, context, assignment, what is called while it waits.
 Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
-Seats = Callable[[Qd], Serve]  # of the imported app: what nobody sits down to is not loaded
+ServeFor = Callable[[Qd], Serve]  # of the imported app: what nobody sits down to is not loaded
 
 
 def run(
-    hands: ChildContext, line: tuple[socket.socket, int], settings: Settings, complete: Complete, seats: Seats
+    context: ChildContext, line: tuple[socket.socket, int], settings: Settings, complete: Complete, serve_for: ServeFor
 ) -> int:
     """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
     sock, code = line
     boot.own_stdin()
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     began = time.time_ns()
-    app = imported(settings, complete, hands.log)
+    app = imported(settings, complete, context.log)
     if isinstance(app, Exit):
         return int(app)
-    if not may_start(app, hands.log):
+    if not may_start(app, context.log):
         return int(Exit.CONFIG)
-    serve, hindrances = seats(app), hindered()
-    report(hands, app, code, hindrances)
-    if hindrances:
+    serve, found = serve_for(app), obstacles()
+    report(context, app, code, found)
+    if found:
         return wait_for_end(OrderReader(sock))
     boot.freeze()
-    return obey(replace(hands, code=code), OrderReader(sock), app, serve, watch_of(app, began))
+    return obey(replace(context, code=code), OrderReader(sock), app, serve, watch_of(app, began))
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
@@ -173,16 +173,16 @@ def load_app(settings: Settings) -> Qd:
     return app
 
 
-def hindered() -> list[str]:
+def obstacles() -> list[str]:
     """What the import has left running that a fork would break, by name."""
     threads = [f"the import left the thread '{name}' running" for name in proc.thread_names()]
     sockets = [f"the import left a connection open: {peer}" for peer in proc.connected_sockets()]
     return threads + sockets
 
 
-def report(hands: ChildContext, app: Qd, code: int, hindrances: list[str]) -> None:
+def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
     limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
-    warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in hindrances]
+    warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in found]
     message = Imported(
         code=code,
         jobs=len(app._registry.names()),
@@ -190,10 +190,10 @@ def report(hands: ChildContext, app: Qd, code: int, hindrances: list[str]) -> No
         unserved=queues.unserved(app, app.settings),
         limits=dict[str, str](limits.items()),
         settings=config.to_json(app.settings).decode(),
-        preload=not hindrances,
+        preload=not found,
         warnings=warnings,
     )
-    hands.voice.tell(message)
+    context.sender.send(message)
 
 
 def watch_of(app: Qd, began: int) -> Watch | None:
@@ -203,54 +203,56 @@ def watch_of(app: Qd, began: int) -> Watch | None:
     return Watch(began, app.settings.file)
 
 
-def tell_change(hands: ChildContext, watch: Watch) -> None:
+def tell_change(context: ChildContext, watch: Watch) -> None:
     if changed := watch.changed():
-        hands.voice.tell(Changed(file=changed, code=hands.code))
+        context.sender.send(Changed(file=changed, code=context.code))
 
 
-def wait_for_end(inbox: OrderReader) -> int:
-    while not inbox.ended:
-        inbox.read()
+def wait_for_end(orders: OrderReader) -> int:
+    while not orders.ended:
+        orders.read()
     return 0
 
 
-def obey(hands: ChildContext, inbox: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
+def obey(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
     poll = select.poll()
-    poll.register(inbox.fileno(), select.POLLIN)
-    while not inbox.ended:
+    poll.register(orders.fileno(), select.POLLIN)
+    while not orders.ended:
         if poll.poll(LOOK if watch else None):
-            for order in inbox.read():
-                seat = Assignment(order["slot"], order["generation"], order["paused"], Role(order["role"]))
-                fork_one(hands, inbox, app, serve, seat)
+            for order in orders.read():
+                assignment = Assignment(order["slot"], order["generation"], order["paused"], Role(order["role"]))
+                fork_one(context, orders, app, serve, assignment)
         if watch is not None:
-            tell_change(hands, watch)
+            tell_change(context, watch)
     return 0
 
 
-def fork_one(hands: ChildContext, inbox: OrderReader, app: Qd, serve: Serve, seat: Assignment) -> None:
+def fork_one(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, assignment: Assignment) -> None:
     def body() -> int:
-        inbox.sock.close()
-        return serve(app, app.settings, replace(hands, log=hands.log.of(seat.role.word)), seat, None)
+        orders.sock.close()
+        return serve(app, app.settings, replace(context, log=context.log.of(assignment.role.word)), assignment, None)
 
     def born(pid: int) -> None:
-        hands.voice.tell(Born(slot=seat.slot, generation=seat.generation, pid=pid))
+        context.sender.send(Born(slot=assignment.slot, generation=assignment.generation, pid=pid))
 
     try:
-        fork.fork_for(hands.master, body, born)
+        fork.fork_for(context.master, body, born)
     except OSError as error:  # the master says so, and asks again later
-        hands.voice.tell(Unborn(slot=seat.slot, generation=seat.generation, error=str(error)))
+        context.sender.send(Unborn(slot=assignment.slot, generation=assignment.generation, error=str(error)))
 
 
-def run_fresh(hands: ChildContext, seat: Assignment, settings: Settings, complete: Complete, seats: Seats) -> int:
+def run_fresh(
+    context: ChildContext, assignment: Assignment, settings: Settings, complete: Complete, serve_for: ServeFor
+) -> int:
     """A worker or scheduler without a template: imports the app by itself."""
     boot.own_stdin()
     began = time.time_ns()
-    app = imported(settings, complete, hands.log)
+    app = imported(settings, complete, context.log)
     if isinstance(app, Exit):
         return int(app)
-    if seat.generation == 1 and not may_start(app, hands.log):
+    if assignment.generation == 1 and not may_start(app, context.log):
         return int(Exit.CONFIG)
-    report(hands, app, hands.code, [])
+    report(context, app, context.code, [])
     watch = watch_of(app, began)
-    serve = seats(app)
-    return serve(app, app.settings, hands, seat, partial(tell_change, hands, watch) if watch else None)
+    serve = serve_for(app)
+    return serve(app, app.settings, context, assignment, partial(tell_change, context, watch) if watch else None)

@@ -73,7 +73,7 @@ class Alarm:
                 self._slot[W.OVER] = self._slot[W.TURN]
         return result  # type: ignore[return-value]
 
-    def hooks_run(self, fails: Fails = Fails.HOOKS) -> None:
+    def note_hooks(self, fails: Fails = Fails.HOOKS) -> None:
         """The job has failed: should its failed() or a listener end this process, it is buried without them."""
         if os.getpid() == self._pid:
             self._slot[W.FAILS] = fails

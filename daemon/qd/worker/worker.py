@@ -2,7 +2,7 @@
 
     turn (ack the job before + reserve) -> attempt -> ack with the next turn | release | bury
     nothing ready -> wait for a token, the next due moment or a signal
-    connection broke -> ask what is mine -> go on (answering.py)
+    connection broke -> ask what is mine -> go on (delivery.py)
 
 One job at a time, in a process of its own. Its exit code says why it left (process/exit_codes.py).
 
@@ -22,7 +22,7 @@ from qd.app import Qd
 from qd.config.settings import Settings
 from qd.drivers.base import Connector
 from qd.drivers.types import Reserved, Turn
-from qd.jobs import context
+from qd.jobs.context import tell_stopping
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.master.code import Assignment, ChildContext
 from qd.options.tables import WorkOptions
@@ -49,34 +49,34 @@ class Worker:
         app: Qd,
         settings: Settings,
         queue: Connector,
-        hands: ChildContext,
-        seat: Assignment,
+        context: ChildContext,
+        assignment: Assignment,
         between: Callable[[], None] | None = None,
         alarm: type[Alarm] = Alarm,
     ) -> None:
         """between: called after each wait for a job, which then lasts IDLE seconds at most."""
-        self.app, self.work, self.queue, self.hands = app, settings.work, queue, hands
-        self.board, self.slot = hands.board, hands.board.slot(seat.slot)
-        self.log = hands.log
+        self.app, self.work, self.queue, self.context = app, settings.work, queue, context
+        self.board, self.slot = context.board, context.board.slot(assignment.slot)
+        self.log = context.log
         self.mailbox = Mailbox()
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
-        self.saver = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.saver.keep, self.saver.tell)
-        self.leaving = ExitConditions(self.work, self.slot)
-        self.answering = Delivery(queue, rota_of(self.work, queue, seat), self.log, self._rest_while_away)
+        self.checkpoints = Checkpoints(queue, self.alarm, self.log)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.tell)
+        self.exit_conditions = ExitConditions(self.work, self.slot)
+        self.delivery = Delivery(queue, rota_of(self.work, queue, assignment), self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
-        self.ending = Settlement(settler, self.answering, self.attempts, self.slot)
-        self.telling = WorkerEvents(app._listeners, self.work, self._about)
-        self.titles = Titles(seat.slot, self.work.pool)
-        self.maintenance = ShutQueues(self.board, self.work.queues, self.work.force)
+        self.settlement = Settlement(settler, self.delivery, self.attempts, self.slot)
+        self.events = WorkerEvents(app._listeners, self.work, self._beat)
+        self.titles = Titles(assignment.slot, self.work.pool)
+        self.shut_queues = ShutQueues(self.board, self.work.queues, self.work.force)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
-        self.paused = seat.paused
-        self.asked_to_stop = self.unfit = False
+        self.paused = assignment.paused
+        self.asked_to_stop = self.descriptors_lost = False
         self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
@@ -90,20 +90,20 @@ class Worker:
         try:
             while (why := self._reason_to_stop()) is None:
                 if not self._may_look():
-                    self._idle_once() if self.work.once and self.maintenance.holds else self._idle()
+                    self._idle_once() if self.work.once and self.shut_queues.holds else self._idle()
                 elif (job := self._take()) is not None:
                     self._do(job)
                 elif not self.work.once or self.jobs:
                     self._wait()
                 else:
                     self._wait_once()
-            self.ending.flush()
+            self.settlement.flush()
             if why is StopReason.RECYCLE and self.attempts.recycle is not None:
                 self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
-            self.telling.stopping(why, max(0, self.jobs))
+            self.events.stopping(why, max(0, self.jobs))
             self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
             # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
-            self.slot[W.STATE] = SlotState.LOOKING if self.answering.unsure else SlotState.IDLE
+            self.slot[W.STATE] = SlotState.LOOKING if self.delivery.unsure else SlotState.IDLE
             return int(why.code)
         finally:
             self._close()
@@ -113,37 +113,37 @@ class Worker:
         self.mailbox.heard = tell_job
         self.mailbox.open(HEARD)
         self.alarm.open()
-        self.leaving.open()
-        self.queue.beats(self._about)
-        self.telling.starting()
+        self.exit_conditions.open()
+        self.queue.beats(self._beat)
+        self.events.starting()
 
     def _close(self) -> None:
-        if not self.unfit:  # else the numbers of its descriptors may be others' by now
+        if not self.descriptors_lost:  # else the numbers of its descriptors may be others' by now
             self.coroutines.close()
         self.queue.close()
         self.mailbox.close()
 
-    def _about(self, seconds: float = 0.0) -> None:
+    def _beat(self, seconds: float = 0.0) -> None:
         """A sign of life for the master; the next one may take `seconds`."""
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
 
     def _reason_to_stop(self) -> StopReason | None:
-        self._about()
+        self._beat()
         if self.mailbox.arrived:
             self._hear()
         if self.asked_to_stop:
             return StopReason.SIGNAL
-        if self.alarm.raised or self.unfit:
+        if self.alarm.raised or self.descriptors_lost:
             return StopReason.RAISED
         if self.attempts.recycle is not None:
             return StopReason.RECYCLE
-        return self.leaving.reason(self.jobs)
+        return self.exit_conditions.reason(self.jobs)
 
     def _hear(self) -> None:
         came = set(self.mailbox.read())
         if signal.SIGTERM in came and not self.asked_to_stop:
             self.asked_to_stop = True
-            self.telling.tell(events.WorkerInterrupted())
+            self.events.tell(events.WorkerInterrupted())
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
             paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
@@ -151,23 +151,23 @@ class Worker:
             paused = signal.SIGUSR2 in came
         if paused != self.paused:
             self.paused = paused
-            self.telling.tell(events.WorkerPausing() if paused else events.WorkerResuming())
+            self.events.tell(events.WorkerPausing() if paused else events.WorkerResuming())
 
     # -- may I
 
     def _may_look(self) -> bool:
-        if not self.maintenance.look() or self.paused:
+        if not self.shut_queues.look() or self.paused:
             return False
         contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
         if not contact or now() - contact > self.lease_ns // 2:
             return False
-        return self.telling.looping(self.ending.flush)
+        return self.events.looping(self.settlement.flush)
 
     def _idle(self, longest: float = IDLE) -> None:
         """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
-        self.ending.flush()
+        self.settlement.flush()
         self.slot[W.LOOKED] = now()
-        self.slot[W.STATE] = SlotState.WAITING if self.maintenance.holds and not self.paused else SlotState.IDLE
+        self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
         booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
         self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
         self.mailbox.peek(0.003 if booting else min(IDLE, longest))
@@ -185,15 +185,15 @@ class Worker:
     def _take(self) -> Reserved | None:
         """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
         self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
-        answering = self.answering
-        self.telling.popping(self.ending.flush)
+        delivery = self.delivery
+        self.events.popping(self.settlement.flush)
         try:
-            if answering.unsure and (mine := answering.ask()) is not None:
+            if delivery.unsure and (mine := delivery.ask()) is not None:
                 return mine
-            done = answering.done
-            turn = answering.turn(self.maintenance.shut)
+            done = delivery.done
+            turn = delivery.turn(self.shut_queues.shut)
         except AWAY as error:
-            answering.broke(error)
+            delivery.broke(error)
             return None
         return self._took(turn, done)
 
@@ -202,11 +202,11 @@ class Worker:
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
         if turn.acked is False and done is not None:
-            return self.ending.lost_before(done, turn.reserved)
+            return self.settlement.lost_before(done, turn.reserved)
         return turn.reserved
 
     def _rest_while_away(self, seconds: float) -> None:
-        self.slot[W.STATE] = SlotState.IDLE if self.answering.done is None else SlotState.BUSY
+        self.slot[W.STATE] = SlotState.IDLE if self.delivery.done is None else SlotState.BUSY
         self.mailbox.peek(seconds)
         self._after_wait()
 
@@ -214,9 +214,9 @@ class Worker:
 
     def _do(self, job: Reserved) -> None:
         self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
-        self.saver.begin(job)
-        outcome = self.attempts.run(job, self._begin, lambda: self.ending.settler.death_before(job))
-        held = self.saver.end()
+        self.checkpoints.begin(job)
+        outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
+        held = self.checkpoints.end()
         self.slot[W.STATE], self.slot[W.JOB_AT] = SlotState.LOOKING, 0
         if self.mailbox.renew():
             self._descriptors_gone()
@@ -224,13 +224,13 @@ class Worker:
             self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
-        self.ending.settle(held, outcome, (now() - self._began) / 1e9)
+        self.settlement.settle(held, outcome, (now() - self._began) / 1e9)
         if self.work.rest:
             self._rest()
 
     def _rest(self) -> None:
         """Sleep for --rest seconds. Signals are heard meanwhile; only one that stops the worker ends the sleep early."""
-        self.ending.flush()
+        self.settlement.flush()
         until = time.monotonic() + self.work.rest
         while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
             self.mailbox.peek(left)
@@ -239,7 +239,7 @@ class Worker:
     def _descriptors_gone(self) -> None:
         """The job has closed what is not its own. It is answered over a new connection; the rest (the file for stacks, an
         event loop, clients of the app) cannot be had again in this process."""
-        self.unfit = True
+        self.descriptors_lost = True
         self.queue.close()
         self.log.warning(
             "worker.descriptors_closed", reason="a job has closed descriptors of its worker: another takes its place"
@@ -259,16 +259,16 @@ class Worker:
     def _wait(self) -> None:
         """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
         # Away: nobody has looked. Jobs may be ready whose tokens are used up, and `done` is to be acked.
-        if self.answering.away:
-            self.answering.pause()
+        if self.delivery.away:
+            self.delivery.pause()
             return
-        self.telling.idle()
+        self.events.idle()
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         often = self.between is not None or self.work.stop_when_empty  # the master waits for a look in vain
         longest = min(self.work.sleep, IDLE) if often else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
-        self.titles.idle("waiting on " + ",".join(queues if self.maintenance.shut else self.work.queues))
+        self.titles.idle("waiting on " + ",".join(queues if self.shut_queues.shut else self.work.queues))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
         try:
             if queues:
@@ -276,8 +276,8 @@ class Worker:
             else:
                 self.mailbox.peek(min(seconds, 1.0))
         except AWAY as error:
-            self.answering.say_broken(error)
-            self.answering.pause()
+            self.delivery.log_broken(error)
+            self.delivery.pause()
         self._after_wait()
 
     def _wait_once(self) -> None:
@@ -291,9 +291,9 @@ class Worker:
         self.jobs = self.jobs or -1  # none came: --once is over all the same
 
     def _after_wait(self) -> None:
-        if os.getppid() != self.hands.master:  # where the kernel does not tell (macOS)
+        if os.getppid() != self.context.master:  # where the kernel does not tell (macOS)
             os._exit(1)
-        self._about()
+        self._beat()
         self._hear()
         if self.between is not None:
             self.between()
@@ -302,12 +302,12 @@ class Worker:
 def tell_job(number: int) -> None:
     """A signal has come: the job in hand can see that its worker is asked to stop."""
     if number == signal.SIGTERM:
-        context.tell_stopping()
+        tell_stopping()
 
 
-def rota_of(work: WorkOptions, queue: Connector, seat: Assignment) -> Rota:
+def rota_of(work: WorkOptions, queue: Connector, assignment: Assignment) -> Rota:
     stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # an app's own driver need not say it
-    return Rota(work.queues, stays=stays, begin=seat.slot)
+    return Rota(work.queues, stays=stays, begin=assignment.slot)
 
 
 MEASURE_NS = 5_000_000
