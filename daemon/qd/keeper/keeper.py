@@ -36,7 +36,7 @@ from qd.keeper.control import Control, ControlAway, longest_call
 from qd.keeper.dead_workers import DeadWorkers, named
 from qd.keeper.operators import LaravelKeys, Maintenance, Restarts
 from qd.keeper.report import Report
-from qd.keeper.servers import AGAIN, Permissions, EmbeddedServer, ServerHealth, each_of
+from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
@@ -100,7 +100,9 @@ class Keeper:
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
         self.dead_workers = DeadWorkers(queue, self.queues, context, log)
-        self.retention = FailedRetention(queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log)
+        self.retention = FailedRetention(
+            queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log
+        )
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0

@@ -11,7 +11,7 @@ from qd.master.reload import Reload
 from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.process import fork
-from qd.process.channels import AnyMessage, Born, Cancel, Changed, Imported, Lost, ChildMessage, Ready, Restart, Unborn
+from qd.process.channels import AnyMessage, Born, Cancel, Changed, ChildMessage, Imported, Lost, Ready, Restart, Unborn
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Why
 

@@ -290,7 +290,9 @@ class Settlement:
                 self._ack(held, effects)
         elif isinstance(outcome, Back):
             self.slot[W.HANDED_BACK] += int(outcome.head)
-            kept = self.delivery.until_answered(held, lambda job: settler.give_back(job, outcome, held.unsaved, effects))
+            kept = self.delivery.until_answered(
+                held, lambda job: settler.give_back(job, outcome, held.unsaved, effects)
+            )
             settler.tell_back(job, outcome)
             self._log_if_lost(job, kept)
         elif isinstance(outcome, Failed):
@@ -303,7 +305,9 @@ class Settlement:
             settler.tell_cancelled(job)
             self._log_if_lost(job, kept)
         elif isinstance(outcome, Lost):
-            self.delivery.until_answered(held, settler.queue.ack)  # nothing is there to ack, but our name is still on it
+            self.delivery.until_answered(
+                held, settler.queue.ack
+            )  # nothing is there to ack, but our name is still on it
             self._lost(job, heard=True)
 
     def flush(self) -> None:
@@ -315,7 +319,9 @@ class Settlement:
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
         """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
         if reserved is not None and self._is_heard:
-            self.delivery.until_answered(HeldJob(reserved), self._untouched)  # it is not to suffer for what listeners do
+            self.delivery.until_answered(
+                HeldJob(reserved), self._untouched
+            )  # it is not to suffer for what listeners do
             reserved = None
         self._lost(done)
         return reserved
@@ -325,7 +331,9 @@ class Settlement:
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
         self.delivery.done = None
-        self._log_if_lost(held.job, self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects)))
+        self._log_if_lost(
+            held.job, self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
+        )
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
         """kept: what the answer was answered with."""

@@ -86,9 +86,9 @@ def modules_in(folder: str) -> Iterator[str]:
 
 LOOK = 500  # ms between two looks of --reload at the files
 Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
-# What a child does in its assignment, as boot.serve: the app, its settings, context, assignment, what is called while it waits.
+# The body of a worker or scheduler, as boot.serve. The last argument is called while it waits.
 Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
-ServeFor = Callable[[Qd], Serve]  # of the imported app: what nobody sits down to is not loaded
+ServeFor = Callable[[Qd], Serve]  # imports only the body that the app needs
 
 
 def run(

@@ -62,7 +62,9 @@ class Worker:
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.tell)
+        self.attempts = Attempts(
+            app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.tell
+        )
         self.exit_conditions = ExitConditions(self.work, self.slot)
         self.delivery = Delivery(queue, rota_of(self.work, queue, assignment), self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled

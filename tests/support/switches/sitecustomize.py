@@ -106,9 +106,9 @@ def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
 def sure(real: Callable[..., Any]) -> Callable[..., Any]:
     """A broken call is taken for one that never was."""
 
-    def broke(answering: Any, error: Exception) -> None:
-        real(answering, error)
-        answering.unsure = False
+    def broke(delivery: Any, error: Exception) -> None:
+        real(delivery, error)
+        delivery.unsure = False
 
     return broke
 
@@ -128,10 +128,10 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
         (SCRIPTS, script_without("turn", "redis.pcall('HSET', KEYS[i + 4], owner, text)", "0")),
     ],
     "end with the master": [("qd.process.proc", replaced("set_pdeathsig", never(True)))],
-    "hard kill": [("qd.master.watchdog", replaced("Late.end", never(None)))],
+    "hard kill": [("qd.master.watchdog", replaced("Watchdog.end", never(None)))],
     "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"      redis.call('LPOP', ready)\n{FRESH}"))],
     "reclaim only when long connected": [("qd.keeper.keeper", replaced("Keeper._reclaims_until", never(1e12)))],
-    "hand-back": [("qd.keeper.dead_workers", replaced("Dead._move", as_a_crash))],
+    "hand-back": [("qd.keeper.dead_workers", replaced("DeadWorkers._move", as_a_crash))],
     "worker first for the OOM killer": [("qd.process.proc", replaced("oom_score_adj", never(True)))],
     "end of the group": [
         ("qd.process.fork", replaced("kill_group", one_process)),
@@ -140,9 +140,9 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     ],
     "end of what left the group": [("qd.keeper.dead_workers", replaced("end", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
-    "signs of life": [("qd.master.watchdog", replaced("Silence.of", never(0.0)))],
-    "a slower and slower start": [("qd.master.children", replaced("Boots.fell", never(0.0)))],
-    "ask after a broken call": [("qd.worker.delivery", replaced("Answering.broke", sure))],
+    "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
+    "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
+    "ask after a broken call": [("qd.worker.delivery", replaced("Delivery.broke", sure))],
     "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [
