@@ -1,8 +1,7 @@
 """qd: background jobs on Redis, databases, beanstalkd and SQS, in Laravel's queue format.
 
-Names are loaded when they are first used, because every process of the daemon passes through here, and the master must
-stay as small as it is: `import qd` loads nothing, `from qd import Qd` what a producer needs. Type checkers read the same
-names in `__init__.pyi`.
+Names are loaded on first use, because every process of the daemon imports this package and the master must stay small:
+`import qd` loads nothing, `from qd import Qd` only what a producer needs. Type checkers read `__init__.pyi`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qd: what producers import. Stores its arguments; files are read and servers connected to on first use.
+"""Qd: the application object. The constructor stores its arguments; configuration and servers come on first use.
 
 app = Qd(imports=["shop.mail"])
 @app.job("mail.welcome", queue="mail")      jobs/declare.py
@@ -46,12 +46,14 @@ C = TypeVar("C")
 
 
 class Qd:
-    """An app: its jobs, its listeners, its connections. One for each project; it may be used from any thread, and after
-    a fork.
+    """An application: its jobs, listeners and connections. Create one per project; threads and forks may share it.
 
-    url: of the default connection, below QD_REDIS_URL and above qd.toml. redis: in its place a client of redis-py, whose
-    connection parameters are copied; qd opens its own connections with them. imports: modules that declare jobs.
-    middleware: what stands around every job, outermost first: a list, and `@app.middleware` above a def appends it.
+    Args:
+        url: The default connection; QD_REDIS_URL overrides it, and it overrides qd.toml.
+        redis: A redis-py client instead of url. qd copies its parameters and opens its own connections.
+        imports: Modules that declare jobs.
+
+    `middleware` is the list of middleware around every job, outermost first; `@app.middleware` appends to it.
     """
 
     job: Declare
@@ -74,9 +76,9 @@ class Qd:
 
     @property
     def _code_settings(self) -> dict[str, object]:
-        """What the code says, as config.load takes it: above the file, below the environment."""
-        said: dict[str, object] = {"url": self.url, "imports": list(self.imports)}
-        return {key: value for key, value in said.items() if value}
+        """The arguments of Qd(...) for config.load: they override the file, and the environment overrides them."""
+        given: dict[str, object] = {"url": self.url, "imports": list(self.imports)}
+        return {key: value for key, value in given.items() if value}
 
     @property
     def settings(self) -> Settings:
@@ -85,11 +87,11 @@ class Qd:
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
-        """What the command line worked out counts for the app too."""
+        """Use the settings that the command line has resolved."""
         self._services.settings = settings
 
     def _load(self) -> None:
-        """Import the modules that declare jobs. Raises whatever they raise."""
+        """Import the modules that declare jobs. Raises whatever the imports raise."""
         root = str(self.settings.root)
         if root not in sys.path:
             sys.path.insert(0, root)
@@ -100,23 +102,23 @@ class Qd:
                 import_module(name)
 
     def dispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
-        """Send many in one round trip; their handles in order. All of them are encoded before the first is sent."""
+        """Send several jobs in one round trip and return their handles in order. All are encoded before any is sent."""
         ready = [call._to_send()[1:] for call in calls if isinstance(call, Call)]
         if len(ready) < len(calls):
-            stranger = next(call for call in calls if not isinstance(call, Call))
-            raise ArgumentError(f"{stranger!r} is not a call: give job.bind(...) or an instance of a class job")
+            wrong = next(call for call in calls if not isinstance(call, Call))
+            raise ArgumentError(f"{wrong!r} is not a call: pass job.bind(...) or an instance of a class job")
         sent = zip(self._send.send_many(ready), ready, strict=True)
         return [Handle(id, self._send, plan) for id, (plan, _) in sent]
 
     def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]:
-        """The handle of a job that was sent before, by its id. queue: where it was sent, None: to the connection's own;
-        connection: None is the default one."""
+        """The handle of a job sent earlier. queue: where it was sent, None for the connection's default queue;
+        connection: None for the default connection."""
         place = self.settings.connection(connection)
         return Handle(id, self._send, Place(place.name, queue or place.queue))
 
     def chain(self, *calls: Call[Any], catch: Call[Any] | None = None) -> Chain:
-        """Jobs of which each is sent when the one before it has succeeded. catch: sent when one of them has failed for
-        good. Raises ArgumentError: there is nothing in it."""
+        """Jobs that run one after another, each once the previous one has succeeded. catch: runs once one of them has
+        failed permanently. Raises ArgumentError if there are no calls."""
         return Chain(self._send, calls, catch, caller())
 
     def batch(
@@ -128,42 +130,46 @@ class Qd:
         name: str = "",
         allow_failures: bool = False,
     ) -> BatchCall:
-        """Jobs that run side by side and are counted together. then: sent once all have succeeded; catch: when the first
-        has failed for good, which also cancels the batch unless allow_failures; finally_: when nothing is left to run."""
+        """Jobs that run in parallel and are counted together.
+
+        Args:
+            then: Sent once all jobs have succeeded.
+            catch: Sent when the first job has failed permanently, which also cancels the batch unless allow_failures.
+            finally_: Sent once every job has ended.
+        """
         callbacks = {"then": then, "catch": catch, "finally": finally_}
         return BatchCall(self._send, calls, callbacks, name=name, allow_failures=allow_failures, origin=caller())
 
     def batch_of(self, id: str, connection: str | None = None) -> Batch:
-        """A batch by its id; nothing is asked of the server yet. connection: None is the default one."""
+        """A batch by its id; does not connect. connection: None for the default one."""
         return Batch(id, self._send, self._send.connection(connection))
 
     def current_batch(self) -> Batch:
-        """The batch of the job that this code runs in, in a callback the one it follows. Raises NotInJob, UnknownBatch."""
+        """The batch of the running job; in a callback, the batch it follows. Raises NotInJob, UnknownBatch."""
         return batch_in_hand(self._send)
 
     def keyed(self, job: JobFunction[..., Any, Any] | type[Job[Any]], key: str) -> Keyed:
-        """A job by the key it was dispatched with: `remind.using(key="order:42", delay=1800)`, to cancel or move it. Where
-        it was sent to a queue of its own, give job.using(queue=...) here too."""
+        """A job by the key it was dispatched with, `remind.using(key="order:42", delay=1800)`, to cancel or move it. If
+        it was sent to another queue than the declared one, pass job.using(queue=...) here too."""
         plan = plan_of(job)
         if plan is None or self._registry.get(plan.declared.name) is not plan.declared:
-            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made of the function or class")
+            raise ArgumentError(f"{job!r} is not a job of this app: pass the function or class that @app.job decorated")
         return Keyed(self._send, plan.using({"key": key}), key)
 
     def call(self, name: str, data: bytes) -> Call[Any]:
-        """A call of the job declared as `name`, with `data` as in a payload. Raises UnknownJob, UnknownParameters,
+        """A call of the job declared as `name` with the JSON text `data`. Raises UnknownJob, UnknownParameters or
         WrongType."""
         declared = self._registry.get(name)
         if declared is None:
             near = ", ".join(f"'{other}'" for other in self._registry.near(name))
-            raise UnknownJob(
-                f"no job is called '{name}' ({f'did you mean {near}?' if near else '`qd declared` lists them'})"
-            )
-        with suppress(NoProvider):  # that is for who runs it
+            hint = f"did you mean {near}?" if near else "`qd declared` lists them"
+            raise UnknownJob(f"no job is called '{name}' ({hint})")
+        with suppress(NoProvider):  # only workers need the providers
             declared.prepare(data)
         return Call(self._send, Plan(declared, declared.options), data)
 
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:
-        """Declare the figures of RateLimited(name): at most `most` starts in any `per` seconds, on all hosts together."""
+        """Declare the limit of RateLimited(name): at most `most` starts in any `per` seconds, across all hosts."""
         self._services.limits.declare(name, limit_of(name, most, per))
 
     def lock(
@@ -175,45 +181,49 @@ class Qd:
         timeout: Duration | None = None,
         connection: str | None = None,
     ) -> Lock:
-        """A lock that one at a time has on all hosts together: `with app.lock("report", ttl=30):`; no server is asked yet.
+        """A lock that one owner at a time can hold across all hosts: `with app.lock("report", ttl=30):`.
 
-        ttl: seconds after which it falls free when nobody gives it back; renew: it is extended while this process lives.
-        timeout: seconds that `with` waits, None: without end. connection: None is the default one. Raises ArgumentError.
+        Args:
+            ttl: Seconds after which an unreleased lock is free again.
+            renew: Extend the lock while this process lives.
+            timeout: Seconds that `with` waits; None waits forever.
+            connection: None for the default one.
+
+        Raises:
+            ArgumentError: An argument is invalid. No server is queried yet.
         """
-        from qd.locks.lock import Lock  # loaded by those who lock
+        from qd.locks.lock import Lock  # only programs that use locks pay for it
 
         return Lock(self.connections, self._listeners, name, ttl, renew=renew, timeout=timeout, connection=connection)
 
     def limiter(
         self, name: str, most: int | None = None, *, per: Duration | None = None, connection: str | None = None
     ) -> Limiter:
-        """At most `most` starts in any `per` seconds, on all hosts together; without figures those of app.limit(name). With
-        RateLimited(name) on the same connection they are counted together. Raises DeclarationError."""
+        """At most `most` starts in any `per` seconds, across all hosts; without numbers, the limit of app.limit(name).
+        Shares its count with RateLimited(name) on the same connection. Raises DeclarationError."""
         from qd.locks.limiter import Limiter
 
         return Limiter(self.connections, name, self._services.limits.figures(name, most, per), connection=connection)
 
     def queue(self, name: str, connection: str | None = None) -> Queue:
-        """A queue by its name: raw and PHP string jobs, and its state. connection: None is the default one."""
+        """A queue by its name: its state, and raw or PHP string jobs. connection: None for the default one."""
         return Queue(self._send, name, connection)
 
     def map(
-        self,
-        command: type[C],
-        handler: Callable[[C], object] | type[Handles[C]],
-        name: str | None = None,
-        /,
+        self, command: type[C], handler: Callable[[C], object] | type[Handles[C]], name: str | None = None, /,
         **options: Unpack[Options],
-    ) -> None:
-        """Let `handler` do what objects of the class `command` ask for, on a worker: app.send(command).
+    ) -> None:  # fmt: skip
+        """Let a worker call `handler` with each object of class `command` that app.send(command) sends.
 
-        command: a dataclass, a msgspec.Struct or an attrs class; its fields travel. handler: a function that takes one,
-        sync or async, or a class with handle(command). The job is called as the class, or `name`.
+        Args:
+            command: A dataclass, msgspec.Struct or attrs class; its fields are sent.
+            handler: A function of the command, sync or async, or a class with handle(command).
+            name: The name of the job; the name of the class by default.
         """
         self._services.handlers.map(command, handler, name, options)
 
     def bind(self, command: object) -> Call[Any]:
-        """The job for this command, to be sent later, or with options. Raises ArgumentError."""
+        """The call for this command, to send later or with options. Raises ArgumentError."""
         plan, data = self._services.handlers.command(command)
         return Call(self._send, plan, data, caller())
 
@@ -223,10 +233,10 @@ class Qd:
         return Handle(self._send.send(plan, data), self._send, plan)
 
     def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
-        """What is sent inside to `connection`, a database (None: the default), is written in the transaction that is open
-        on `session`, of SQLAlchemy: the jobs are there exactly if it commits. Raises ConfigError when that is another
-        database, or a connection of Django."""
-        if (kind := type(session)).__module__.startswith("django."):  # also without SQLAlchemy, which `loaded` asks for
+        """Write the jobs sent in this block to `connection`, a database, inside the open transaction of `session`
+        (SQLAlchemy): they exist only if it commits. Raises ConfigError if the session uses another database, or is a
+        connection of Django."""
+        if (kind := type(session)).__module__.startswith("django."):  # checked first: needs no SQLAlchemy
             raise ConfigError(
                 f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
                 " the job with `using(after_commit=True)`"
@@ -235,42 +245,42 @@ class Qd:
         return joined(self.connections, session, connection)
 
     def emit(self, event: Event) -> None:
-        """Call the listeners of an event of the app's own, here and now, and send it to its queued ones, in one round trip.
-        What a listener raises is logged and stops nothing; what sending raises comes out."""
+        """Call the listeners of one of the app's own events here, and send it to its queued listeners in one round trip.
+        An error in a listener is logged and ignored; an error in sending is raised."""
         if not isinstance(event, Event):
-            raise ArgumentError(f"{event!r} is not an event: give an instance of a class derived from qd.events.Event")
-        heard = self._services.handlers.heard(event)
+            raise ArgumentError(f"{event!r} is not an event: pass an instance of a class derived from qd.events.Event")
+        queued = self._services.handlers.heard(event)
         self._listeners.emit(event)
-        if heard:
-            self._send.send_many(heard)
+        if queued:
+            self._send.send_many(queued)
 
     def provide(self, kind: type[T], make: Callable[[], T | Iterator[T] | AbstractContextManager[T]]) -> None:
-        """Fill the parameters of this type on the worker, with what `make` makes; they do not travel.
+        """Fill parameters of this type on the worker with the result of `make`; their values are not sent.
 
-        make: a plain function, or a generator or one that gives a context manager, which is closed when the job has
-        ended, and sees the error of one that raised. Once a job that asks for it, here and in run().
+        make: A plain function, a generator function, or a function that returns a context manager. qd calls it once per
+        job that needs it, also in run(), and closes it when the job has ended, passing on the job's error.
         """
         self._registry.known.provide(kind, make)
 
     def payload_hook(self, hook: PayloadHook) -> PayloadHook:
-        """Add to each payload that is made: hook(connection, queue, payload) returns a mapping of further keys. As a
-        decorator, too. Nobody reads them but you: event.job.payload has them on the worker."""
+        """Add keys to every payload: hook(connection, queue, payload) returns a mapping of additional keys, which qd
+        ignores; event.job.payload contains them on the worker. Usable as a decorator."""
         self._send.hooks.add(hook)
         return hook
 
     def recycle_on(self, *errors: type[BaseException]) -> None:
-        """A worker whose job raises one of these errors leaves when the job is settled, and another takes its place: for
-        what a new process mends, such as a broken connection of a client that does not reconnect."""
+        """Replace a worker after a job has raised one of these errors: for problems that a new process solves, such as a
+        client that does not reconnect."""
         for error in errors:
             if not (isinstance(error, type) and issubclass(error, BaseException)):
-                raise DeclarationError(f"app.recycle_on was given {error!r}, which is no class of errors")
+                raise DeclarationError(f"app.recycle_on() takes exception classes, not {error!r}")
         self._recycling = (*self._recycling, *errors)
 
     def serializer(self, serializer: Serializer) -> None:
-        """Send the objects of a family of types as model and key, and load them on the worker (see Serializer)."""
+        """Send objects of certain types as model and key, and load them on the worker (see Serializer)."""
         self._registry.known.add_serializer(serializer)
 
-    @overload  # only Looping asks for an answer; the overlap is meant
+    @overload  # only the result of a Looping listener matters; the overlap is intended
     def on(  # type: ignore[overload-overlap]
         self, event: type[Looping], /
     ) -> Callable[[Callable[[Looping], bool | None]], Callable[[Looping], bool | None]]: ...
@@ -283,10 +293,10 @@ class Qd:
     def on(
         self, event: type[Any], name: str | None = None, /, **options: Any
     ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        """`@app.on(JobFailed)`: call the function below with each event of this kind.
+        """`@app.on(JobFailed)`: call the decorated function with each event of this class.
 
-        With options, `@app.on(OrderPaid, queue="mail")`, it is a queued listener of one of the app's own events: app.emit
-        sends the event's fields, and a worker calls the function. It may be async then.
+        With a name or options, `@app.on(OrderPaid, queue="mail")`, it becomes a queued listener for one of the app's own
+        events: app.emit sends the event's fields and a worker calls the function, which may be async.
         """
 
         def add(listener: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -299,33 +309,31 @@ class Qd:
         return add
 
     def extend(self, driver: str, factory: Callable[..., object]) -> None:
-        """Let `driver = "..."` in [connections.NAME] be one of the app's own: factory(settings of the connection) makes an
-        object that does what qd.drivers.base.Connector says.
+        """Register a driver of the app's own for `driver = "..."` in [connections.NAME].
 
-        For `qd work` it is factory(settings, who), who a qd.drivers.base.Reserver, and the object also does what
-        qd.drivers.base.Keeping says. Raises DeclarationError: the word is taken.
+        factory(settings) returns an object with the methods of qd.drivers.base.Connector. `qd work` calls
+        factory(settings, who) with a qd.drivers.base.ClientIdentity, and the object also needs the methods of
+        qd.drivers.base.KeeperConnector. Raises DeclarationError if the name is taken.
         """
         self.connections.own[driver] = extension(driver, factory, self.connections.own)
 
     def fake(self) -> AbstractContextManager[Fake]:
-        """For tests: in the block nothing is sent, no configuration read and no server asked; what would have been
-        sent is written down."""
-        from qd.testing.fake import faked  # no program in production pays for it
+        """For tests: record what the block would send. Nothing is sent, and no configuration or server is used."""
+        from qd.testing.fake import faked  # production programs do not pay for it
 
         return faked(self._services)
 
     def inline(self) -> AbstractContextManager[Fake]:
-        """For tests: in the block each job runs at once where it is dispatched, in this process; it is also written down,
-        as by fake()."""
+        """For tests: run each job in this process where it is dispatched, and record it as fake() does."""
         from qd.testing.inline import inlined
 
         return inlined(self._services)
 
 
 def url_of(client: Redis | RedisCluster, url: str | None) -> str:
-    """Raises ConfigError: two servers are given, or a client that qd cannot connect as."""
+    """The url of a redis-py client. Raises ConfigError if a url is given too, or qd cannot connect like the client."""
     if url is not None:
         raise ConfigError("Qd(...) takes a url or redis=, not both: each names the server of the default connection")
-    from qd.drivers.redis import client_url  # only an app with a client
+    from qd.drivers.redis import client_url  # only apps that pass a client pay for it
 
     return client_url.url_of(client)

@@ -1,6 +1,6 @@
-"""`qd work` put together: settings -> master + {template, keeper, workers, scheduler}. The only file that knows them all.
+"""`qd work`: wires master, template, keeper, workers and scheduler together. The only module that knows all of them.
 
-What a child needs is imported in the child: the master itself loads neither the app nor anything that talks to a server.
+Children import what they need after the fork: the master itself loads neither the app nor a client of any server.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from qd.worker.template import Serve
 
 
-NAMED = 5  # jobs that a warning about their queue names
+NAMED = 5  # jobs that a warning about an unserved queue lists
+Load = Callable[[dict[str, object] | None], Settings]  # reads the configuration; the argument: what Qd(...) was given
 Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
 
 
 def run(load: Load) -> int:
-    """Work until told to stop. `load` reads the configuration, at the start, after the app's import, and at each HUP.
-    Returns the exit code; raises ConfigError before anything runs."""
+    """Work until stopped, and return the exit code. `load` runs at the start, after the app's import, and at each HUP.
+    Raises ConfigError before anything runs."""
     settings = load(None)
     if settings.work.workers == 0 and not settings.work.only_schedule:
         config.check_work(settings)
-        from qd.foreground import run_inline  # for breakpoints: no master at all
+        from qd.foreground import run_inline  # for breakpoints: without a master
 
         return run_inline(settings, load, token(), announce)
     log = Log("master", format=settings.work.log_format, level=settings.work.log_level, write=Unblocked())
@@ -53,7 +54,7 @@ def run(load: Load) -> int:
         log=log,
         notifier=systemd.Notifier(os.environ),
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
-        replan=lambda: planned_anew(load),
+        replan=lambda: reload_plan(load),
         announce=lambda message: announce(
             log,
             config.from_json(message.settings.encode()),
@@ -66,60 +67,61 @@ def run(load: Load) -> int:
     return master.run()
 
 
-def planned_anew(load: Load) -> MasterPlan:
-    """The plan of a reload, with the variables of the file as they are now. Children of the plan before keep theirs."""
+def reload_plan(load: Load) -> MasterPlan:
+    """The plan after a reload, which reads the file of variables again. Children of the previous plan keep theirs."""
     VARIABLES.put(VARIABLES.read())
     return plan_of(load(None), load)
 
 
 def plan_of(settings: Settings, load: Load) -> MasterPlan:
-    """What the master needs of the settings, and the bodies of its children."""
+    """The settings that the master needs, and the functions that its children run."""
     work = settings.work
     if work.workers > MOST:
         raise ConfigError(f"workers = {work.workers} is more than the {MOST} of one `qd work` (start a second one)")
     if settings.failed.database and find_spec("sqlalchemy") is None:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers and not work.only_schedule:
-        raise ConfigError("workers = 0 works in the foreground, without a master: it needs a new start")
+        raise ConfigError("workers = 0 works in the foreground, without a master: stop qd work and start it again")
     config.check_work(settings)
     bodies = Bodies(settings, load)
     return MasterPlan(work, bodies.template, bodies.fresh, bodies.keeper)
 
 
 class Bodies:
-    """What the children of a master do, each called in a new process. Their code is imported there."""
+    """The functions that the master's children run, each in a new process. They import their code there."""
 
     def __init__(self, settings: Settings, load: Load) -> None:
         self.settings, self._load = settings, load
         self._variables = VARIABLES.found
 
-    def template(self, context: ChildContext, line: Any) -> int:
+    def template(self, context: ChildContext, orders: Any) -> int:
         from qd.worker import template
 
-        return template.run(self._ours(context), line, self.settings, self._complete, self._serve_for)
+        return template.run(self._own(context), orders, self.settings, self._complete, self._serve)
 
     def fresh(self, context: ChildContext, assignment: Assignment) -> int:
         from qd.worker import template
 
-        return template.run_fresh(self._ours(context), assignment, self.settings, self._complete, self._serve_for)
+        return template.run_fresh(self._own(context), assignment, self.settings, self._complete, self._serve)
 
-    def keeper(self, context: ChildContext, line: Any, resolved: str, also: tuple[str, ...]) -> int:
-        from qd.keeper import keeper as loop
+    def keeper(self, context: ChildContext, orders: Any, resolved: str, also: tuple[str, ...]) -> int:
+        from qd.keeper import keeper
 
-        found = config.from_json(resolved.encode())
-        return loop.run(self._ours(context), line, found, also, own_of(found))
+        settings = config.from_json(resolved.encode())
+        return keeper.run(self._own(context), orders, settings, also, own_drivers_of(settings))
 
-    def _ours(self, context: ChildContext) -> ChildContext:
-        """A child's context. Its environment is that of its plan, also where a reload was refused since."""
+    def _own(self, context: ChildContext) -> ChildContext:
+        """The context with the log settings of this plan. Also restores its variables: a later reload may have failed."""
         VARIABLES.put(self._variables)
-        return replace(context, log=context.log.tuned(self.settings.work.log_format, self.settings.work.log_level))
+        work = self.settings.work
+        return replace(context, log=context.log.tuned(work.log_format, work.log_level))
 
     def _complete(self, app: Qd) -> Settings:
         return self._load(app._code_settings)
 
-    def _serve_for(self, app: Qd) -> Serve:
-        """What the children in their seats do. Imported before they are forked, so that they share it, and so that all of
-        it is of one release: behind a `current` link another one may stand by then."""
+    def _serve(self, app: Qd) -> Serve:
+        """The function that workers and schedulers run. Imported before they are forked: they then share its memory, and
+        all run the same release, even if a deploy replaces the code meanwhile."""
         from qd.worker import boot
 
         work = self.settings.work
@@ -133,15 +135,15 @@ class Bodies:
         )
 
 
-def own_of(settings: Settings) -> Mapping[str, Factory]:
-    """The app's drivers, for a keeper of a connection that only the app can open: that one imports it, and so does one that
-    needs a credential provider."""
+def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:
+    """The app's own drivers, for the keeper. The keeper imports the app only if the app opens its connection, or has the
+    credential provider of a url."""
     from qd.options.drivers import OPENED_WITHOUT_APP
 
     has_driver = settings.connections[settings.work.connection].driver not in OPENED_WITHOUT_APP
     used = [settings.connections[name].url for name in (settings.work.connection, settings.control)]
     cache = settings.laravel.cache_url if settings.laravel else ""
-    if not has_driver and not any(config.provider_of(url) for url in (*used, cache)):
+    if not has_driver and not any(map(config.provider_of, (*used, cache))):
         return {}
     from qd.worker import template
 
@@ -160,8 +162,8 @@ def announce(
     limits: Iterable[tuple[str, str]],
     unserved: Mapping[str, Sequence[str]],
 ) -> None:
-    """The first line: what works here, on what, and how much of it. Then what its connection cannot do, a line each, and
-    the declared queues without a worker."""
+    """Log the start line, then one line per capability that the connection lacks and per declared queue that no worker
+    serves, and warnings about the setup."""
     work, connection = settings.work, settings.connection(settings.work.connection)
     only = work.only_schedule
     log.info(
@@ -181,22 +183,19 @@ def announce(
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)
     if "ssl_cert_reqs=none" in (connection.url or ""):
-        hint = "anybody on the way can read and change jobs: give ssl_ca_certs in place of ssl_cert_reqs=none"
+        hint = "the server's certificate is not verified: use ssl_ca_certs instead of ssl_cert_reqs=none"
         log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)
     if os.geteuid() == 0:
-        hint = "give it a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
+        hint = "set a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
         log.line("info" if proc.in_container() else "warning", "master.is_root", {"hint": hint})
     if only and not entries:
-        hint = (
-            "declare entries with app.schedule(...) or in [schedule.entries.NAME]; HUP then reads them, or `qd restart`"
-        )
+        hint = "declare entries with app.schedule(...) or in [schedule.entries.NAME], then send HUP or run `qd restart`"
         log.warning("schedule.empty", app=settings.app, hint=hint)
     if not jobs and not entries and not only:
-        log.warning(
-            "app.no_jobs", app=settings.app, hint="declare jobs with @app.job, or name their modules in imports"
-        )
+        hint = "declare jobs with @app.job, or name their modules in imports"
+        log.warning("app.no_jobs", app=settings.app, hint=hint)
 
 
 def token() -> str:
-    """Ten letters and digits that no other master has: 59 bits."""
+    """A unique token for this master: ten letters and digits, 59 bits."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(10))

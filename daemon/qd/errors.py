@@ -1,7 +1,7 @@
-"""One tree of errors. Everything qd raises on purpose is here; a caller that wants "anything of qd" catches QdError.
+"""All exceptions that qd raises on purpose, in one tree. `except QdError` catches every error of qd.
 
-What ends a job from outside its code (JobTimeout and its sisters) and the two ways to settle it by hand derive from
-BaseException, so that an `except Exception` in a job cannot swallow them.
+The exceptions that end a job from outside its code (EndJob) and those behind release() and fail() (Settled) derive from
+BaseException, so that `except Exception` in a job does not catch them.
 """
 
 from __future__ import annotations
@@ -10,43 +10,43 @@ from collections.abc import Sequence
 
 
 class QdError(Exception):
-    """The root of qd's errors."""
+    """The base class of qd's errors."""
 
     server: str | None = None
-    """The driver of the control connection, if the error came from there and the connection of the jobs is another."""
+    """The driver of the control connection, if that raised the error and the job's connection is another one."""
 
 
 class ConfigError(QdError):
-    """The configuration cannot be used: a key, a value, a connection, an app. `qd` exits 78."""
+    """The configuration is invalid: a key, a value, a connection or the app. `qd` exits with 78."""
 
 
 class DeclarationError(QdError):
-    """A job that cannot be declared: a lambda, a method, a name taken, `__main__` without a name."""
+    """An invalid declaration: a lambda or method as a job, a name that is taken, a job of `__main__` without a name."""
 
 
 class ArgumentError(QdError, TypeError):
-    """Arguments that do not fit the job's signature, found where it is dispatched."""
+    """Arguments that do not match the job's signature. Raised where the job is dispatched."""
 
 
 class NotInJob(QdError):
-    """current_job() was asked outside a job."""
+    """current_job() was called outside a job."""
 
 
 class UnknownJob(QdError):
-    """No job of this name is declared in this app."""
+    """The app declares no job of this name."""
 
 
 class UnknownBatch(QdError):
-    """No batch of this id is there, or not any more; or the job in hand belongs to none."""
+    """No batch has this id, the batch has expired, or the current job belongs to no batch."""
 
 
 class BatchFinished(QdError):
-    """All jobs of the batch have ended: nothing can be added to it."""
+    """All jobs of the batch have ended, so no job can be added."""
 
 
 class UnknownParameters(QdError):
-    """The payload names a parameter this version does not know, or misses a required one: a deploy may be under way.
-    missing: those of the second kind."""
+    """The payload has a parameter that this version of the job lacks, or lacks a required one: a deploy may be in
+    progress. missing: the required parameters that the payload lacks."""
 
     def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -54,64 +54,64 @@ class UnknownParameters(QdError):
 
 
 class WrongType(QdError):
-    """A value in the payload does not convert to the declared type of its parameter."""
+    """A value in the payload cannot be converted to the declared type of its parameter."""
 
 
 class NoProvider(WrongType):
-    """A parameter is to be filled in on the worker, and the app provides nothing of its type."""
+    """The worker must provide a parameter, and the app has no provider for its type."""
 
 
 class ModelGone(QdError):
-    """An argument that travelled as model and key is no longer in the database."""
+    """An argument that was sent as model and key is no longer in the database."""
 
 
 class Malformed(QdError, ValueError):
-    """The payload is not one: not JSON, cut, of wrong types. Its bytes go to the failed store as they are."""
+    """The payload is invalid: truncated, not JSON, or of wrong types. The failed store keeps its bytes unchanged."""
 
 
 class SignatureRefused(QdError):
-    """The payload is not signed, or by a key that is not known, or was changed since: it is never run."""
+    """The payload is unsigned, signed with an unknown key, or was changed after signing. The job never runs."""
 
 
 class ConnectionLost(QdError):
-    """The server is away, or the connection broke in a call. What the call did is unknown until it is asked."""
+    """The server is unreachable, or the connection broke during a call, whose effect is then unknown."""
 
 
 class NeedsMending(QdError):
-    """Waiting does not help: somebody has to make a table or a queue, grant a right, or mend a name or a password. `qd work`
-    exits 78 for it at its start, and tries again later."""
+    """An operator has to act: create a table or a queue, grant a permission, or correct a name or password. `qd work` exits
+    with 78 for it at its start, and retries later."""
 
 
 class Unreachable(ConnectionLost):
-    """No connection could be made. Nothing was sent."""
+    """No connection could be opened. Nothing was sent."""
 
 
 class NoAnswer(ConnectionLost):
-    """The server took a call, and did not answer it in time."""
+    """The server did not answer a call in time."""
 
 
 class ServerRefused(QdError):
-    """The server answered with an error: out of memory, no permission, a script failed. Nothing was changed."""
+    """The server answered with an error: out of memory, no permission, a failed script. It changed nothing."""
 
 
 class Unusable(NeedsMending, Unreachable):
-    """The server is there, and none to work with as the url stands: its certificate, its databases, what it is."""
+    """The server cannot be used with this url: its certificate, its databases or its kind do not match."""
 
 
 class OtherKind(NeedsMending, ServerRefused):
-    """The url is one of a single server, and a cluster is there, or the other way round."""
+    """The url is for a single server and the server is a cluster, or vice versa."""
 
 
 class NeverTaken(ServerRefused):
-    """The server takes no such job, now or later, for what stands in it."""
+    """The server will never accept this job because of its content."""
 
 
 class TooLarge(NeverTaken):
-    """Its size."""
+    """The server will never accept this job because of its size."""
 
 
 class WrongPassword(NeedsMending, ConnectionLost):
-    """The server wants another user or password. Waiting helps only if somebody mends it."""
+    """The server refused the user or password; an operator has to correct it."""
 
 
 class ServerBusy(ConnectionLost):
@@ -119,24 +119,24 @@ class ServerBusy(ConnectionLost):
 
 
 NOTHING_DONE = (Unreachable, ServerBusy, WrongPassword)
-"""The server has not run, or not even got, what was sent: nobody has to ask it what became of that."""
+"""The server has not executed the call, so its outcome needs no check."""
 
 
 class AttemptsExceeded(QdError):
-    """The job was attempted too often, too long or crashed too often; it is failed before it runs again."""
+    """The job has used up its attempts, its time or its crashes; it fails before it runs again."""
 
 
 class LockError(QdError):
-    """A lock was used in a way that means nothing: given back by who does not hold it, taken twice by one object."""
+    """Wrong use of a lock: released by a process that does not hold it, or acquired twice by one object."""
 
 
 class LockTaken(LockError, TimeoutError):
-    """`with app.lock(...)` did not get the lock in time; it tells who has it."""
+    """`with app.lock(...)` did not get the lock in time; the message names its owner."""
 
 
 class LockLost(LockError):
-    """The lock was held, and is not any more: its ttl was over, somebody deleted it, the server has lost it. Another may
-    have had it since."""
+    """The lock was lost before its release: its ttl passed, it was deleted, or the server lost it. Another process may have
+    held it since."""
 
 
 class JobFailure(QdError):
@@ -144,30 +144,26 @@ class JobFailure(QdError):
 
 
 class JobFailedError(JobFailure):
-    """The job whose result was asked for has failed. kind: the name of its error ("ValueError"); message: its words."""
+    """The job whose result was requested has failed. kind: the class name of its error ("ValueError"); message: its text."""
 
     def __init__(self, id: str, kind: str, message: str) -> None:
         super().__init__(id, kind, message)
         self.id, self.kind, self.message = id, kind, message
 
     def __str__(self) -> str:
-        return (
-            f"job {self.id} has failed: {self.kind}: {self.message}"
-            if self.message
-            else f"job {self.id} has failed: {self.kind}"
-        )
+        return f"job {self.id} has failed: {self.kind}" + (f": {self.message}" if self.message else "")
 
 
 class NoResult(QdError):
-    """There is no result to give: the job keeps none (result_ttl), it has expired, or JSON could not carry it."""
+    """The job has no result: it keeps none (result_ttl), the result has expired, or was not JSON."""
 
 
 class Settled(BaseException):
-    """release() or fail() was called in the job: the outcome is noted, the rest of the job does not run."""
+    """release() or fail() was called in the job. The outcome is recorded and the rest of the job does not run."""
 
 
 class EndJob(BaseException):
-    """What ends a running job from outside its code. A worker that raised one takes no further job."""
+    """Ends a running job from outside its code. The worker runs no further job after it."""
 
 
 class JobTimeout(EndJob):
@@ -175,12 +171,12 @@ class JobTimeout(EndJob):
 
 
 class JobInterrupted(EndJob):
-    """The worker stops soon: save what you have, the job is handed back."""
+    """The worker is stopping: save your work, the job will be handed back."""
 
 
 class JobCancelled(EndJob):
-    """Somebody cancelled the job: handle.cancel(), `qd cancel`. It ends here, and is not tried again."""
+    """The job was cancelled by handle.cancel() or `qd cancel`. It ends now and is not retried."""
 
 
 class LeaseLost(EndJob):
-    """The reservation is gone: somebody else may run this job now."""
+    """The worker lost its reservation: another worker may run this job now."""

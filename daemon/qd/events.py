@@ -1,10 +1,9 @@
-"""What happens to jobs, entries, locks and workers, as frozen structs; listeners.py calls what `@app.on(JobFailed)` adds.
+"""The events of jobs, schedule entries, locks and workers as frozen structs, and the listeners that receive them.
 
-The names are Laravel's (Queue/Events of 8 and 13), with JobCrashed, JobHandedBack and LeaseLost added. The worker and the
-bus emit; an event is made only where somebody listens (`has`). An app's own events derive from Event and go through
-app.emit.
+    emit(JobFailed(...))  ->  every function added by @app.on(JobFailed), or for a base class of it
 
-Who hears of an event: what `@app.on(JobFailed)` adds. The worker, the scheduler and the bus emit.
+The names are Laravel's (Queue/Events of 8 and 13), with JobCrashed, JobHandedBack and LeaseLost added. The worker, the
+scheduler and dispatch/ create an event only if it has a listener (`has`). An app's own events derive from Event.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass_transform(frozen_default=True)
 class Event(msgspec.Struct, frozen=True):
-    """The root: a listener of Event hears all of them. Its fields are its arguments, in their order."""
+    """The base class; a listener of Event receives every event. Its fields are its positional arguments."""
 
 
-# -- sending. delay: seconds, None for a job that is due at once; a job sent by push_raw has no id and no name
+# -- sending. delay: seconds, None for a job that is due now; jobs sent by push_raw have no id and no name
 
 
 class _Sent(Event, frozen=True):
-    """A job on its way to a queue."""
+    """A producer sends a job."""
 
     connection: str
     queue: str
@@ -50,7 +49,7 @@ class JobQueued(_Sent, frozen=True):
 
 
 class UniqueJobSkipped(Event, frozen=True):
-    """The job was not sent, because a job under the same unique name is waiting or running."""
+    """The job was not sent because a job with the same unique name is waiting or running."""
 
     connection: str
     queue: str
@@ -59,14 +58,14 @@ class UniqueJobSkipped(Event, frozen=True):
 
 
 class QueueFailedOver(Event, frozen=True):
-    """A connection of a failover list failed to take a job, and the next one took it. connection: the one that failed."""
+    """`connection` of a failover list failed to accept a job, and the next connection accepted it."""
 
     connection: str
     error: BaseException
 
 
 class JobRetryRequested(Event, frozen=True):
-    """A failed job goes back to its queue. id: the job's; payload: as it was kept."""
+    """A failed job goes back to its queue. id: of the job; payload: as it was stored."""
 
     connection: str
     queue: str
@@ -79,18 +78,18 @@ class JobRetryRequested(Event, frozen=True):
 
 
 class _OfWorker(Event, frozen=True):
-    """A worker and the queues that it serves."""
+    """Something a worker does for its queues."""
 
     connection: str
     queues: tuple[str, ...]
 
 
 class Looping(_OfWorker, frozen=True):
-    """A worker is about to look for a job; if a listener returns False, this turn is an idle one."""
+    """A worker is about to look for a job. If a listener returns False, the worker idles for this turn."""
 
 
 class JobPopping(_OfWorker, frozen=True):
-    """A worker asks its queues for a job."""
+    """A worker queries its queues for a job."""
 
 
 class _OfJob(Event, frozen=True):
@@ -118,24 +117,24 @@ class JobProcessed(_OfJob, frozen=True):
 
 
 class JobExceptionOccurred(_OfJobWithError, frozen=True):
-    """An attempt raised an error; JobReleasedAfterException or JobFailed reports what becomes of the job."""
+    """An attempt raised an error. JobReleasedAfterException or JobFailed follows."""
 
 
 class JobReleased(_OfJob, frozen=True):
-    """The job, or a middleware, has put it back into its queue, for `delay` seconds; reason: why, in words, or ""."""
+    """The job or a middleware released it for `delay` seconds. reason: a text, or ""."""
 
     delay: float
     reason: str = ""
 
 
 class JobReleasedAfterException(_OfJob, frozen=True):
-    """The job goes back into its queue after an error or a timeout, for `delay` seconds."""
+    """The job goes back to its queue for `delay` seconds after an error or a timeout."""
 
     delay: float
 
 
 class JobFailed(_OfJobWithError, frozen=True):
-    """The job has failed and is not tried again."""
+    """The job has failed and will not be retried."""
 
 
 class JobTimedOut(_OfJob, frozen=True):
@@ -143,30 +142,30 @@ class JobTimedOut(_OfJob, frozen=True):
 
 
 class JobCrashed(_OfJob, frozen=True):
-    """The processes of earlier attempts were killed before they settled the job. crashes: how many, of all attempts."""
+    """The process of the previous attempt died before it settled the job. crashes: the number over all attempts."""
 
     crashes: int
 
 
 class JobHandedBack(_OfJob, frozen=True):
-    """The job goes back to its queue unfinished, because the worker stops; the attempt does not count."""
+    """The job goes back to its queue unfinished because the worker stops. The attempt does not count."""
 
 
 class JobCancelled(_OfJob, frozen=True):
-    """The job was cancelled while it ran: it is dropped, and not tried again."""
+    """The job was cancelled while it ran. It is dropped and not retried."""
 
 
 class LeaseLost(_OfJob, frozen=True):
-    """The reservation is gone: the job may have run elsewhere."""
+    """The worker lost its reservation: the job may have run elsewhere."""
 
 
 class JobAttempted(_OfJob, frozen=True):
-    """The attempt is over, however it ended; always the last of its events. error: None if it succeeded."""
+    """The attempt has ended; always its last event. error: None if it succeeded."""
 
     error: BaseException | None
 
 
-# -- the schedule. task: the entry's name; at: the tick's unix seconds. The scheduler that has taken the tick emits them
+# -- the schedule. task: the entry's name; at: the tick's unix seconds. The scheduler that took the tick emits them
 
 
 class _OfRun(Event, frozen=True):
@@ -177,25 +176,25 @@ class _OfRun(Event, frozen=True):
 
 
 class ScheduledTaskStarting(_OfRun, frozen=True):
-    """A tick was taken: its job is sent, or its function or command is about to run."""
+    """A scheduler took a tick, and is about to send the job or to run the function or command."""
 
 
 class ScheduledTaskFinished(_OfRun, frozen=True):
-    """The job was sent; the function returned; the command ended with 0. runtime: seconds."""
+    """The job was sent, the function returned, or the command exited with 0. runtime: seconds."""
 
     runtime: float
 
 
 class ScheduledTaskSkipped(_OfRun, frozen=True):
-    """Nothing was run at this tick; reason: why, in words."""
+    """Nothing ran at this tick. reason: a text."""
 
     reason: str
 
 
 class ScheduledTaskFailed(_OfRun, frozen=True):
-    """The function raised, the command exited with another code than 0 or was killed, or the job could not be made.
+    """The function raised, the command exited with a code other than 0, or the job could not be created.
 
-    error: in words; code: the exit code, below 0 a signal, None if there is none.
+    error: a text; code: the exit code, below 0 a signal, None if there is none.
     """
 
     runtime: float
@@ -204,7 +203,7 @@ class ScheduledTaskFailed(_OfRun, frozen=True):
 
 
 class ScheduledBackgroundTaskFinished(_OfRun, frozen=True):
-    """An entry that runs in the background has ended, well or not; follows Finished or Failed."""
+    """A background entry has ended. Follows ScheduledTaskFinished or ScheduledTaskFailed."""
 
     runtime: float
     code: int | None
@@ -214,10 +213,8 @@ class ScheduledBackgroundTaskFinished(_OfRun, frozen=True):
 
 
 class LockLost(Event, frozen=True):
-    """A lock of app.lock that this process held was lost before it was released. token: its fencing token.
-
-    Emitted in the thread that noticed it.
-    """
+    """A lock of app.lock was lost before this process released it. token: its fencing token. Emitted in the thread that
+    noticed the loss."""
 
     name: str
     token: int
@@ -227,22 +224,22 @@ class LockLost(Event, frozen=True):
 
 
 class WorkerIdle(_OfWorker, frozen=True):
-    """A worker has found no job, and waits for one."""
+    """A worker found no job and waits."""
 
 
 class WorkerStarting(Event, frozen=True):
-    """A worker process is ready to take jobs."""
+    """A worker process is ready for jobs."""
 
     connection: str = ""
     queues: tuple[str, ...] = ()
 
 
 class WorkerInterrupted(Event, frozen=True):
-    """The worker was asked to stop. Emitted once, as soon as it has no job in hand."""
+    """The worker was asked to stop. Emitted once, as soon as it runs no job."""
 
 
 class WorkerStopping(Event, frozen=True):
-    """A worker process exits, with this reason and exit code. memory: bytes in use."""
+    """A worker process exits with this reason and exit code. memory: bytes in use."""
 
     reason: str
     code: int
@@ -253,20 +250,20 @@ class WorkerStopping(Event, frozen=True):
 
 
 class WorkerPausing(Event, frozen=True):
-    """The worker takes no more jobs until it is resumed."""
+    """The worker reserves no jobs until it is resumed."""
 
 
 class WorkerResuming(Event, frozen=True):
-    """The worker takes jobs again."""
+    """The worker reserves jobs again."""
 
 
 Listener = Callable[[Any], object]
 
 
 class Listeners:
-    """Who hears what. A listener of a base class hears its descendants too; the order is that of `add`.
+    """The listeners of an app. A listener of a base class receives subclasses too, in the order of `add`.
 
-    worker: the pid of the worker that this process is; 0 in a producer.
+    worker: the pid of this worker process; 0 in a producer.
     """
 
     def __init__(self) -> None:
@@ -283,7 +280,7 @@ class Listeners:
     def of(self, event: type[Event]) -> tuple[Listener, ...]:
         found = self._found.get(event)
         if found is None:
-            found = tuple([listener for heard, listener in self._added if issubclass(event, heard)])
+            found = tuple([listener for kind, listener in self._added if issubclass(event, kind)])
             self._found[event] = found
         return found
 
@@ -291,11 +288,10 @@ class Listeners:
         return bool(self.of(event))
 
     def emit(self, event: Event) -> bool:
-        """Tell every listener. False when one of them returned False (only Looping asks).
+        """Call every listener. Returns False if one of them returned False (only Looping uses the result).
 
-        A listener that raises is logged and harms nothing; what ends a job from outside (EndJob, Settled) goes through. So
-        does what is no Exception outside a worker, where Ctrl-C is meant for the program, and in a copy of a worker that a
-        listener has forked, which is to end.
+        An error in a listener is logged. EndJob and Settled pass through; so do exceptions that are no Exception in a
+        producer, where Ctrl-C is meant for the program, and in a fork of a worker by a listener, which must end.
         """
         agreed = True
         for listener in self.of(type(event)):
@@ -306,7 +302,10 @@ class Listeners:
             except BaseException as error:
                 if not isinstance(error, Exception) and os.getpid() != self.worker:
                     raise
-                complain(listener, event)
+                import logging  # `import qd` does not pay for it
+
+                name = getattr(listener, "__qualname__", repr(listener))
+                logging.getLogger("qd.events").exception("the listener %s of %s raised", name, type(event).__name__)
         return agreed
 
 
@@ -319,12 +318,10 @@ def check_event(event: object) -> None:
 
 
 def check_listener(listener: Listener, event: type[Event]) -> None:
-    """Raises DeclarationError: it would never run, or could not be called with one event."""
+    """Raises DeclarationError if the listener would never run or cannot be called with one event."""
     name = getattr(listener, "__qualname__", None) or repr(listener)
     if not callable(listener):
-        raise DeclarationError(
-            f"{listener!r} is no listener of {event.__name__}: write a function that takes the event"
-        )
+        raise DeclarationError(f"{listener!r} is not a listener of {event.__name__}: pass a function of the event")
     if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
         raise DeclarationError(f"the listener {name} is async and would never run: make it a def")
     try:
@@ -333,10 +330,3 @@ def check_listener(listener: Listener, event: type[Event]) -> None:
         raise DeclarationError(f"the listener {name} cannot be called with one {event.__name__}: {error}") from None
     except ValueError:
         pass  # a builtin, which has no signature
-
-
-def complain(listener: Listener, event: Event) -> None:
-    import logging  # not on the way of `import qd`
-
-    name = getattr(listener, "__qualname__", repr(listener))
-    logging.getLogger("qd.events").exception("the listener %s of %s raised", name, type(event).__name__)

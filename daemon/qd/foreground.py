@@ -1,7 +1,7 @@
-"""`qd work --workers 0`: one worker in this very process, for breakpoints. No fork around the job, and no timeout.
+"""`qd work --workers 0`: one worker in this process, for breakpoints. No fork around the job, and no timeout.
 
-A keeper runs beside it, so that the lease of the job at a breakpoint is renewed for as long as it takes. What the master
-does elsewhere, this worker does between two jobs: it hears the keeper, replaces it, and notices that the queues are empty.
+A keeper child renews the lease of the job for as long as it is at a breakpoint. Between two jobs this worker does what a
+master would do: it reads the keeper's messages, replaces a dead keeper, and notices that the queues are empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ Announce = Callable[[Log, "Settings", int, int, Iterable[tuple[str, str]], Mappi
 
 
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
-    """Until a signal, `qd restart`, or what --once, --stop-when-empty, --max-jobs and --max-time say."""
+    """Work until a signal, `qd restart`, or the end that --once, --stop-when-empty, --max-jobs or --max-time set. Returns
+    the exit code."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
     board, receiver, began = Scoreboard(), MessageReceiver(), now()
     app = template.imported(settings, lambda app: load(app._code_settings), log)
@@ -57,25 +58,25 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     slot[W.PID], slot[W.GENERATION], slot[W.STATE] = os.getpid(), 1, SlotState.STARTING
     boot.log_job_records(log)
     boot.print_by_line()
-    beside = Beside(context, app.settings, app.connections.own)
-    worker = Inline(app, replace(context, master=os.getppid()), receiver, beside)
+    keeper_child = KeeperChild(context, app.settings, app.connections.own)
+    worker = ForegroundWorker(app, replace(context, master=os.getppid()), receiver, keeper_child)
     try:
         code = of_program(worker.run())
     finally:
-        beside.end()
+        keeper_child.end()
     log.info("worker.stopped", jobs=max(0, worker.jobs), exit=code)
     return code
 
 
 class Untimed(Alarm):
-    """Nothing ends a job at a breakpoint but its user."""
+    """Never ends a job: only its user does."""
 
     def guard(self, body: Callable[[], T], seconds: float) -> T:
         return super().guard(body, 0.0)
 
 
-class Beside:
-    """The keeper, a child of this process."""
+class KeeperChild:
+    """The keeper as a child of this process."""
 
     def __init__(self, context: ChildContext, settings: Settings, own: Mapping[str, Factory]) -> None:
         self.context, self.settings, self.own = context, config.from_json(config.to_json(settings)), own
@@ -94,7 +95,7 @@ class Beside:
         orders.child_end.close()
 
     def watch(self) -> None:
-        """Replace it when it has died: without one no job is taken."""
+        """Replace a dead keeper: without a keeper no job is reserved."""
         if time.monotonic() - self._started < 1.0:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -108,41 +109,40 @@ class Beside:
         os.waitpid(self.pid, 0)
 
 
-class Inline(Worker):
-    def __init__(self, app: Qd, context: ChildContext, receiver: MessageReceiver, beside: Beside) -> None:
+class ForegroundWorker(Worker):
+    def __init__(self, app: Qd, context: ChildContext, receiver: MessageReceiver, keeper_child: KeeperChild) -> None:
         settings = app.settings
         name, own = settings.work.connection, app.connections.own
         queue = open_queue(settings, name, token=context.token, slot=0, title="qd:inline:worker", own=own)
-        super().__init__(
-            app, settings, queue, context, Assignment(0, 1, False), between=self._hear_keeper, alarm=Untimed
-        )
-        self.receiver, self.beside, self.emptiness = receiver, beside, Emptiness()
-        self._asked_at = 0.0
+        assignment = Assignment(0, 1, False)
+        super().__init__(app, settings, queue, context, assignment, between=self._read_messages, alarm=Untimed)
+        self.receiver, self.keeper_child, self.emptiness = receiver, keeper_child, Emptiness()
+        self._stop_requested_at = 0.0
 
     def _open(self) -> None:
         super()._open()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, self._asked)
+            signal.signal(number, self._on_signal)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        """The first signal lets the job in hand finish; another, a second later, hands it back."""
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The first signal lets the current job finish; one that arrives AGAIN seconds later hands it back."""
         at = time.monotonic()
         if self.mailbox.fd < 0:
-            return  # it leaves already
-        if not self._asked_at:
-            self._asked_at = at
+            return  # already leaving
+        if not self._stop_requested_at:
+            self._stop_requested_at = at
             tell_job(signal.SIGTERM)
             self.mailbox.post(signal.SIGTERM)
-        elif at - self._asked_at >= AGAIN:
+        elif at - self._stop_requested_at >= AGAIN:
             self.slot[W.WHY] = Why.INTERRUPT | (self.slot[W.TURN] & 0xFFFFFFFF) << 8
             os.kill(os.getpid(), signal.SIGALRM)
 
     def _reason_to_stop(self) -> StopReason | None:
-        self._hear_keeper()
+        self._read_messages()
         return super()._reason_to_stop()
 
-    def _hear_keeper(self) -> None:
-        self.beside.watch()
+    def _read_messages(self) -> None:
+        self.keeper_child.watch()
         for message, fd in self.receiver.read(self._reject):
             if fd is not None:
                 os.close(fd)
@@ -157,14 +157,13 @@ class Inline(Worker):
             super()._wait()
 
     def _idle(self, longest: float = IDLE) -> None:
-        """In maintenance nothing may be taken: the queues are as good as empty."""
+        """In maintenance mode no job may be reserved, so the queues count as empty."""
         super()._idle(longest)
         if self.shut_queues.holds and not self.paused:
             self._leave_when_empty()
 
     def _leave_when_empty(self) -> bool:
-        at_once, seconds = self.work.stop_when_empty, self.work.stop_when_empty_for
-        reason = self.emptiness.reason(True, self.jobs, at_once, seconds)
+        reason = self.emptiness.reason(True, self.jobs, self.work.stop_when_empty, self.work.stop_when_empty_for)
         if reason is not None:
             self._leave(reason)
         return reason is not None

@@ -1,9 +1,11 @@
 """One event, one line, one write: `2026-11-21 12:00:01.204+00:00 ERROR worker[415] job.failed queue=default job=mail`.
 
-The time is local, with its offset from UTC: a framework may set another zone in workers than the master has. Or one JSON
-object a line, in UTC. Control characters are escaped, so that no payload can forge a line; secrets are masked. Whoever
-must never wait for a slow reader (master, keeper) writes through `Unblocked`, which drops what does not fit, and counts;
-workers wait a while first (`Patient`).
+Times are local with their offset from UTC, because a framework may set another zone in workers; or JSON, one object per
+line, in UTC. Control characters are escaped, so that no payload can forge a line, and secrets are redacted.
+
+    to_stderr           waits for a slow reader
+    WaitingLogWriter    waits up to PATIENCE, then drops lines (workers)
+    Unblocked           never waits; drops and counts the lines that do not fit (master, keeper)
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from qd.process.descriptors import identity
 from qd.redaction import redact
 from qd.traces import shown
 
-PATIENCE = 3.0  # seconds that a worker waits for whoever reads its lines
+PATIENCE = 3.0  # seconds a worker waits for a slow reader of its log
 DROPPED = b"log: %d lines dropped, nobody reads stderr fast enough\n"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # what needs no quotes; no space, no "=", no quote
+PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # needs no quotes: contains no space, "=" or quote
 
 
 class Write(Protocol):
@@ -35,7 +37,7 @@ class Write(Protocol):
 
 
 def to_stderr(line: bytes) -> None:
-    """Whole lines, waiting for a slow reader. A reader that is gone is no reason to fail."""
+    """Write the whole line, waiting for a slow reader. A closed stderr is ignored."""
     try:
         while line:
             line = line[os.write(2, line) :]
@@ -44,10 +46,10 @@ def to_stderr(line: bytes) -> None:
 
 
 class Unblocked:
-    """Writes to stderr without ever waiting. `dropped` counts the lines that found no room.
+    """Writes to stderr without waiting. `dropped` counts the lines that did not fit.
 
-    O_NONBLOCK on the inherited descriptor would be shared with every other process that has it, so a pipe or terminal is
-    opened anew; a socket is asked not to wait at each send; a file never blocks.
+    O_NONBLOCK on the inherited descriptor would affect every process that shares it. A pipe or terminal is therefore
+    opened again, a socket gets MSG_DONTWAIT with each send, and a regular file never blocks.
     """
 
     def __init__(self, fd: int = 2) -> None:
@@ -65,12 +67,11 @@ class Unblocked:
             elif not stat.S_ISREG(mode):
                 self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            pass  # stderr closed, or another user's: then ask for room before each write
-        self._file = identity(self._held)
+            pass  # stderr is closed or belongs to another user: write to it after a poll
+        self._file = identity(self._current_fd)
 
     @property
-    def _held(self) -> int:
-        """The descriptor that is written to."""
+    def _current_fd(self) -> int:
         return self._fd if self._socket is None else self._socket.fileno()
 
     def __call__(self, line: bytes) -> None:
@@ -93,44 +94,36 @@ class Unblocked:
 
 
 class WaitingLogWriter(Unblocked):
-    """Waits for a slow reader, but not for ever. After a line that found none it drops at once, until there is room."""
+    """Waits up to PATIENCE for a slow reader. After a line that did not fit it drops lines at once until there is room."""
 
     def __call__(self, line: bytes) -> None:
         until = time.monotonic() + PATIENCE
-        if identity(self._held) != self._file:
-            self._open_again()
+        if identity(self._current_fd) != self._file:  # a job closed our descriptor; its number may be another file now
+            if self._socket is not None:
+                self._socket.detach()
+            self._open()
         if self.dropped and self._send(DROPPED % self.dropped):
             self.dropped = 0
         while line and not self.dropped:
             try:
-                if not self._writable(until - time.monotonic()):
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                if not poll.poll(max(0, until - time.monotonic()) * 1000):
                     break
-                line = line[self._some(line) :]
+                if self._socket is not None:
+                    sent = self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                else:
+                    sent = os.write(self._fd, line)
+                line = line[sent:]
             except BlockingIOError:
-                continue  # another worker was quicker
+                continue  # another worker has filled the pipe
             except OSError:
-                return  # a reader that is gone is no reason to fail
+                return  # the reader is gone
         self.dropped += bool(line)
-
-    def _open_again(self) -> None:
-        """A job has closed our descriptor. Its number may be another file's by now, and that takes no line of ours."""
-        if self._socket is not None:
-            self._socket.detach()
-        self._open()
-
-    def _writable(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(max(0, seconds) * 1000))
-
-    def _some(self, line: bytes) -> int:
-        if self._socket is not None:
-            return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        return os.write(self._fd, line)
 
 
 class Log:
-    """role: "master", "worker" ...; the pid is asked at each line, so that a fork needs no care."""
+    """role: "master", "worker", ... The pid is read for each line, so a fork needs no special care."""
 
     def __init__(self, role: str, *, format: str = "text", level: str = "info", write: Write = to_stderr) -> None:
         self.role, self.write = role, write
@@ -139,7 +132,7 @@ class Log:
     def tune(self, format: str, level: str) -> None:
         self.format, self.level = format, level
         self.least = LEVELS[level]
-        self.informs = self.least <= 20  # for hot paths: ask before building fields
+        self.informs = self.least <= 20  # for hot paths: check before building fields
         self.debugs = self.least <= 10
 
     def of(self, role: str, write: Write | None = None) -> Log:
@@ -147,7 +140,7 @@ class Log:
         return Log(role, format=self.format, level=self.level, write=write or self.write)
 
     def tuned(self, format: str, level: str) -> Log:
-        """The same log as another configuration wants it."""
+        """The same log with another format and level."""
         return Log(self.role, format=format, level=level, write=self.write)
 
     def debug(self, event: str, **fields: object) -> None:
@@ -171,7 +164,7 @@ class Log:
 
 
 def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:
-    """Fields that are None are left out; `trace` stands under the line, indented."""
+    """Fields that are None are omitted; `trace` follows the line, indented."""
     clock, offset = local(int(at))
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
     moment = f"{clock}.{int(at * 1000) % 1000:03d}{offset}"
@@ -189,12 +182,12 @@ def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, o
     return json.dumps(head | kept, ensure_ascii=True, default=str).replace("\x7f", "\\u007f") + "\n"
 
 
-@lru_cache(1)  # a second has many lines
+@lru_cache(1)  # many lines share a second
 def local(second: int) -> tuple[str, str]:
-    """The time, and its offset from UTC: "+05:30"."""
-    there = time.localtime(second)
-    offset = time.strftime("%z", there)
-    return time.strftime("%Y-%m-%d %H:%M:%S", there), f"{offset[:3]}:{offset[3:5]}"
+    """The time and its offset from UTC, such as "+05:30"."""
+    at = time.localtime(second)
+    offset = time.strftime("%z", at)
+    return time.strftime("%Y-%m-%d %H:%M:%S", at), f"{offset[:3]}:{offset[3:5]}"
 
 
 @lru_cache(1)
@@ -210,19 +203,19 @@ def quoted(value: object) -> str:
 
 
 def cut(text: str, most: int = 100) -> str:
-    """What came from a payload, for a line: as much as a reader needs of it."""
+    """At most `most` characters of a text from a payload, for a log line."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def escaped(text: str) -> str:
-    """Control characters, and what turns text around, as \\xNN: for log lines and tables."""
+    """Replace unprintable characters (control characters, text direction marks) by \\xNN, for log lines and tables."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class JobRecords(logging.Handler):
-    """Python's own logging inside a worker: records become lines of this log, with job and id of the job in hand."""
+    """Python's own logging in a worker: records become lines of this log, with the fields of the running job."""
 
     def __init__(self, log: Log, context: Callable[[], Mapping[str, object]]) -> None:
         super().__init__()
@@ -230,23 +223,20 @@ class JobRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._emit(record)
-        except Exception:  # a record that cannot be formatted is not the job's failure
+            level = next((name for name, least in reversed(LEVELS.items()) if record.levelno >= least), "debug")
+            error = record.exc_info[1] if record.exc_info else None
+            trace = None if error is None else shown(error, whole=self._log.debugs)
+            fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
+            self._log.line(level, "log", fields)
+        except Exception:  # a record that cannot be formatted must not fail the job
             self.handleError(record)
-
-    def _emit(self, record: logging.LogRecord) -> None:
-        level = next((name for name, least in reversed(LEVELS.items()) if record.levelno >= least), "debug")
-        error = record.exc_info[1] if record.exc_info else None
-        trace = None if error is None else shown(error, whole=self._log.debugs)
-        fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
-        self._log.line(level, "log", fields)
 
 
 def carry_job(context: Callable[[], Mapping[str, object]]) -> None:
-    """Put the fields of the job in hand on every log record, whoever formats it (`%(job)s`, `%(job_id)s`).
+    """Add the fields of the running job to every log record, for any formatter (`%(job)s`, `%(job_id)s`).
 
-    Not by a record factory: logging refuses an `extra` whose key a factory has set, and `extra={"job": ...}` is the app's
-    good right, and wins.
+    A record factory cannot do this: logging refuses an `extra` whose key a factory has set, and `extra={"job": ...}` of
+    the app must be allowed and must win.
     """
     plain = logging.Logger.makeRecord
     if hasattr(plain, "carries_job"):

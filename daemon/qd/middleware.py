@@ -1,19 +1,11 @@
-"""How middleware asks the store: under which name, and what becomes of the job while the store is away.
+"""The middleware that comes with qd: `from qd.middleware import RateLimited`.
 
-Middleware that lets only so many jobs run at a time: ConcurrencyLimit and WithoutOverlapping.
+    check whether the job may run  ->  run it
+                                   ->  release it at no cost, with the reason, until it may
 
-The owner of a place is the job, over its attempts: a job that comes back after a crash still has its place. The holder is
-the attempt: an attempt that lost its lease frees nothing. If qd ends the job itself, the step that ends it frees its places
-(drivers/keyspace/sending.py: left_by).
-
-Middleware that comes with qd: rates, rests after errors, and what ends a job early. Its sisters are in concurrency.py.
-
-    asked whether the job may run -> it runs
-                                  -> put back at no cost, with the reason, until it may
-
-What it knows of other jobs stands in the store of the job's connection.
-
-The middleware that comes with qd, for `from qd.middleware import RateLimited`. What each does stands in its docstring.
+State shared between jobs is in the store of the job's connection. The owner of a slot is the job, over all its attempts: a
+job that comes back after a crash still has its slot. The holder is the attempt: an attempt that lost its lease frees
+nothing. If qd itself ends the job, the same step frees its slots (drivers/keyspace/sending.py: left_by).
 """
 
 from __future__ import annotations
@@ -44,99 +36,95 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-Said = str | Callable[["RunningJob"], object]
+Next = Callable[[], object]
+KeySource = str | Callable[["RunningJob"], object]
 PATIENCE = 1.0  # seconds the store may take to answer
-AWAY = 1.0  # seconds for which a job is put back whose middleware could not ask
+AWAY = 1.0  # seconds a job is released for when the store could not be queried
+A_DAY = 86400.0
+EXTRA_HOLD = 60.0  # seconds a slot is held beyond the timeout of its job: no attempt lives that long
+NEAR = 0.05  # seconds a rate limit waits in place: releasing and reserving the job again takes about as long
+FREED_LATER = "the server did not answer, so the slot of this job is freed when the job ends"
 log = logging.getLogger("qd.middleware")
 
 
 class Key:
-    """What tells jobs apart: "order:{order_id}", filled from the arguments, or a callable that is given the job."""
+    """The key of a limit: "order:{order_id}", filled from the arguments, or a function of the job."""
 
-    def __init__(self, middleware: str, said: Said | None) -> None:
-        if said is not None and not isinstance(said, str) and not callable(said):
-            raise DeclarationError(
-                f"{middleware}: the key {said!r} is neither a text nor a callable that takes the job"
-            )
-        self._middleware, self._said = middleware, said
+    def __init__(self, middleware: str, source: KeySource | None) -> None:
+        if source is not None and not isinstance(source, str) and not callable(source):
+            raise DeclarationError(f"{middleware}: the key {source!r} is neither a string nor a function of the job")
+        self._middleware, self._source = middleware, source
         self._patterns: dict[str, Pattern] = {}
 
     def check(self, declared: Declared) -> None:
-        """Raises DeclarationError when the job has no such parameter."""
-        if isinstance(self._said, str):
+        """Raises DeclarationError if the job lacks a parameter that the key names."""
+        if isinstance(self._source, str):
             option = f"middleware {self._middleware}"
-            self._patterns[declared.name] = Pattern(option, self._said, declared.signature)
+            self._patterns[declared.name] = Pattern(option, self._source, declared.signature)
 
     def __repr__(self) -> str:
-        """Empty when there is none."""
-        if self._said is None:
+        """Empty without a key."""
+        if self._source is None:
             return ""
-        return repr(self._said) if isinstance(self._said, str) else title_of(self._said)
+        return repr(self._source) if isinstance(self._source, str) else title_of(self._source)
 
     @property
     def named(self) -> str:
-        return f"key={self}" if self._said is not None else ""
+        return f"key={self}" if self._source is not None else ""
 
     def of(self, job: RunningJob) -> str:
-        """Empty when there is none."""
-        if self._said is None:
+        """The key of this job, "" without a key."""
+        if self._source is None:
             return ""
-        if not isinstance(self._said, str):
-            return text_of(self._said(job))
+        if not isinstance(self._source, str):
+            return text_of(self._source(job))
         if job.name not in self._patterns:
             assert job.declared is not None
             self.check(job.declared)
         return self._patterns[job.name].key(bytes(job.data))
 
 
-def written(stage: object, *given: object) -> str:
-    """The repr of middleware: with what it was given, without what is empty."""
-    return f"{type(stage).__name__}({', '.join(text for one in given if (text := str(one)))})"
+def repr_of(stage: object, *arguments: object) -> str:
+    """The repr of middleware with its non-empty arguments."""
+    return f"{type(stage).__name__}({', '.join(text for one in arguments if (text := str(one)))})"
 
 
-def asked(job: RunningJob, ask: Callable[[Store], T]) -> T:
-    """What the store of the job's connection says; as queue_asked."""
-    return queue_asked(job, lambda queue: ask(store_of(queue)))
+def query_store(job: RunningJob, query: Callable[[Store], T]) -> T:
+    return query_queue(job, lambda queue: query(store_of(queue)))
 
 
-def queue_asked(job: RunningJob, ask: Callable[[Connector], T]) -> T:
-    """What the job's connection says. While it is away the job is put back: that is no fault of the job, and costs no
-    attempt. In run() nobody is asked."""
+def query_queue(job: RunningJob, query: Callable[[Connector], T]) -> T:
+    """The result of `query` on the job's connection (in run(): on the local stand-in). If the server does not answer, the
+    job is released, which costs no attempt."""
     try:
-        return within(job, PATIENCE, ask)
+        return within(job, PATIENCE, query)
     except (ConnectionLost, ServerRefused) as error:
-        said = str(error)
-    job.release(AWAY, reason=f"nobody could say whether it may run: {said}", counts=False)
+        reason = f"could not check its limits: {error}"
+    job.release(AWAY, reason=reason, counts=False)
 
 
-def told(job: RunningJob, tell: Callable[[Store], object], what: str) -> bool:
-    """Change something in the store that the job's own end does not depend on. False: it failed, which is logged. what: does
-    not happen then."""
+def update_store(job: RunningJob, update: Callable[[Store], object], otherwise: str) -> bool:
+    """Change something in the store on which the end of the job does not depend. Returns False after an error, which is
+    logged together with `otherwise`, its consequence."""
     try:
-        within(job, PATIENCE, lambda queue: tell(store_of(queue)))
+        within(job, PATIENCE, lambda queue: update(store_of(queue)))
     except (ConnectionLost, ServerRefused) as error:
-        log.warning("%s: %s", what, error)
+        log.warning("%s: %s", otherwise, error)
         return False
     return True
 
 
-def within(job: RunningJob, seconds: float, ask: Callable[[Connector], T]) -> T:
+def within(job: RunningJob, seconds: float, call: Callable[[Connector], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.backing is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
     queue = cast(Connector, job.local) if job.local else job.backing.connection(job.connection)
-    with shield, queue.within(seconds):  # an alarm must not tear a call apart
-        return ask(queue)
+    with shield, queue.within(seconds):  # an alarm must not interrupt a call
+        return call(queue)
 
 
-Next = Callable[[], object]
-A_DAY = 86400.0
-FREED_LATER = "the server did not answer, so the place of this job is freed when the job ends"
-OVER = 60.0  # seconds that a place is held beyond the timeout of its job: nothing of an attempt lives so long
-
-
-class Placed:
-    """A place around a job. Both of the below are this, under another name."""
+class Limited:
+    """Lets a job run only while it holds one of `most` slots: the base of ConcurrencyLimit and WithoutOverlapping."""
 
     def __init__(
         self, key: Key, most: int, release_after: Duration, expires: Duration | None, drop: bool = False
@@ -146,80 +134,81 @@ class Placed:
         self._release_after = seconds_of(name, "release_after", release_after)
         self._expires = None if expires is None else seconds_of(name, "expires", expires)
         if self._expires == 0:
-            raise DeclarationError(f"{name}: a place that expires at once keeps nobody away: give expires more than 0")
+            raise DeclarationError(f"{name}: a slot that expires at once limits nothing: set expires above 0")
 
     def check(self, declared: Declared) -> None:
         self._key.check(declared)
 
-    def _place(self, job: RunningJob) -> tuple[str, str]:
-        """The key of the places in the store, and what is said of a job that finds none."""
+    def _slots(self, job: RunningJob) -> tuple[str, str]:
+        """The key of the slots in the store, and the reason for releasing a job that finds no free slot."""
         raise NotImplementedError
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
-        place, taken = self._place(job)
-        seconds = self._expires or (job.timeout + OVER if job.timeout else A_DAY)
-        places, owner, holder, pid = Places(place, self._most, seconds), job.uuid, job.mark or job.id, os.getpid()
+        key, reason = self._slots(job)
+        seconds = self._expires or (job.timeout + EXTRA_HOLD if job.timeout else A_DAY)
+        places, owner, holder, pid = Places(key, self._most, seconds), job.uuid, job.mark or job.id, os.getpid()
 
         def free() -> None:
-            job.unfreed -= told(job, lambda store: places.free(store, owner, holder), FREED_LATER)
+            job.unfreed -= update_store(job, lambda store: places.free(store, owner, holder), FREED_LATER)
 
         job.unfreed += 1
         try:
-            wait = asked(job, lambda store: places.take(store, owner, holder))
-        except EndJob:  # it rang while the call was under way, which was done
+            wait = query_store(job, lambda store: places.take(store, owner, holder))
+        except EndJob:  # an alarm during the call, which completed
             free()
             raise
         job.unfreed -= bool(wait)
         if wait and self._drop:
-            log.info("dropped: %s", taken)
+            log.info("dropped: %s", reason)
             return None
         if wait:
-            job.release(min(self._release_after, wait), reason=taken, counts=False)
+            job.release(min(self._release_after, wait), reason=reason, counts=False)
         try:
             return call_next()
         finally:
-            if os.getpid() == pid:  # else a copy that the job has forked: the place is not its own
+            if os.getpid() == pid:  # a fork of the job does not own the slot
                 free()
 
 
-class ConcurrencyLimit(Placed):
-    """At most `most` jobs with the same `key` run at a time, whatever their names.
+class ConcurrencyLimit(Limited):
+    """At most `most` jobs with the same `key` run at a time, across all job names.
 
-    key: "crm" or "customer:{customer_id}", filled from the arguments, or a callable that is given the job. A job that finds
-    no place is put back for `release_after` seconds, at no cost. expires: seconds for which a place is held when nobody
-    gives it back; None: the timeout of the job and a minute more, or a day.
-    """
-
-    def __init__(self, key: Said, most: int, *, release_after: Duration = 5.0, expires: Duration | None = None) -> None:
-        if most < 1:
-            raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time would be none; give 1 or more")
-        super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
-
-    def __repr__(self) -> str:
-        return written(self, self._key, self._most)
-
-    def _place(self, job: RunningJob) -> tuple[str, str]:
-        name = plain_name(self._key.of(job))
-        return keys.slots(name), f"{self._most} jobs of {name} run already"
-
-
-class WithoutOverlapping(Placed):
-    """No two jobs of one name with the same `key` run at a time.
-
-    key: "report:{report_id}", filled from the arguments, or a callable that is given the job; None: all jobs of the name.
-    shared: the key alone counts, whatever the names. A job that finds another running is put back for `release_after`
-    seconds, at no cost; with `drop` it ends, done, without having run. expires: as in ConcurrencyLimit.
+    Args:
+        key: "crm" or "customer:{customer_id}", filled from the arguments, or a function of the job.
+        release_after: Seconds for which a job without a free slot is released, at no cost.
+        expires: Seconds after which an unreleased slot is free again. None: the job's timeout plus a minute, or a day.
     """
 
     def __init__(
-        self,
-        key: Said | None = None,
-        *,
-        release_after: Duration = 5.0,
-        drop: bool = False,
-        expires: Duration | None = None,
-        shared: bool = False,
+        self, key: KeySource, most: int, *, release_after: Duration = 5.0, expires: Duration | None = None
     ) -> None:
+        if most < 1:
+            raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time is invalid: use 1 or more")
+        super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
+
+    def __repr__(self) -> str:
+        return repr_of(self, self._key, self._most)
+
+    def _slots(self, job: RunningJob) -> tuple[str, str]:
+        name = plain_name(self._key.of(job))
+        return keys.slots(name), f"{self._most} jobs of {name} are already running"
+
+
+class WithoutOverlapping(Limited):
+    """No two jobs of the same name and `key` run at the same time.
+
+    Args:
+        key: "report:{report_id}", filled from the arguments, or a function of the job. None: all jobs of the name.
+        release_after: Seconds for which a job is released, at no cost, while another one runs.
+        drop: End the job as done, without running it, instead of releasing it.
+        expires: As in ConcurrencyLimit.
+        shared: Ignore the names of the jobs; only the key counts.
+    """
+
+    def __init__(
+        self, key: KeySource | None = None, *, release_after: Duration = 5.0, drop: bool = False,
+        expires: Duration | None = None, shared: bool = False,
+    ) -> None:  # fmt: skip
         if shared and key is None:
             raise DeclarationError(
                 'WithoutOverlapping: shared=True needs a key: WithoutOverlapping("crm", shared=True)'
@@ -228,30 +217,29 @@ class WithoutOverlapping(Placed):
         self._shared = shared
 
     def __repr__(self) -> str:
-        return written(self, self._key, "shared=True" if self._shared else "", "drop=True" if self._drop else "")
+        return repr_of(self, self._key, "shared=True" if self._shared else "", "drop=True" if self._drop else "")
 
-    def _place(self, job: RunningJob) -> tuple[str, str]:
+    def _slots(self, job: RunningJob) -> tuple[str, str]:
         key = self._key.of(job)
         name = plain_name(key if self._shared else f"{job.name}:{key}" if key else job.name)
-        return keys.lock(name), f"another job of {name} runs"
-
-
-NEAR = 0.05  # seconds that are waited in place: to put a job back and to take it again lasts about as long
+        return keys.lock(name), f"another job of {name} is running"
 
 
 class RateLimited:
-    """At most `most` jobs start in any `per` seconds: a sliding window, exact on all hosts together.
+    """At most `most` jobs start in any `per` seconds: a sliding window, exact across all hosts.
 
-    name: what they share; without figures those that app.limit("stripe", 100, per=60) has declared. key: as in
-    ConcurrencyLimit, for a limit each. A job over the limit is put back at no cost until a place is free for it, each to a
-    moment of its own.
+    Args:
+        name: Jobs with this name share the limit. Without numbers, the limit of app.limit("stripe", 100, per=60).
+        key: One limit per key, as in ConcurrencyLimit.
+
+    A job over the limit is released at no cost until its own time slot.
     """
 
     def __init__(
-        self, name: str, most: int | None = None, *, per: Duration | None = None, key: Said | None = None
+        self, name: str, most: int | None = None, *, per: Duration | None = None, key: KeySource | None = None
     ) -> None:
         if (most is None) != (per is None):
-            raise DeclarationError(f'RateLimited("{name}") has half of its figures: RateLimited("{name}", 100, per=60)')
+            raise DeclarationError(f'RateLimited("{name}") needs both numbers: RateLimited("{name}", 100, per=60)')
         self._name, self._key = name, Key("RateLimited", key)
         self._limit = None if most is None or per is None else limit_of(name, most, per)
 
@@ -260,12 +248,12 @@ class RateLimited:
 
     def __repr__(self) -> str:
         figures = f"{self._limit.most} per {self._limit.per:g} s" if self._limit else ""
-        return written(self, repr(self._name), figures, self._key.named)
+        return repr_of(self, repr(self._name), figures, self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         rate = self._rate(job)
         while True:
-            answer = asked(job, lambda store: rate.start(store, job.uuid, job.mark or job.id))
+            answer = query_store(job, lambda store: rate.start(store, job.uuid, job.mark or job.id))
             if not answer.wait:
                 return call_next()
             if answer.wait > NEAR:
@@ -273,7 +261,7 @@ class RateLimited:
             time.sleep(answer.wait)
 
     def limit_in(self, backing: Backing) -> Limit:
-        """Its figures. Raises DeclarationError: the app has declared no limit of that name."""
+        """Its numbers. Raises DeclarationError if the app has declared no limit of that name."""
         return self._limit or backing.limit(self._name)
 
     def _rate(self, job: RunningJob) -> Rate:
@@ -287,22 +275,20 @@ class RateLimited:
 
 
 class ThrottlesExceptions:
-    """After `most` errors within `within` seconds, jobs with the same key rest for `wait` seconds.
+    """Circuit breaker: after `most` errors within `within` seconds, jobs with the same key rest for `wait` seconds.
 
-    An error itself goes its usual way (its attempt counts, backoff, failed for good); the jobs that would come next are put
-    back at no cost until the rest is over. only: the types of errors that count. key: as in ConcurrencyLimit; None: the
-    name of the job.
+    Args:
+        only: The types of errors that count.
+        key: As in ConcurrencyLimit; None: the name of the job.
+
+    The error itself is handled as usual (attempts, backoff, permanent failure). The next jobs are released at no cost until
+    the rest is over.
     """
 
     def __init__(
-        self,
-        most: int,
-        within: Duration,
-        wait: Duration,
-        *,
-        only: type[Exception] | tuple[type[Exception], ...] = Exception,
-        key: Said | None = None,
-    ) -> None:
+        self, most: int, within: Duration, wait: Duration, *,
+        only: type[Exception] | tuple[type[Exception], ...] = Exception, key: KeySource | None = None,
+    ) -> None:  # fmt: skip
         name = "ThrottlesExceptions"
         self._limit, self._wait = limit_of(name, most, within), seconds_of(name, "wait", wait)
         self._only, self._key = only, Key(name, key)
@@ -312,18 +298,20 @@ class ThrottlesExceptions:
 
     def __repr__(self) -> str:
         figures = f"{self._limit.most} within {self._limit.per:g} s"
-        return written(self, figures, f"wait {self._wait:g} s", self._key.named)
+        return repr_of(self, figures, f"wait {self._wait:g} s", self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         name = plain_name(self._key.of(job) or job.name)
         strikes = Strikes(name, self._limit.most, self._limit.per, self._wait)
-        left = asked(job, strikes.resting)
+        left = query_store(job, strikes.resting)
         if left:
             job.release(left, reason=f"{name} rests after {self._limit.most} errors", counts=False)
         try:
             return call_next()
         except self._only:
-            told(job, lambda store: self._count(store, strikes, job.mark or job.id), "this error is not counted")
+            update_store(
+                job, lambda store: self._count(store, strikes, job.mark or job.id), "this error is not counted"
+            )
             raise
 
     def _count(self, store: Store, strikes: Strikes, mark: str) -> None:
@@ -332,33 +320,33 @@ class ThrottlesExceptions:
 
 
 class SkipIf:
-    """Ends the job, done, without running it, when `predicate(job)` is true."""
+    """Ends the job as done, without running it, if `predicate(job)` is true."""
 
     def __init__(self, predicate: Callable[[RunningJob], object]) -> None:
         if not callable(predicate):
-            raise DeclarationError(f"SkipIf({predicate!r}) is not given a callable that takes the job")
+            raise DeclarationError(f"SkipIf({predicate!r}): pass a function of the job")
         self._predicate = predicate
 
     def __repr__(self) -> str:
-        return written(self, title_of(self._predicate))
+        return repr_of(self, title_of(self._predicate))
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         if self._predicate(job):
-            log.info("skipped: %s", getattr(self._predicate, "__qualname__", "its predicate says so"))
+            log.info("skipped: %s", getattr(self._predicate, "__qualname__", "its predicate is true"))
             return None
         return call_next()
 
 
 class SkipIfBatchCancelled:
-    """Ends a job of a batch, done, without running it, when its batch was cancelled. Other jobs run."""
+    """Ends a job of a cancelled batch as done, without running it. Other jobs run."""
 
     def __repr__(self) -> str:
-        return written(self)
+        return repr_of(self)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         batch = None if job.ties is None else job.ties.batch
         if batch is not None:
-            state = queue_asked(job, lambda queue: queue.batches.state(batch))
+            state = query_queue(job, lambda queue: queue.batches.state(batch))
             if state is not None and state.cancelled_at is not None:
                 log.info("skipped: its batch %s was cancelled", batch)
                 job.skipped = True
@@ -367,17 +355,15 @@ class SkipIfBatchCancelled:
 
 
 class FailOnException:
-    """An error of one of these types fails the job for good at once, however many attempts are left."""
+    """An error of one of these types fails the job permanently at once, whatever attempts are left."""
 
     def __init__(self, *types: type[Exception]) -> None:
         if not types or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in types):
-            raise DeclarationError(
-                "FailOnException is given the types of errors: FailOnException(ValueError, KeyError)"
-            )
+            raise DeclarationError("FailOnException takes types of errors: FailOnException(ValueError, KeyError)")
         self._types = types
 
     def __repr__(self) -> str:
-        return written(self, *(kind.__name__ for kind in self._types))
+        return repr_of(self, *(kind.__name__ for kind in self._types))
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         try:

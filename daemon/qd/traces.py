@@ -1,4 +1,4 @@
-"""Tracebacks as people read them: the frames of the app and of its libraries, without those of qd and of importlib.
+"""Tracebacks for people: the frames of the app and of its libraries, without those of qd and of importlib.
 
     job raised      worker/attempt.py, jobs/pipeline.py, ... jobs.py, worker/timeout.py   ->  jobs.py
     app imported    worker/template.py, importlib ... shop/queue.py                    ->  shop/queue.py
@@ -19,34 +19,34 @@ ASYNCIO = str(Path(importlib.__file__).parents[1] / "asyncio") + os.sep  # betwe
 
 
 def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
-    """The traceback, those of its causes and of its group included. None: no frame of the app is in its own.
+    """The traceback, with its causes and groups trimmed too. None if no frame of the app is in it.
 
-    A syntax error needs none: it says file and line itself. whole: keep all frames.
+    A syntax error needs no frame: it names file and line itself. whole: keep all frames.
     """
-    told = TracebackException.from_exception(error)
+    trace = TracebackException.from_exception(error)
     if whole:
-        return "".join(told.format())
-    parts = [told]
+        return "".join(trace.format())
+    parts = [trace]
     while parts:
         part = parts.pop()
-        trim(part)
+        _trim(part)
         parts += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
-    if told.stack:
-        return "".join(told.format())
-    return "".join(told.format_exception_only()) if isinstance(error, SyntaxError) else None
+    if trace.stack:
+        return "".join(trace.format())
+    return "".join(trace.format_exception_only()) if isinstance(error, SyntaxError) else None
 
 
 def shown(error: BaseException, *, whole: bool = False) -> str:
-    """`trimmed`, or what the error says where that is None."""
+    """The trimmed traceback, or the error's own text without one."""
     return trimmed(error, whole=whole) or "".join(format_exception_only(error))
 
 
-def trim(told: TracebackException) -> None:
+def _trim(trace: TracebackException) -> None:
     frames, by_qd = [], False
-    for frame in told.stack:
+    for frame in trace.stack:
         if frame.filename.startswith(HIDDEN):
             by_qd = frame.filename.startswith(QD)
         elif not (by_qd and frame.filename.startswith(ASYNCIO)):
             by_qd = False
             frames.append(frame)
-    told.stack[:] = frames
+    trace.stack[:] = frames

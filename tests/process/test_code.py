@@ -282,7 +282,7 @@ def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witnes
     before = {child.pid for child in work.children()}
     shop.config(bad)
     work.signal(signal.SIGHUP)
-    work.wait_line("master.reload_refused.*(qd.toml|needs a new start)")
+    work.wait_line("master.reload_refused.*(qd.toml|start it again)")
     said(redis, witness, "one")
     assert {child.pid for child in work.children()} == before
     shop.config()

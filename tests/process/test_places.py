@@ -138,7 +138,7 @@ def test_only_so_many_run_at_a_time_whatever_their_names(shop: Project, redis: C
     work.wait_line("job.done", 30, count=16)
     work.stop()
     assert at_once([line for line in witness.lines if line.startswith(("in ", "out "))]) == 2
-    assert work.matches(r'job.released .*reason="2 jobs of crm run already"')
+    assert work.matches(r'job.released .*reason="2 jobs of crm are already running"')
     assert not work.matches("job.failed")
 
 
@@ -183,7 +183,7 @@ def test_one_that_finds_another_running_can_be_dropped(shop: Project, redis: Cli
     push(redis, "once", n=1)
     witness.wait("once")
     push(redis, "once", n=2)
-    work.wait_line("dropped: another job of once runs")
+    work.wait_line("dropped: another job of once is running")
     (shop.root / "go").touch()
     work.wait_line("job.done", 30, count=2)
     work.stop()
@@ -198,7 +198,7 @@ def test_a_killed_job_has_its_own_lock_again(shop: Project, redis: Client, witne
     push(redis, "killed", n=1)
     pid = int(witness.wait("killed 1")[0].split()[2])
     push(redis, "killed", n=2)
-    work.wait_line("another job of killed runs")
+    work.wait_line("another job of killed is running")
     os.kill(pid, signal.SIGKILL)
     witness.wait("killed 1", 2, BROUGHT)
     (shop.root / "go").touch()
@@ -229,7 +229,7 @@ def test_a_job_that_ran_out_of_time_gives_its_lock_back(shop: Project, redis: Cl
     push(redis, "long", seconds=0)
     work.wait_line("job.done")
     work.stop()
-    assert not work.matches("another job of long runs")
+    assert not work.matches("another job of long is running")
 
 
 # -- jobs that did not free their locks themselves
@@ -247,7 +247,7 @@ def test_a_job_killed_at_its_timeout_frees_its_lock_while_it_waits_for_its_backo
     witness.wait("stuck 2")
     work.wait_line("job.done")
     work.stop()
-    assert not work.matches("another job of stuck runs")
+    assert not work.matches("another job of stuck is running")
 
 
 @pytest.mark.leaves("queues:default:deaths")
@@ -263,7 +263,7 @@ def test_a_cancelled_job_that_must_be_killed_frees_its_lock(shop: Project, redis
     work.wait_line("job.done")
     work.stop()
     assert work.matches(r"job.requeued .*reason=cancelled")
-    assert not work.matches("another job of unending runs")
+    assert not work.matches("another job of unending is running")
 
 
 def crashed(shop: Project, redis: Client, witness: Witness) -> tuple[Procs, bytes]:
@@ -284,7 +284,7 @@ def runs_at_once(shop: Project, redis: Client, witness: Witness, work: Procs) ->
     witness.wait("expiring 2")
     work.wait_line("job.done")
     work.stop()
-    assert not work.matches("another job of expiring runs")
+    assert not work.matches("another job of expiring is running")
 
 
 @pytest.mark.leaves("queues:default:deaths", "queues:default:failed*")
@@ -368,7 +368,7 @@ def x() -> None:
         witness.wait("ran", seconds=30)
         work.wait_line("job.done")
         work.stop()
-        assert work.matches(r'job.released .*reason="nobody could say whether it may run: .*Redis')
+        assert work.matches(r'job.released .*reason="could not check its limits: .*Redis')
         assert witness.starting("ran") == ["ran 1"]
         redis = own.client()
         assert failed(redis) == []
@@ -396,7 +396,7 @@ def x() -> None:
         redis.close()
         own.kill()
         witness.go()
-        work.wait_line("the place of this job is freed when the job ends")
+        work.wait_line("the slot of this job is freed when the job ends")
         own.start()
         redis = own.client()
         eventually(lambda: redis.call("KEYS", "queues:*") == [], 30, what="the answer")

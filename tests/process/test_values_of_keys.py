@@ -73,7 +73,7 @@ def test_jobs_of_one_number_do_not_overlap_however_it_is_written(
     assert redis.call("LLEN", "queues:default") == 1
     push_laravel(redis, "measured", {"m": 1})
     work = ready(shop, workers=2)
-    work.wait_line("another job of measured:1.0 runs")
+    work.wait_line("another job of measured:1.0 is running")
     witness.go()
     work.wait_line("job.done", 30, count=2)
     work.stop()

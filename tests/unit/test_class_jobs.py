@@ -335,5 +335,5 @@ def test_only_errors_can_recycle(app: FakeQd):
     app.recycle_on(OSError)
     app.recycle_on(ValueError, KeyError)
     assert app._recycling == (OSError, ValueError, KeyError)
-    with pytest.raises(DeclarationError, match=r"app.recycle_on was given 7, which is no class of errors"):
+    with pytest.raises(DeclarationError, match=r"app.recycle_on\(\) takes exception classes, not 7"):
         app.recycle_on(7)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ class AsyncCallable:
         (takes_two, "listener takes_two cannot be called with one JobFailed: missing a required argument"),
         (takes_by_name_only, "listener takes_by_name_only cannot be called"),
         (AsyncCallable(), "is async and would never run: make it a def"),
-        ("no function", "'no function' is no listener of JobFailed: write a function"),
+        ("no function", "'no function' is not a listener of JobFailed: pass a function"),
     ],
 )
 def test_a_listener_that_could_not_be_called_is_refused_where_it_is_added(app: FakeQd, listener: Any, said: str):

@@ -109,7 +109,7 @@ def test_an_option_that_is_none_is_refused_by_its_name(app: FakeQd, said: dict[s
 
 
 def test_keyed_wants_a_job_of_this_app(app: FakeQd):
-    with pytest.raises(ArgumentError, match="is no job of this app"):
+    with pytest.raises(ArgumentError, match="is not a job of this app"):
         app.keyed(charge, "order:42")  # type: ignore[arg-type]
 
 

@@ -25,18 +25,18 @@ from tests.support.fakes import FakeQd
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: ConcurrencyLimit("crm", 0), "at most 0 jobs at a time would be none"),
-        (lambda: ConcurrencyLimit(7, 1), "the key 7 is neither a text nor a callable"),  # type: ignore[arg-type]
+        (lambda: ConcurrencyLimit("crm", 0), "at most 0 jobs at a time is invalid"),
+        (lambda: ConcurrencyLimit(7, 1), "the key 7 is neither a string nor a function"),  # type: ignore[arg-type]
         (lambda: ConcurrencyLimit("crm", 1, release_after=-1), "release_after"),
         (lambda: WithoutOverlapping(expires=0), "expires"),
         (lambda: WithoutOverlapping(shared=True), "shared=True needs a key"),
-        (lambda: RateLimited("stripe", 100), "half of its figures"),
+        (lambda: RateLimited("stripe", 100), "needs both numbers"),
         (lambda: RateLimited("stripe", 0, per=60), "the limit 'stripe' of 0 per 60 s lets nothing run"),
         (lambda: RateLimited("stripe", 1, per=0), "of 1 per 0 s lets nothing run"),
         (lambda: ThrottlesExceptions(0, 60, 60), "lets nothing run"),
-        (lambda: SkipIf(True), "is not given a callable"),  # type: ignore[arg-type]
-        (lambda: FailOnException(), "is given the types of errors"),
-        (lambda: FailOnException("ValueError"), "is given the types of errors"),  # type: ignore[arg-type]
+        (lambda: SkipIf(True), "pass a function of the job"),  # type: ignore[arg-type]
+        (lambda: FailOnException(), "takes types of errors"),
+        (lambda: FailOnException("ValueError"), "takes types of errors"),  # type: ignore[arg-type]
     ],
 )
 def test_figures_that_cannot_be_are_refused_where_they_are_written(make, said):
@@ -147,12 +147,12 @@ def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: 
     def ring(job: RunningJob, ask: object) -> float:
         raise JobTimeout("the job ran longer than its timeout")
 
-    def told(job: RunningJob, tell: object, what: str) -> bool:
+    def update(job: RunningJob, update: object, otherwise: str) -> bool:
         freed.append(job.id)
         return answers
 
-    monkeypatch.setattr(concurrency, "asked", ring)
-    monkeypatch.setattr(concurrency, "told", told)
+    monkeypatch.setattr(concurrency, "query_store", ring)
+    monkeypatch.setattr(concurrency, "update_store", update)
     job = RunningJob("an-id", "x", "default", 1)
     with pytest.raises(JobTimeout):
         ConcurrencyLimit(lambda job: "k", 1)(job, lambda: None)

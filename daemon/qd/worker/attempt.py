@@ -25,7 +25,7 @@ from qd.jobs.context import RunningJob
 from qd.jobs.pipeline import through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
-from qd.middleware import queue_asked
+from qd.middleware import query_queue
 from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of
@@ -178,7 +178,7 @@ class Attempts:
 
     def _started(self, job: RunningJob, lock: str, call: Callable[[], object]) -> object:
         """Inside all middleware: others of its kind may be sent once it really starts."""
-        queue_asked(job, lambda queue: queue.free(lock, job.uuid))
+        query_queue(job, lambda queue: queue.free(lock, job.uuid))
         return call()
 
     def _running(
