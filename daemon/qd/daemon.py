@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 NAMED = 5  # jobs that a warning about an unserved queue lists
 Load = Callable[[dict[str, object] | None], Settings]  # reads the configuration; the argument: what Qd(...) was given
-Load = Callable[[dict[str, object] | None], Settings]  # the configuration; the argument is what Qd(...) was given
 
 
 def run(load: Load) -> int:
