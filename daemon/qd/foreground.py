@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from qd import config
 from qd.drivers.base import Factory
-from qd.drivers.connections import cannot_of, open_queue
+from qd.drivers.connections import gaps_of, open_queue
 from qd.keeper import keeper
 from qd.log import Log
 from qd.master.code import Assignment, ChildContext
@@ -50,7 +50,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
         return int(app)
     if not template.may_start(app, log):
         return int(Exit.CONFIG)
-    limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
+    limits = gaps_of(app.settings, app.settings.work.connection, app.connections.own)
     announce(log, app.settings, len(app._registry.names()), 0, limits.items(), queues.unserved(app, app.settings))
     board.set_header(H.FORKED_AT, began)
     context = ChildContext(board, receiver.sender, token, os.getpid(), log)

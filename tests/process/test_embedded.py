@@ -280,7 +280,7 @@ def test_runtime_folder_that_others_may_enter_is_refused(monkeypatch, tmp_path):
     folder = embedded.runtime_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(ConfigError, match="not a folder of yours alone"):
+    with pytest.raises(ConfigError, match="other users can access"):
         embedded.runtime_folder()
 
 
@@ -309,7 +309,7 @@ def test_a_folder_of_somebody_else_is_refused(root, monkeypatch, place):
         return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if str(path) == others else found
 
     monkeypatch.setattr(Path, "lstat", lstat)
-    with pytest.raises(ConfigError, match="is not a folder of this user"):
+    with pytest.raises(ConfigError, match="this user does not own the folder"):
         embedded.resolve("embedded:", root)
 
 

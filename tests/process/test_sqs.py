@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Callable[[Shop], dict[str, str]], str]] = {
     "no such queue": (no_queue, r"queue 'nope' is not there: .*create-queue --queue-name nope"),
     "no control": (no_control, r"connection 'sqs' \(sqs\) keeps jobs and nothing else: name a connection with driver"),
     "no credentials": (no_credentials, r"no credentials for SQS at .*: give them by AWS_ACCESS_KEY_ID"),
-    "a wrong url": (wrong_url, r"unknown option 'suffux' in a url of SQS .*did you mean 'suffix'"),
+    "a wrong url": (wrong_url, r"unknown option 'suffux' in an SQS url .*did you mean 'suffix'"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qd import Qd, config
-from qd.drivers.connections import cannot_of
+from qd.drivers.connections import gaps_of
 from qd.options.drivers import DRIVERS
 from tests.support.samples import ROOT
 
@@ -40,7 +40,7 @@ def table_of(app: Qd) -> str:
     rows = [
         f"| {name} | {what} | {meaning} |\n"
         for name in app.settings.connections
-        for what, meaning in cannot_of(app.settings, name, app.connections.own).items()
+        for what, meaning in gaps_of(app.settings, name, app.connections.own).items()
     ]
     return HEAD + "".join(rows)
 
@@ -57,4 +57,4 @@ def test_every_driver_stands_on_the_page(app: Qd) -> None:
 
 @pytest.mark.parametrize("name", ["redis", "sentinel"])
 def test_redis_can_do_everything(app: Qd, name: str) -> None:
-    assert cannot_of(app.settings, name) == {}
+    assert gaps_of(app.settings, name) == {}

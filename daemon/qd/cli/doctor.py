@@ -19,7 +19,7 @@ from qd.cli.checks.queues import check, check_waiting, unworked
 from qd.cli.state import refusal, way_out
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
-from qd.drivers.connections import cannot_of, what_is_odd
+from qd.drivers.connections import gaps_of, server_warnings
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
@@ -172,7 +172,7 @@ def written(name: str, said: str) -> Iterator[Finding]:
 def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
     """What it cannot do: a fact, and nothing to mend."""
     own = found.app.connections.own if found.app is not None else {}
-    for what, meaning in cannot_of(settings, name, own).items():
+    for what, meaning in gaps_of(settings, name, own).items():
         yield ok(f"{name}.cannot", f"{what}: {meaning}")
 
 
@@ -191,7 +191,7 @@ def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Find
     if settings.connections[name].driver in WITH_KEYSPACE:
         return
     try:
-        for hint in what_is_odd(settings, name, queues):
+        for hint in server_warnings(settings, name, queues):
             yield warn(
                 f"{name}.queues", hint, "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
             )

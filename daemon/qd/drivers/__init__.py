@@ -1,18 +1,18 @@
-"""The servers a queue can live on. Worker, keeper and dispatch know the contracts, and no driver.
+"""The servers a queue can live on. Worker, keeper and dispatch know the contract, not the drivers.
 
 base           The driver contract: Connector, KeeperConnector, Jobs, Ticks.
 beanstalkd     beanstalkd, over greenstalk.
-broker         What beanstalkd and SQS have in common: a server that keeps jobs and nothing else.
+broker         Common code of beanstalkd and SQS, servers that keep jobs and nothing else.
 cluster        A Redis Cluster: each queue in a slot of its own.
-connections    A name to an open connection: driver table, opening, one per thread.
-database       Queues, and what qd keeps beside them, in the tables of PostgreSQL, MySQL, MariaDB or SQLite.
+connections    From a name to an open connection: driver table, opening, one connection per thread.
+database       Queues and the keyspace in tables of PostgreSQL, MySQL, MariaDB or SQLite.
 embedded       embedded:: a private Valkey for one project.
-keyspace       What every driver with workers is built on: names of keys, and Lua scripts that work on them.
+keyspace       The base of every driver with workers: names of keys, and Lua scripts that work on them.
 redis          One Redis or Valkey, over redis-py.
-send_only      Drivers nobody works on: null and failover.
+send_only      Drivers without workers: null and failover.
 sqs            Amazon SQS.
 types          The values that cross the driver contract: Reserved, Turn, Outgoing, effects, batches.
-urls           Urls of database, beanstalkd and SQS, checked without any library.
+urls           URLs of database, beanstalkd and SQS, checked without any library.
 """
 
 from __future__ import annotations

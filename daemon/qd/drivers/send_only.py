@@ -1,13 +1,15 @@
-"""What connections have in common that only take jobs: nothing waits in them, and nobody works on them.
+"""Connections that only take jobs: no job waits in them, and no worker can use them.
 
-Several connections in a row: what is sent goes to the first that takes it.
+    SendingOnly     the calls of base.Connector that send; the others raise ConfigError
+    FailoverQueue   several connections in order: a job goes to the first that accepts it
+    NullQueue       accepts jobs and drops them, as Laravel's null driver
 
-    plain jobs                         the first that answers; one that failed is left alone for a while
-    unique, keyed, batches, locks      the first one only: what they look at stands nowhere else
+What goes where in a FailoverQueue:
 
-A call that broke may have reached its server all the same: that job is sent twice, never lost.
+    plain jobs                         the first connection that answers; a failed one is tried last for a while
+    unique, keyed, batches, locks      the first connection only, because their state is stored there
 
-The connection that takes jobs and forgets them, as Laravel's null driver: for a place where nothing is to be run.
+A failed call may have reached its server anyway, so a job may be sent twice, but it is never lost.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class NoJobs:
-    """The part that asks for single jobs: none is there."""
+    """base.Jobs for a connection in which no job waits."""
 
     def find(self, queue: str, id: str, spots: Sequence[Spot] = ()) -> Found | None:
         return None
@@ -61,7 +63,7 @@ class NoJobs:
 
 
 class NoBatches:
-    """Batches whose jobs are never run."""
+    """base.Batches whose jobs never run."""
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None: ...
 
@@ -81,8 +83,7 @@ class NoBatches:
 
 
 class SendingOnly:
-    """The calls of base.Connector that send: whoever derives from it says in `take` what becomes of a job. Those that work
-    on jobs raise ConfigError. whole: all settings, for one whose locks stand in the keyspace of the control connection."""
+    """Subclasses implement `take`. whole: all settings, if locks are kept in the control connection's keyspace."""
 
     store: object = None  # see store.base.store_of
 
@@ -92,7 +93,7 @@ class SendingOnly:
         self.batches: Batches = NoBatches()
 
     def take(self, job: Outgoing) -> str | None:
-        """One job. Returns who has its lock, when it was not taken for that."""
+        """Take one job. Returns the owner of its lock if another job holds it; then the job was not taken."""
         raise NotImplementedError
 
     def push(self, queue: str, payload: bytes) -> None:
@@ -109,7 +110,7 @@ class SendingOnly:
 
     @property
     def kept(self) -> tuple[Keyspace, str]:
-        from qd.drivers.connections import no_memory, open_memory  # it opens this, too
+        from qd.drivers.connections import no_memory, open_memory  # circular: it opens this driver
 
         if self.whole is None:
             raise ConfigError(no_memory(self.settings.name, self.settings.driver))
@@ -118,8 +119,8 @@ class SendingOnly:
     @property
     def ticks(self) -> Ticks:
         raise ConfigError(
-            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: it takes none of the schedule, "
-            "give that one another connection"
+            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: it cannot keep the ticks of the "
+            "schedule, use another connection for the schedule"
         )
 
     def free(self, name: str, owner: str) -> bool:
@@ -159,41 +160,41 @@ class SendingOnly:
         if name.startswith("_"):
             raise AttributeError(name)
         raise ConfigError(
-            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: `{name}` asks for another one"
+            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: `{name}` needs another connection"
         )
 
 
 T = TypeVar("T")
-Told = Callable[[str, Exception], object]
-REST = 5.0  # seconds for which a connection that failed is asked last
+OnFailure = Callable[[str, Exception], object]
+REST = 5.0  # seconds for which a failed connection is tried last
 LIMITS: Gaps = MappingProxyType(
     {
-        "order": "jobs wait on several connections, each with an order of its own",
-        "find": "single jobs, unique and keyed ones, batches and locks are on the first connection only",
+        "order": "jobs wait on several connections, each with its own order",
+        "find": "single jobs, unique and keyed jobs, batches and locks are on the first connection only",
     }
 )
 log = logging.getLogger("qd.failover")
 
 
 def open_queue(
-    settings: Settings, at: ConnectionSettings, who: ClientIdentity, told: Told = lambda name, error: None
+    settings: Settings, at: ConnectionSettings, who: ClientIdentity, on_failure: OnFailure = lambda name, error: None
 ) -> Connector:
-    """told: hears of a connection that failed where the one before it worked."""
-    from qd.drivers.connections import open_queue as open_part  # it opens this, too
+    """on_failure: called when jobs go to another connection because the one used before failed."""
+    from qd.drivers.connections import open_queue as open_part  # circular: it opens this driver
 
-    def part(name: str) -> Connector:
-        return open_part(settings, name, title=who.title, patience=who.patience, own=who.own)
-
-    return cast(Connector, FailoverQueue(settings, at, [part(name) for name in at.connections], told))
+    parts = [open_part(settings, name, title=who.title, patience=who.patience, own=who.own) for name in at.connections]
+    return cast(Connector, FailoverQueue(settings, at, parts, on_failure))
 
 
 class FailoverQueue(SendingOnly):
-    def __init__(self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Connector], told: Told) -> None:
+    def __init__(
+        self, whole: Settings, settings: ConnectionSettings, parts: Sequence[Connector], on_failure: OnFailure
+    ) -> None:
         super().__init__(settings, limits=LIMITS, whole=whole)
-        self.parts, self._told = parts, told
+        self.parts, self._on_failure = parts, on_failure
         self.jobs, self.batches = parts[0].jobs, parts[0].batches
-        self._rests = dict[int, float]()  # place -> until when it is asked last
-        self._last = 0  # the place of the one that took a job last
+        self._rests = dict[int, float]()  # index of a failed part -> until when it is tried last
+        self._last = 0  # index of the part that took the last job
 
     def push(self, queue: str, payload: bytes) -> None:
         self._first(lambda part: part.push(queue, payload))
@@ -210,39 +211,34 @@ class FailoverQueue(SendingOnly):
         return self._first(lambda part: part.post(jobs))
 
     def _first(self, send: Callable[[Connector], T]) -> T:
-        """Raises ConnectionLost: none of them takes it."""
-        said = dict[int, ConnectionLost]()
-        for place in self._order():
+        """Raises ConnectionLost if no part takes the jobs."""
+        errors, now = dict[int, ConnectionLost](), time.monotonic()
+        for index in sorted(range(len(self.parts)), key=lambda index: (self._rests.get(index, 0.0) > now, index)):
             try:
-                answer = send(self.parts[place])
+                answer = send(self.parts[index])
             except ConnectionLost as error:
-                said[place] = error
-                self._rests[place] = time.monotonic() + REST
+                errors[index] = error
+                self._rests[index] = time.monotonic() + REST
             else:
-                self._took(place, said)
+                if index != self._last:
+                    self._switch(index, errors)
                 return answer
         names = self.settings.connections
-        whole = "; ".join(f"{names[place]}: {error}" for place, error in said.items())
-        raise ConnectionLost(f"no connection of '{self.settings.name}' takes jobs: {whole}")
+        reasons = "; ".join(f"{names[index]}: {error}" for index, error in errors.items())
+        raise ConnectionLost(f"no connection of '{self.settings.name}' takes jobs: {reasons}")
 
-    def _order(self) -> list[int]:
-        now = time.monotonic()
-        return sorted(range(len(self.parts)), key=lambda place: (self._rests.get(place, 0.0) > now, place))
-
-    def _took(self, place: int, said: dict[int, ConnectionLost]) -> None:
-        """One line and one event where it is another one than before."""
-        before, self._last = self._last, place
-        if place == before:
-            return
+    def _switch(self, index: int, errors: dict[int, ConnectionLost]) -> None:
+        """Log once, and call on_failure, when jobs go to another part than before."""
         name, names = self.settings.name, self.settings.connections
-        error = said.get(before)
+        before, self._last = self._last, index
+        error = errors.get(before)
         if error is None:
-            log.warning("jobs for '%s' go to '%s' again", name, names[place])
+            log.warning("jobs for '%s' go to '%s' again", name, names[index])
             return
-        log.warning("jobs for '%s' go to '%s': '%s' fails: %s", name, names[place], names[before], error)
-        self._told(names[before], error)
+        log.warning("jobs for '%s' go to '%s': '%s' fails: %s", name, names[index], names[before], error)
+        self._on_failure(names[before], error)
 
-    # -- the first one only
+    # -- the first part only
 
     @property
     def kept(self) -> tuple[Keyspace, str]:
@@ -273,17 +269,14 @@ class FailoverQueue(SendingOnly):
     def clear(self, queue: str) -> int:
         return self.parts[0].clear(queue)
 
-    # -- all of them
+    # -- all parts
 
     def patience(self, connect: float, answer: float) -> None:
         for part in self.parts:
             part.patience(connect, answer)
 
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self._within(seconds)
-
     @contextmanager
-    def _within(self, seconds: float) -> Iterator[None]:
+    def within(self, seconds: float) -> Iterator[None]:
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(part.within(seconds))
@@ -298,11 +291,11 @@ class FailoverQueue(SendingOnly):
             part.close()
 
 
-NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are forgotten: none ever runs", "memory": "nothing is kept"})
+NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are dropped: none ever runs", "memory": "nothing is kept"})
 
 
 def open_null(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
-    return cast(Connector, NullQueue(settings, at))  # what it lacks, it refuses by name
+    return cast(Connector, NullQueue(settings, at))  # __getattr__ refuses the rest
 
 
 class NullQueue(SendingOnly):

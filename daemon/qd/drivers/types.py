@@ -1,13 +1,13 @@
-"""What the end of a job does beside taking it away. A connector does all of it in the step that answers the job, or none
-of it: a worker that is killed in between has answered nothing.
+"""The values that cross the driver contract (base.py).
 
-drivers/types.py works them out from a payload's ties; Connector.ack, release and bury take them, and Jobs.drop.
+    Reserved, Turn, Released, Outgoing   a job on its way to and from a worker
+    Effect                               what the end of a job does besides deleting it: to its lock, chain, batch, record
+    NewBatch, BatchState, Entry          batches
+    Claim, Claimed                       ticks of the schedule
+    BeatRequest, BeatReply               the keeper's beat
 
-What a connection must be able to do to keep batches: jobs that are counted together. dispatch/batch.py knows only this; the
-counting itself is an effect of the answers (effects.Count).
-
-What the end of a job does to what it is tied to: its lock, its chain, its batch, its record. The worker asks for each
-end, and whoever takes a waiting job away; worker and keeper ask for a job that is put back.
+A connector does the effects in the step that answers the job, all of them or none: a worker that is killed in between has
+answered nothing. `ends` and `put_back` derive them from a payload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from qd.errors import ConnectionLost, ServerRefused
-from qd.payload.format import HOLD, Payload, Relations
+from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
 from qd.payload.rewrite import linked
 
@@ -41,7 +41,7 @@ class Free(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Let `owner` keep the lock `name` for so many seconds from now, if it still has it."""
+    """Let `owner` keep the lock `name` for `seconds` from now, if it still has it."""
 
     name: str
     owner: str
@@ -49,7 +49,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Delete `field` of the hash `key`, if `holder` still has it: a place of a job that did not free it itself."""
+    """Delete `field` of the hash `key`, if `holder` still has it: a place that the job did not free itself."""
 
     key: str
     field: str
@@ -57,17 +57,17 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Vacate(msgspec.Struct, frozen=True):
-    """Free all places of `owner`, on a cluster whose node with the list of them is away. holder: only those of this attempt,
-    since the job runs again; "": all."""
+    """Free all places of `owner`, on a cluster whose node with the list of places is unreachable. holder: only the places of
+    this attempt, since the job runs again; "": all."""
 
     owner: str
     holder: str = ""
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Let the batch `id` count the end of its job `job` (a uuid), which sends its callbacks when it was the last.
+    """Let the batch `id` count the end of its job `job` (a uuid); the last end sends the callbacks.
 
-    skipped: it was not run, for the batch was cancelled. place: queue and id of the record of one that has failed.
+    skipped: the job did not run because the batch was cancelled. place: queue and id of a failed job's record.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Keep how the job `id` ended: its status and, as JSON, its result or error. ttl: seconds."""
+    """Store how the job `id` ended: its status, and its result or error as JSON. ttl: seconds."""
 
     id: str
     status: str
@@ -89,7 +89,7 @@ Effect = Push | Free | Hold | Leave | Vacate | Count | Keep
 
 
 class Entry(NamedTuple):
-    """A job of a batch. delay: seconds."""
+    """One job of a batch. delay: seconds."""
 
     queue: str
     uuid: str
@@ -98,7 +98,8 @@ class Entry(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """A job that a batch sends. moments: where in its payload unix seconds stand that count from then, createdAt last."""
+    """A job that a batch sends. moments: positions of unix seconds in the payload that the batch updates when it sends the
+    job, createdAt last."""
 
     queue: str
     payload: bytes
@@ -107,7 +108,7 @@ class Callback(NamedTuple):
 
 
 class NewBatch(msgspec.Struct, frozen=True):
-    """callbacks: by "then", "catch", "finally"."""
+    """callbacks: keys "then", "catch", "finally"."""
 
     id: str
     name: str
@@ -116,8 +117,8 @@ class NewBatch(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """A batch at one moment. total: jobs sent; pending: those that have not ended, failed: those that have failed for good.
-    Moments: unix seconds by the server's clock, None: not yet."""
+    """A batch at one moment. total: jobs sent; pending: not ended; failed: permanently failed. The times are unix seconds by
+    the server's clock, None for not yet."""
 
     id: str
     name: str
@@ -130,29 +131,36 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> int:
-        """Percent of its jobs that have ended, rounded down: 100 only when none is left."""
+        """Percent of jobs that have ended, rounded down: 100 only when none is left."""
         return 100 if not self.pending else 100 * (self.total - self.pending) // max(1, self.total)
 
 
 Gap = Literal["order", "head", "delay", "lease", "counts", "ends", "find", "clear", "sizes", "failed", "memory"]
 Gaps = Mapping[Gap, str]
+"""Capabilities a driver lacks compared with Redis, each with its consequence in words for the operator.
+
+order: first in, first out. head: put a job back at the front. delay: exact to the millisecond. lease: the keeper renews it,
+whatever the job does. counts: exact attempts, crashes and exceptions. ends: the effects of a job's end are one step with it.
+find: single jobs by id, cancel and list them. clear. sizes: exact, for each kind. failed: the failed store is one step with
+the queue. memory: a keyspace of its own.
+"""
 NONE: Gaps = MappingProxyType({})
 
 
 class Reserved(NamedTuple):
-    """A payload in hand: leased, marked, ours until it is answered."""
+    """A leased and marked payload, owned by this worker until it is answered."""
 
     queue: str
-    member: bytes  # the bytes as they stand reserved, with the mark in them
+    member: bytes  # the payload as stored in reserved, with the mark in it
     mark: str  # "<token>.<slot>.<turn>.<attempts>"
-    start: int  # where the reserve wrote its unit into the pushed bytes,
-    length: int  # how long that unit is,
-    before: bytes  # and what stood there before
+    start: int  # where the reserve wrote its fields into the pushed bytes,
+    length: int  # how many bytes it wrote,
+    before: bytes  # and which bytes they replaced
 
 
 class Released(NamedTuple):
-    """How a reserved job goes back. text: as it is to stand; delay: seconds until it is due, 0: at once, at the tail (or
-    head) of ready."""
+    """How a reserved job is put back. text: its new payload; delay: seconds until it is due, 0: ready now, at the tail (or
+    head) of the list."""
 
     text: bytes
     delay: float = 0.0
@@ -160,9 +168,9 @@ class Released(NamedTuple):
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A job to send. delay: seconds. lock: a name that no two jobs may hold at a time, "" for none; then owner is who holds
-    it (the job's id), and hold for how many seconds at most, counted from when it is due. key: "ISSUE NAME", where it waits
-    under a name, as its payload says it too; "" for none."""
+    """A job to send. delay: seconds. lock: name of the lock that the job needs, "" for none; owner: who holds it then (the
+    job's id); hold: for at most how many seconds after the job is due. key: "ISSUE NAME" if the job waits under a name, the
+    same text as in its payload; "" if not."""
 
     queue: str
     payload: bytes
@@ -174,10 +182,10 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(NamedTuple):
-    """A tick of an entry of the schedule, to be taken by one scheduler only.
+    """A tick of a schedule entry that only one scheduler may take.
 
-    queue: where its job is sent, "" when none is. field: the entry's, among those of the queue. before: what it was read as,
-    b"" when it was not there. after: what it is to be. at: the tick, unix milliseconds. job: sent in the same step.
+    queue: where the job is sent, "" if there is none. field: the entry's field. before: the value that was read, b"" if the
+    field did not exist. after: the new value. at: the tick, unix milliseconds. job: sent in the same step.
     """
 
     queue: str
@@ -189,11 +197,11 @@ class Claim(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What became of a claim: taken, early, found or refused.
+    """The outcome of a claim: taken, early, found or refused.
 
-    now: unix seconds by the server. holder: it is taken, and its job was not sent, for this one holds its lock. early: the
-    tick is yet to come. found: what the field is in place of `before`, b"": it is not there. refused: by the server; nothing
-    was done.
+    now: unix seconds by the server. holder: the tick is taken, but its job was not sent because this owner holds its lock.
+    early: the tick is in the future. found: the field's value if it is not `before`, b"" if the field does not exist.
+    refused: the server refused the claim; nothing was done.
     """
 
     now: float = 0.0
@@ -208,17 +216,17 @@ Answers = Callable[[], list[Claimed]]
 
 
 class Turn(NamedTuple):
-    """The answer of one turn: what became of the ack, and what is in hand now."""
+    """The reply of one turn: the result of the ack, and the job reserved next."""
 
-    acked: bool | None  # None: nothing to ack; False: the lease was lost before
+    acked: bool | None  # None: nothing to ack; False: the lease had been lost
     reserved: Reserved | None
     next_due: float | None  # seconds until the next delayed job is due; None: none waits
-    paused: tuple[str, ...]  # queues that are paused
-    malformed: int  # payloads that were not even JSON objects, moved to the failed store by this turn
+    paused: tuple[str, ...]  # queues
+    malformed: int  # payloads that are no JSON objects; this turn moved them to the failed store
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How many payloads stand where. oldest_age: seconds the head of ready waits; None when that is not known."""
+    """How many payloads a queue has. oldest_age: seconds the head of ready has been waiting, None if unknown."""
 
     ready: int
     delayed: int
@@ -231,10 +239,10 @@ Spot = Literal["delayed", "ready", "running", "failed"]
 
 
 class Found(NamedTuple):
-    """A job that was looked for by its id. text: as it stands there (a record and the payload where it has failed).
+    """A job found by its id. text: as stored (record and payload if it has failed).
 
-    score: unix seconds at which it is due, or at which its lease runs out; None elsewhere. behind: how many of the ready
-    ones stand behind it.
+    score: unix seconds at which a delayed job is due or a running job's lease expires, else None. behind: how many ready
+    jobs come after it.
     """
 
     queue: str
@@ -246,8 +254,8 @@ class Found(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of a job with result_ttl. status: done or failed, None while it has not ended. value: JSON, its result or
-    {error, message}; b"!" and why where JSON cannot carry it. at: unix seconds."""
+    """The stored record of a job with result_ttl. status: done or failed, None until it ends. value: JSON, the result or
+    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds."""
 
     status: str | None
     value: bytes
@@ -256,14 +264,16 @@ class Kept(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """How far the job is: what it said last, 100 once it is done."""
+        """The progress that the job reported last; 100 once it is done."""
         return 100.0 if self.status == "done" else self.progress
 
 
 def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
-    """A reservation read back from its payload, of the reserver whose marks begin with `base` when that is known. What
-    stood there before the reserve is told as one attempt less: right for what was never reserved and has its count; else
-    our own keys, and no other byte, may differ from what was pushed where a payload is kept raw."""
+    """The reservation in a reserved payload. base: the beginning of the owner's marks, if known.
+
+    `before` is reconstructed with one attempt less. That is exact if the payload had an attempts count and was never
+    reserved before; otherwise only qd's own keys may differ from the pushed bytes.
+    """
     unit = unanswered(member, base)
     if unit is None:
         return Reserved(queue, member, "", 0, 0, b"")
@@ -271,13 +281,15 @@ def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
     return Reserved(queue, member, unit.mark, unit.start, unit.end - unit.start, before)
 
 
-End = Literal["done", "skipped", "failed"]  # skipped: not run, for its batch was cancelled
+End = Literal["done", "skipped", "failed"]  # skipped: not run because its batch was cancelled
 
 
 def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") -> list[Effect]:
-    """In the order in which they come to pass; [] for a job that is tied to nothing. To the others a job that was cancelled
-    has failed. place: queue and id of the record of one that has failed, "" where none is kept.
-    value: its result or error as JSON, for its record (result_ttl)."""
+    """The effects of a job's end, in the order in which they happen. A cancelled job counts as failed.
+
+    place: queue and id of a failed job's record, "" if there is none. value: result or error as JSON, for the record of a
+    job with result_ttl.
+    """
     ties, effects = payload.qd, list[Effect]()
     if ties is None:
         return effects
@@ -287,7 +299,9 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     if how == "failed":
         effects += [Push(link.queue, linked(link, now), link.delay) for link in ties.catch]
     else:
-        effects += _next(ties, now)
+        if ties.chain:
+            link, *rest = ties.chain
+            effects.append(Push(link.queue, linked(link, now, tuple(rest), ties.catch), link.delay))
     if ties.batch is not None:
         effects.append(Count(ties.batch, uuid, how, place))
     if ties.result and (known := payload.id or uuid):
@@ -295,17 +309,9 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     return effects
 
 
-def _next(ties: Relations, now: int) -> list[Push]:
-    """The next of the chain, with what then remains of it."""
-    if not ties.chain:
-        return []
-    link, *rest = ties.chain
-    return [Push(link.queue, linked(link, now, tuple(rest), ties.catch), link.delay)]
-
-
 def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
-    """Its lock lasts until it is due again, in `delay` seconds, and as long from then as it did from the first time. One
-    that has begun, and held it until then only, has none: nothing is held of a lock that is not its own."""
+    """The effect of a release: the job's lock, if it still has one, lasts until the job is due again in `delay` seconds, and
+    then for its usual time."""
     ties = payload.qd
     if ties is None or ties.unique is None:
         return ()
@@ -313,8 +319,8 @@ def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
 
 
 class BeatRequest(NamedTuple):
-    """token: of the master. report: JSON, "" for none. lease: seconds. reclaims_until: the last moment of the server's clock
-    at which it may reclaim, 0: not at all. slots: those that are alive."""
+    """token: of the master. report: JSON, "" for none. lease: seconds. reclaims_until: last moment (unix, server clock)
+    at which the beat may reclaim leases, 0 for never. slots: live workers."""
 
     token: str
     report: str
@@ -325,7 +331,7 @@ class BeatRequest(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An answer of a worker that waited for its server, and is given now. there: its lease was not lost meanwhile."""
+    """An answer that a worker left for an unreachable node and that has now been delivered. there: the lease still held."""
 
     queue: str
     member: bytes
@@ -333,11 +339,11 @@ class Given(NamedTuple):
 
 
 class BeatReply(NamedTuple):
-    """now: unix seconds of the server. restart, down: what stands there, "" for nothing. due: ms until the next delayed job,
-    -1: there is none. more: jobs are still due. waiting: places of queues that wait for somebody, 0 is the first.
-    cancelled, lost: slot and turn, of jobs that are to end and of leases that are gone. away: servers that have some of the
-    queues and did not answer, or queues that a server refuses, each with what is wrong, where others did.
-    broke: what else was to be done met a server that is away. given: answers that workers had left."""
+    """now: unix seconds of the server. restart, down: the control values, "" for none. due: ms until the next delayed job
+    or -1. more: more jobs are due already. waiting: indexes of queues with ready jobs that no worker holds any of.
+    cancelled, lost: slot and turn of jobs to cancel, and of lost leases. away: servers that did not answer, or queues that a
+    server refuses, each with the error, while others did answer. broke: error of the other work of this beat. given: answers
+    that workers had left."""
 
     now: float
     restart: str

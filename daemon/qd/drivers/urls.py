@@ -1,10 +1,8 @@
-"""The url of a database, looked at before anything connects. No library is needed for that.
+"""URLs of database, beanstalkd and SQS, parsed and checked without connecting and without any library of the driver.
 
-The url of a beanstalkd, taken apart: beanstalkd://host[:port][?priority=N].
-
-The url of a connection to SQS, taken apart, and the names that its queues have there.
-
-sqs://REGION[/ACCOUNT][?endpoint=http://host:port&suffix=-staging&longest_delay=900&shared=false]
+postgresql://..., mysql://..., mariadb://..., sqlite:///FILE      see check
+beanstalkd://host[:port][?priority=N]                             BeanstalkdUrl
+sqs://REGION[/ACCOUNT][?endpoint=http://host:port&suffix=-staging&longest_delay=900&shared=false]     SqsUrl
 """
 
 from __future__ import annotations
@@ -23,22 +21,22 @@ _HOST = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::(?P<port>[0-9
 
 
 def with_hosts_as_options(url: str) -> str:
-    """A PostgreSQL url with several hosts, as libpq takes it, in the form that SQLAlchemy takes: `?host=a,b&port=1,2`. Every
-    other url is returned as it is. Raises ConfigError."""
+    """Convert a PostgreSQL url with several hosts from libpq's form to SQLAlchemy's: `?host=a,b&port=1,2`. Returns any other
+    url unchanged. Raises ConfigError."""
     found = _HOSTS.match(url)
     if found is None:
         return url
-    places = [_HOST.fullmatch(each) for each in found["hosts"].split(",")]
-    if not all(places):
+    places = [match for each in found["hosts"].split(",") if (match := _HOST.fullmatch(each))]
+    if len(places) <= found["hosts"].count(","):
         raise ConfigError("the url of a database needs a number as port of each host (written HOST:5432,HOST:5432)")
-    hosts = ",".join((each["v6"] or each["name"] or "") for each in places if each)
-    ports = ",".join(each["port"] or "" for each in places if each)
+    hosts = ",".join(each["v6"] or each["name"] or "" for each in places)
+    ports = ",".join(each["port"] or "" for each in places)
     more = url[found.end() :]
     return f"{found['head']}{found['path']}?host={hosts}&port={ports}" + (f"&{more}" if more else "")
 
 
 def check(url: str) -> None:
-    """Raises ConfigError naming what is wrong in it."""
+    """Check the url of a database. Raises ConfigError."""
     try:
         parts = urlsplit(with_hosts_as_options(url))
         _ = parts.port
@@ -54,20 +52,20 @@ def check(url: str) -> None:
 def check_file(parts: SplitResult) -> None:
     path = parts.path.removeprefix("/")
     if not path or path == ":memory:":
-        raise ConfigError("what SQLite has in memory is its connection's alone: name a file, sqlite:///qd.sqlite")
+        raise ConfigError("an in-memory SQLite database is private to one connection: name a file, sqlite:///qd.sqlite")
     if parts.query:
-        raise ConfigError(f"unknown option '{parts.query.partition('=')[0]}' in a url of SQLite (it has none)")
+        raise ConfigError(f"unknown option '{parts.query.partition('=')[0]}' in a SQLite url (it has no options)")
     if not (folder := Path(path).parent).is_dir():
-        raise ConfigError(f"the folder {folder} of this file of SQLite is not there")
+        raise ConfigError(f"the folder {folder} of this SQLite file does not exist")
 
 
-PORT, PRIORITY = 11300, 1024  # as Laravel puts
+PORT, PRIORITY = 11300, 1024  # Laravel's defaults
 OPTIONS = ("priority",)
 NAME = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}", re.ASCII)  # protocol.txt, "Tube names"
 
 
 class BeanstalkdUrl:
-    """Raises ConfigError naming what is wrong in it. priority: of what is put, 0 is the most urgent."""
+    """Raises ConfigError. priority: of jobs that are sent, 0 is the most urgent."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -94,7 +92,7 @@ class BeanstalkdUrl:
 
 
 def refused_name(queue: str) -> str:
-    """Why no tube can be called so, "" where one can."""
+    """Why this name is not valid for a tube; "" if it is."""
     if NAME.fullmatch(queue):
         return ""
     return f"'{queue}' cannot be a tube of beanstalkd: 1 to 200 of A-Z a-z 0-9 - + / ; . $ _ ( ), and no '-' first"
@@ -102,16 +100,16 @@ def refused_name(queue: str) -> str:
 
 SQS_OPTIONS = ("endpoint", "suffix", "longest_delay", "shared")
 FIFO = ".fifo"
-LONGEST = 900  # seconds that SQS delays a message at most
+LONGEST = 900  # seconds, SQS's maximum delay of a message
 _REGION = re.compile(r"[a-z0-9-]+")
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.fifo)?")
 _ACCOUNT = re.compile(r"\d{12}")
 
 
 class SqsUrl:
-    """account: whose queues they are, "" for the credentials' own. longest_delay: seconds for which a message is left to
-    SQS's own delay; longer ones wait on the control connection first. shared: other programs work on the queues, too, and
-    what they have received counts as attempts. Raises ConfigError naming what is wrong."""
+    """account: owner of the queues, "" for the account of the credentials. longest_delay: seconds up to which SQS itself
+    delays a message; longer delays wait on the control connection first. shared: other programs also consume the queues, and
+    their receives count as attempts. Raises ConfigError."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -119,53 +117,45 @@ class SqsUrl:
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             self.region = parts.hostname or ""
         except ValueError as error:
-            raise ConfigError(f"not a url of SQS ({error})") from None
+            raise ConfigError(f"not an SQS url ({error})") from None
         if parts.scheme != "sqs" or not _REGION.fullmatch(self.region):
-            raise ConfigError("a url of SQS names a region: sqs://eu-west-1, or sqs://eu-west-1/ACCOUNT")
+            raise ConfigError("an SQS url names a region: sqs://eu-west-1, or sqs://eu-west-1/ACCOUNT")
         if parts.username or parts.password:
             raise ConfigError(
-                "a url of SQS holds no key: credentials come from the environment, ~/.aws or the machine's role"
+                "an SQS url holds no key: credentials come from the environment, ~/.aws or the machine's role"
             )
         for option in query:
             if option not in SQS_OPTIONS:
                 near = did_you_mean(option, SQS_OPTIONS)
-                raise ConfigError(f"unknown option '{option}' in a url of SQS (known: {', '.join(SQS_OPTIONS)}){near}")
+                raise ConfigError(f"unknown option '{option}' in an SQS url (known: {', '.join(SQS_OPTIONS)}){near}")
         self.account = parts.path.strip("/")
         if self.account and not _ACCOUNT.fullmatch(self.account):
-            raise ConfigError(f"'{self.account}' in a url of SQS is no account: twelve digits, or nothing")
-        self.endpoint = self._endpoint(query.get("endpoint", ""))
-        self.suffix = query.get("suffix", "")
-        self.shared = self._switch("shared", query.get("shared", "false"))
-        self.longest_delay = self._delay(query.get("longest_delay", str(LONGEST)))
-
-    def _endpoint(self, given: str) -> str | None:
-        if given and not re.match(r"https?://[^/]", given):
-            raise ConfigError(f"endpoint={given} in a url of SQS is none (written http://127.0.0.1:9324)")
-        return given.rstrip("/") or None
-
-    def _delay(self, given: str) -> int:
-        if not re.fullmatch(r"\d{1,3}", given) or int(given) > LONGEST:
-            raise ConfigError(f"longest_delay={given} in a url of SQS is no number of seconds from 0 to {LONGEST}")
-        return int(given)
-
-    def _switch(self, name: str, given: str) -> bool:
-        if given not in ("true", "false"):
-            raise ConfigError(f"{name}={given} in a url of SQS is neither true nor false")
-        return given == "true"
+            raise ConfigError(f"'{self.account}' in an SQS url is not an account: write twelve digits, or nothing")
+        endpoint, self.suffix = query.get("endpoint", ""), query.get("suffix", "")
+        if endpoint and not re.match(r"https?://[^/]", endpoint):
+            raise ConfigError(f"endpoint={endpoint} in an SQS url is not a url (written http://127.0.0.1:9324)")
+        self.endpoint = endpoint.rstrip("/") or None
+        shared, delay = query.get("shared", "false"), query.get("longest_delay", str(LONGEST))
+        if shared not in ("true", "false"):
+            raise ConfigError(f"shared={shared} in an SQS url is neither true nor false")
+        self.shared = shared == "true"
+        if not re.fullmatch(r"\d{1,3}", delay) or int(delay) > LONGEST:
+            raise ConfigError(f"longest_delay={delay} in an SQS url is not a number of seconds from 0 to {LONGEST}")
+        self.longest_delay = int(delay)
 
     @property
     def place(self) -> str:
         return urlsplit(self.endpoint).netloc if self.endpoint else f"sqs.{self.region}.amazonaws.com"
 
     def name(self, queue: str, prefix: str = "") -> str:
-        """What `queue` is called there: the suffix stands before `.fifo`, once (Laravel 8, SqsQueue.php, suffixQueue)."""
+        """The SQS name of `queue`: the suffix comes before `.fifo`, once (Laravel 8, SqsQueue.php, suffixQueue)."""
         bare, fifo = (queue[: -len(FIFO)], FIFO) if is_fifo(queue) else (queue, "")
         suffix = "" if bare.endswith(self.suffix) else self.suffix
         return f"{prefix}{bare}{suffix}{fifo}"
 
 
 def is_name(name: str) -> bool:
-    """Whether SQS can have a queue of that name."""
+    """Whether the name is valid for an SQS queue."""
     return bool(_NAME.fullmatch(name)) and len(name) <= 80
 
 

@@ -19,7 +19,7 @@ class Driver(NamedTuple):
     keyspace    opens its keyspace. A driver without one keeps jobs and nothing else: what is kept beside them is on the
                 control connection
     url         reads a url and raises ConfigError for a wrong one, without any library
-    look        checks its queues before any work, see manager.what_is_odd
+    look        checks its queues before any work, see connections.server_warnings
     bare        why nobody can work on it; such a driver has no server of its own
     """
 

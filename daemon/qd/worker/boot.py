@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, cast
 
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.drivers.connections import extras_named, open_memory, open_queue, what_is_odd
+from qd.drivers.connections import extras_named, open_memory, open_queue, server_warnings
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
 from qd.jobs.context import current_job
 from qd.log import JobRecords, Log, WaitingLogWriter, cut
@@ -163,12 +163,12 @@ def look(app: Qd) -> list[str]:
     settings, work, own = app.settings, app.settings.work, app.connections.own
     opened = partial(open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
     with extras_named(), closing(opened(settings, work.connection)) as queue:
-        odd = what_is_odd(settings, work.connection, work.queues)
+        odd = server_warnings(settings, work.connection, work.queues)
         if not work.only_schedule:
             with waited_for():
                 try_queue(cast("KeeperConnector", queue), work.queues)
         if settings.control != work.connection:
-            odd += what_is_odd(settings, settings.control, ())
+            odd += server_warnings(settings, settings.control, ())
             with waited_for():
                 try_control(settings)
     return odd

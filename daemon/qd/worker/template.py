@@ -30,7 +30,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.drivers.connections import cannot_of, check_credentials, check_memory, check_url, driver_of
+from qd.drivers.connections import check_credentials, check_memory, check_url, driver_of, gaps_of
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.master.code import Assignment, ChildContext
@@ -181,7 +181,7 @@ def obstacles() -> list[str]:
 
 
 def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
-    limits = cannot_of(app.settings, app.settings.work.connection, app.connections.own)
+    limits = gaps_of(app.settings, app.settings.work.connection, app.connections.own)
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in found]
     message = Imported(
         code=code,
