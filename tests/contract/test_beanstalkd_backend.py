@@ -35,8 +35,8 @@ def test_each_put_of_many_has_its_own_answer() -> None:
     jobs[7], jobs[MANY - 1], jobs[MANY + 1] = b"x" * 3000, b"x" * 3000, b"y" * 1500
     jobs[MANY + 20 : MANY + 20] = [b"%d:" % number + b"z" * 1990 for number in range(2 * MUCH // 1990)]
     with Server("-z", "2000") as server, talking(server) as backend:
-        said = backend.send("q", [(body, 0.0) for body in jobs])
-        assert [type(each) for each in said] == [TooLarge if len(body) > 2000 else type(None) for body in jobs]
+        errors = backend.send("q", [(body, 0.0) for body in jobs])
+        assert [type(each) for each in errors] == [TooLarge if len(body) > 2000 else type(None) for body in jobs]
         assert list(bodies(server)) == [body for body in jobs if len(body) <= 2000]
 
 
@@ -48,22 +48,22 @@ def test_a_server_that_drains_takes_none_and_says_so() -> None:
         with server.client() as client:
             os.kill(int(client.stats()["pid"]), signal.SIGUSR1)
         eventually(lambda: isinstance(backend.send("q", [(b"after", 0.0)])[0], ServerBusy))
-        said = backend.send("q", [(b"%d" % number, 0.0) for number in range(3 * MANY)])
-        assert {str(each) for each in said} == {
-            f"beanstalkd at 127.0.0.1:{server.port} is draining (USR1) and takes no new jobs"
+        errors = backend.send("q", [(b"%d" % number, 0.0) for number in range(3 * MANY)])
+        assert {str(each) for each in errors} == {
+            f"beanstalkd at 127.0.0.1:{server.port} is draining (USR1) and accepts no new jobs"
         }
-        parcel = backend.take(["q"], 0.0)
-        assert parcel is not None
-        assert parcel.body == b"before"
-        backend.drop("q", parcel.id, parcel.handle)
-        assert backend.gone(wait=True) == [("q", parcel.id)]
+        delivery = backend.reserve(["q"], 0.0)
+        assert delivery is not None
+        assert delivery.body == b"before"
+        backend.delete("q", delivery.id, delivery.handle)
+        assert backend.deleted(wait=True) == [("q", delivery.id)]
 
 
 def test_a_wait_may_last_longer_than_an_answer(beanstalkd: Server) -> None:
     """The time for the answer begins when the server's wait is over, also where no descriptor can end the wait."""
     with talking(beanstalkd) as backend:
         backend.patience(5.0, 2.5)
-        assert backend.take(["q"], 3.0) is None
-        assert backend.wire.life == 1, "the connection was given up"
+        assert backend.reserve(["q"], 3.0) is None
+        assert backend.connection.life == 1, "the connection was given up"
         assert backend.send("q", [(b"1", 0.0)]) == [None]
-        assert backend.wire.life == 1, "the connection was given up"
+        assert backend.connection.life == 1, "the connection was given up"

@@ -13,7 +13,7 @@ from qd.config.load import load
 from qd.drivers.beanstalkd.broker import Beanstalkd as Backend
 from qd.drivers.beanstalkd.client import BeanstalkdConnection
 from qd.drivers.broker import queue as borrowed
-from qd.drivers.broker.keeper import BorrowedKeeping
+from qd.drivers.broker.keeper import BrokerKeeperQueue
 from qd.drivers.connections import open_queue
 from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
@@ -26,22 +26,22 @@ from tests.support.servers.beanstalkd import Beanstalkd
 
 TOKEN = "Tok3nTok3n"
 ENDED = "qd:at:tubes:queues:mail:qd-ended"
-Open = Callable[[int], BorrowedKeeping]
+Open = Callable[[int], BrokerKeeperQueue]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:at:tubes:qd:outbox")]
 
 
 @pytest.fixture
 def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[Open]:
     """connect(slot): a connection of its own."""
-    path, opened = tmp_path / "qd.toml", list[BorrowedKeeping]()
+    path, opened = tmp_path / "qd.toml", list[BrokerKeeperQueue]()
     path.write_text(
         f'[qd]\ndefault = "tubes"\ncontrol = "redis"\n[connections.redis]\nurl = "{server.url}"\n'
         f'[connections.tubes]\nurl = "{beanstalkd.url}"\n'
     )
 
-    def one(slot: int) -> BorrowedKeeping:
+    def one(slot: int) -> BrokerKeeperQueue:
         found = open_queue(load(path, environ={}), "tubes", token=TOKEN, slot=slot)
-        assert isinstance(found, BorrowedKeeping)
+        assert isinstance(found, BrokerKeeperQueue)
         opened.append(found)
         return found
 
@@ -51,7 +51,7 @@ def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def queue(connect: Open) -> BorrowedKeeping:
+def queue(connect: Open) -> BrokerKeeperQueue:
     """With jobs 1 to 3 in `mail`, the first of them in hand."""
     found = connect(1)
     found.push_many([("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
@@ -62,16 +62,16 @@ def number(held: Reserved | None) -> int | None:
     return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
 
 
-def wire_of(queue: BorrowedKeeping) -> BeanstalkdConnection:
+def wire_of(queue: BrokerKeeperQueue) -> BeanstalkdConnection:
     assert isinstance(queue.backend, Backend)
-    return queue.backend.wire
+    return queue.backend.connection
 
 
 def broken(*_: Any) -> Any:
     raise ConnectionLost("broken")
 
 
-def rest(queue: BorrowedKeeping, done: Reserved | None) -> list[int | None]:
+def rest(queue: BrokerKeeperQueue, done: Reserved | None) -> list[int | None]:
     """The jobs that come yet, each acked."""
     found = list[int | None]()
     while (done := queue.turn(done, ("mail",)).reserved) is not None:
@@ -80,7 +80,7 @@ def rest(queue: BorrowedKeeping, done: Reserved | None) -> list[int | None]:
 
 
 def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
-    queue: BorrowedKeeping, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, written = queue.turn(None, ("mail",)).reserved, list[bytes]()
     wire = wire_of(queue)
@@ -100,7 +100,7 @@ def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
 
 
 def test_a_worker_that_dies_with_its_job_deleted_and_not_acked_loses_nothing(
-    queue: BorrowedKeeping, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerKeeperQueue, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs again, as each that ended and was not acked: from where its lease stands."""
     first = queue.turn(None, ("mail",)).reserved
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_with_its_job_deleted_and_not_acked_loses_nothing(
 
 
 def test_a_step_that_broke_before_it_was_done_is_made_good(
-    queue: BorrowedKeeping, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queue.turn(None, ("mail",)).reserved
     with monkeypatch.context() as patched:
@@ -134,7 +134,7 @@ def test_a_step_that_broke_before_it_was_done_is_made_good(
 
 
 def test_a_step_whose_reply_was_lost_has_deleted_the_right_one(
-    queue: BorrowedKeeping, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, run = queue.turn(None, ("mail",)).reserved, queue.space.run
 
@@ -152,12 +152,12 @@ def test_a_step_whose_reply_was_lost_has_deleted_the_right_one(
 
 
 def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
-    queue: BorrowedKeeping, connect: Open, beanstalkd: Beanstalkd
+    queue: BrokerKeeperQueue, connect: Open, beanstalkd: Beanstalkd
 ) -> None:
     """It broke while the job ran, and another worker is given that job as well."""
     other, first = connect(2), queue.turn(None, ("mail",)).reserved
     wire_of(queue).close()
-    eventually(lambda: other.backend.standing("mail").ready == 3)
+    eventually(lambda: other.backend.counts("mail").ready == 3)
     second = other.turn(None, ("mail",)).reserved
     assert number(second) == 2, "the first is in hand: it was put back"
     turn = queue.turn(first, ("mail",))
@@ -168,7 +168,7 @@ def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
         assert "mail" not in client.tubes() or client.stats_tube("mail")["current-jobs-delayed"] == 0
 
 
-def left_with_a_parcel(queue: BorrowedKeeping, monkeypatch: pytest.MonkeyPatch) -> None:
+def left_with_a_delivery(queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """beanstalkd has handed out job 1, and the control connection breaks before the worker has leased it."""
     with monkeypatch.context() as patched:
         patched.setattr(queue.space, "run", broken)
@@ -176,7 +176,7 @@ def left_with_a_parcel(queue: BorrowedKeeping, monkeypatch: pytest.MonkeyPatch) 
             queue.turn(None, ("mail",))
 
 
-def test_a_parcel_that_was_reserved_too_long_ago_is_not_run_once_more(
+def test_a_delivery_that_was_reserved_too_long_ago_is_not_run_once_more(
     connect: Open, beanstalkd: Beanstalkd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile beanstalkd has handed it to another worker, who has run it."""
@@ -185,7 +185,7 @@ def test_a_parcel_that_was_reserved_too_long_ago_is_not_run_once_more(
         client.use("mail")
         client.put(make("quick", b'{"n":1}', created_at=1), ttr=1)
     late.turn(None, ("other",))  # it asks which queues are paused
-    left_with_a_parcel(late, monkeypatch)
+    left_with_a_delivery(late, monkeypatch)
     other.turn(None, ("mail",))
     other.wait(("mail",), 20.0, -1)
     job = other.turn(None, ("mail",)).reserved
@@ -195,25 +195,25 @@ def test_a_parcel_that_was_reserved_too_long_ago_is_not_run_once_more(
     assert rest(late, None) == []
 
 
-def test_a_parcel_whose_connection_broke_is_not_run_once_more(
-    queue: BorrowedKeeping, connect: Open, monkeypatch: pytest.MonkeyPatch
+def test_a_delivery_whose_connection_broke_is_not_run_once_more(
+    queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = connect(2)
     queue.turn(None, ("other",))
-    left_with_a_parcel(queue, monkeypatch)
+    left_with_a_delivery(queue, monkeypatch)
     wire_of(queue).close()
-    assert eventually(lambda: other.backend.standing("mail").ready == 3)
+    assert eventually(lambda: other.backend.counts("mail").ready == 3)
     monkeypatch.setattr(borrowed, "SURELY", -1.0)
     assert rest(other, None) == [1, 2, 3]
     assert rest(queue, None) == []
 
 
-def test_a_parcel_that_is_still_reserved_is_kept_while_the_control_connection_is_away(
-    queue: BorrowedKeeping, connect: Open, monkeypatch: pytest.MonkeyPatch
+def test_a_delivery_that_is_still_reserved_is_kept_while_the_control_connection_is_away(
+    queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not go back: to beanstalkd that would be an attempt."""
     queue.turn(None, ("other",))
-    left_with_a_parcel(queue, monkeypatch)
+    left_with_a_delivery(queue, monkeypatch)
     monkeypatch.setattr(borrowed, "SURELY", -1.0)
     first = queue.turn(None, ("mail",)).reserved
     assert number(first) == 1

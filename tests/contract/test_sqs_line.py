@@ -188,7 +188,7 @@ def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
             service.call("get_queue_url", QueueName="mail")
     for page in (b"<html>please log in</html>", b"[]", b'{"QueueUrl": "\xfc"}'):
         small.acts += [says(page)]
-        with pytest.raises(ConnectionLost, match="answers what no SQS answers"):
+        with pytest.raises(ConnectionLost, match="does not answer like SQS"):
             service.call("get_queue_url", QueueName="mail")
     for page, said in (
         (b"<p>f\xfcr Sie\ngesperrt", "403: <p>f\ufffdr Sie gesperrt"),

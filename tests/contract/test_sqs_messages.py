@@ -164,11 +164,11 @@ def test_a_message_ends_a_long_poll(messages: SqsMessages, sqs: Sqs) -> None:
 
 
 def test_a_queue_that_is_not_there_is_named(messages: SqsMessages, sqs: Sqs) -> None:
-    with pytest.raises(NoSuchQueue, match=r"queue 'nope' is not there: .*create-queue --queue-name nope"):
+    with pytest.raises(NoSuchQueue, match=r"queue 'nope' does not exist: .*create-queue --queue-name nope"):
         messages.url("nope")
     messages.url("mail")
     sqs.reset()  # which forgets it
-    with pytest.raises(NoSuchQueue, match=r"queue 'mail' is not there: .*create-queue --queue-name mail"):
+    with pytest.raises(NoSuchQueue, match=r"queue 'mail' does not exist: .*create-queue --queue-name mail"):
         messages.counts("mail")
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there
     messages: SqsMessages, sqs: Sqs
 ) -> None:
     messages.url("mail")
-    messages.service.line.timeout = 0.3
+    messages.service.http.timeout = 0.3
     with sqs.suspended():
         said = eventually(lambda: refusal(messages))
     assert (type(said), "no answer in time" in str(said)) == (ConnectionLost, True)

@@ -81,7 +81,7 @@ def nothing(queue: SqsQueue, name: str = FIFO) -> bool:
 def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect: Open, redis: Client) -> None:
     queue = connect()
     queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
-    first, hand = take(queue), queue._hand
+    first, hand = take(queue), queue._current
     assert hand is not None
     assert queue.release(first, Released(answered(first.member, first.mark), 600.0))
     other = take(queue)
@@ -154,8 +154,8 @@ def test_what_sqs_does_not_take_is_told_one_by_one_and_all_others_are_sent(conne
     jobs = [("mail", each, None) for each in (job(1), large, b"\xff", *[job(n) for n in range(2, 12)])]
     with pytest.raises(TooLarge) as said:
         queue.push_many(jobs)
-    assert "has not taken 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(said.value)
-    assert "a payload of 1 bytes: SQS takes text only" in str(said.value)
+    assert "did not accept 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(said.value)
+    assert "a payload of 1 bytes: SQS accepts only text" in str(said.value)
     assert queue.backend.messages.counts("mail").visible == 11
 
 
@@ -170,7 +170,7 @@ def test_plain_jobs_are_sent_without_the_control_connection(connect: Open, monke
 
 @pytest.mark.parametrize("name", ["mail.high", "x" * 81, "a b"])
 def test_a_name_that_sqs_cannot_have_is_refused_before_it_is_asked(connect: Open, name: str) -> None:
-    with pytest.raises(ServerRefused, match=r"SQS has no queue '.*': up to 80 letters"):
+    with pytest.raises(ServerRefused, match=r"SQS cannot have a queue '.*': up to 80 letters"):
         connect(token="", slot=0).push(name, job(1))
 
 
@@ -191,7 +191,7 @@ def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     held = take(queue, "mail")
-    name, before = queue._keys("queues:mail:qd-holding")[0], queue._hand
+    name, before = queue._keys("queues:mail:qd-holding")[0], queue._current
     assert before is not None
     assert queue.backend.messages.hide("mail", before.handle, 0)
     assert nothing(other, "mail")
@@ -234,10 +234,10 @@ def test_a_keeper_says_that_a_queue_waits_when_it_was_found_so_twice(connect: Op
     keeper.push("mail", job(1))
     assert beat(keeper).waiting == []
     assert beat(keeper).waiting == [], "it has not looked again"
-    keeper._looked_for_waiting = float("-inf")
+    keeper._counted_at = float("-inf")
     assert beat(keeper).waiting == [1]
     held = take(connect(1), "mail")
-    keeper._looked_for_waiting = float("-inf")
+    keeper._counted_at = float("-inf")
     keeper.backend._counted.clear()
     assert beat(keeper).waiting == []
     assert held is not None
@@ -285,7 +285,7 @@ def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(conn
     held = take(alone, "mail")
     assert (number(held), read(held.member).attempts, read(held.member).crashes) == (7, 1, 0)
     assert held.member.startswith(payload.encode()[:-1]), "its bytes are as they were pushed"
-    assert alone.backend.messages.hide("mail", alone._hand.handle if alone._hand else "", 0)
+    assert alone.backend.messages.hide("mail", alone._current.handle if alone._current else "", 0)
     alone.space.call("FLUSHALL")
     shared = take(connect(2, options="&shared=true"), "mail")
     assert read(shared.member).attempts == 3
@@ -349,7 +349,7 @@ def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connec
     (record,) = queue.space.call("HVALS", *queue._keys("queues:mail:failed"))
     said = json.loads(record.partition(b"\n")[0])
     assert (said["error"], said["job"], said["uuid"]) == ("NeverTaken", "quick", "u1")
-    assert "SQS takes text only" in said["reason"]
+    assert "SQS accepts only text" in said["reason"]
     assert record.partition(b"\n")[2] == never
 
 
@@ -389,7 +389,7 @@ def test_jobs_in_hand_are_counted_though_others_have_just_ended(connect: Open) -
         queue.push("mail", job(n))
     for _ in range(2):
         assert queue.ack(take(queue, "mail"))
-    assert queue.backend.take(["mail"], 0.0) is not None, "nobody's yet, and nobody else's"
+    assert queue.backend.reserve(["mail"], 0.0) is not None, "nobody's yet, and nobody else's"
     assert (queue.sizes("mail").ready, queue.sizes("mail").reserved) == (0, 1)
 
 
@@ -405,7 +405,7 @@ def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
     held = queue.turn(None, ("nope", "mail")).reserved
     assert number(held) == 1
     assert held is not None
-    with pytest.raises(ConnectionLost, match="is not there"):
+    with pytest.raises(ConnectionLost, match="does not exist"):
         queue.turn(held, ("nope", "mail"))
     assert queue.held(("mail",)) is None, "its ack has waited for another queue"
 
@@ -415,13 +415,13 @@ def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeyp
     queue, beside, owned = connect(), connect(2), list[bytes | None]()
     queue.push("mail", job(1))
     held = take(queue, "mail")
-    look = queue.backend.take
+    look = queue.backend.reserve
 
     def looked(queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
         owned.append(beside.owned("mail", queue.owner))
         return look(queues, seconds, wake)
 
-    monkeypatch.setattr(queue.backend, "take", looked)
+    monkeypatch.setattr(queue.backend, "reserve", looked)
     assert queue.turn(held, ("mail",)).acked
     assert owned == [None]
 
@@ -435,7 +435,7 @@ def test_a_beat_that_asks_sqs_nothing_does_not_tell_that_it_is_back(
     def away(*_: object) -> None:
         raise ConnectionLost("away")
 
-    monkeypatch.setattr(keeper.backend, "standing", away)
+    monkeypatch.setattr(keeper.backend, "counts", away)
     assert beat(keeper).broke is None, "how much waits is asked every 30 seconds"
     monkeypatch.setattr(keeper.outbox, "forward_all", away)
     assert beat(keeper).broke is not None
@@ -459,9 +459,9 @@ def test_a_message_that_waited_for_the_control_connection_is_run_if_it_is_still_
             patched.setattr(queue.space, "run", broken)
             with pytest.raises(ConnectionLost):
                 queue.turn(None, ("mail",))
-        assert queue._parcel is not None
+        assert queue._pending is not None
         if still:
             assert queue.turn(take(queue, "mail"), ("mail",)).acked
         else:
-            queue.backend.messages.delete("mail", queue._parcel.handle)
+            queue.backend.messages.delete("mail", queue._pending.handle)
             assert nothing(queue, "mail")

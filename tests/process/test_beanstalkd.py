@@ -39,7 +39,7 @@ def again(name: str, times: int = 1) -> None:
 
 KILLED = """
 from qd.drivers.beanstalkd.broker import Beanstalkd
-from qd.drivers.broker.queue import BrokerQueue as Borrowed
+from qd.drivers.broker.queue import BrokerQueue
 
 def once_killed(owner, name, before, whatever=False):
     whole = getattr(owner, name)
@@ -55,10 +55,10 @@ def once_killed(owner, name, before, whatever=False):
     setattr(owner, name, body)
 """
 POINTS = {
-    "reserved, not leased": "once_killed(Beanstalkd, 'take', before=False)",
-    "leased, not begun": "once_killed(Beanstalkd, 'hold', before=True)",
-    "answered, not deleted": "once_killed(Beanstalkd, 'drop', before=True)",
-    "deleted, and not known": "once_killed(Beanstalkd, 'drop', before=False, whatever=True)",
+    "reserved, not leased": "once_killed(Beanstalkd, 'reserve', before=False)",
+    "leased, not begun": "once_killed(Beanstalkd, 'keep_reserved', before=True)",
+    "answered, not deleted": "once_killed(Beanstalkd, 'delete', before=True)",
+    "deleted, and not known": "once_killed(Beanstalkd, 'delete', before=False, whatever=True)",
     "put back, not sent on": "once_killed(Beanstalkd, 'send', before=True)",
     "sent on, not taken out": "once_killed(Beanstalkd, 'send', before=False)",
 }
@@ -269,7 +269,7 @@ def test_what_is_odd_is_told_at_the_start(project: MakeProject, server: Server, 
             client.put(b"{}")
             client.bury(client.reserve())
         work = shop.project.work_off()
-        assert work.matches("connection.warning .*has no binlog: what waits is lost")
+        assert work.matches("connection.warning .*has no binlog: jobs are lost when it stops")
         assert work.matches("connection.warning .*tube 'default' has a job that another program has buried")
         said = " ".join(shop.project.qd("doctor").stdout.split())
         assert "has no binlog" in said
@@ -310,4 +310,4 @@ def test_another_programs_port_is_told(shop: Shop, server: Server) -> None:
     shop.write()
     done = shop.project.qd("dispatch", "step", "name=a")
     assert done.returncode != 0
-    assert "answers what no beanstalkd answers" in done.stderr
+    assert "does not answer like beanstalkd" in done.stderr

@@ -181,7 +181,7 @@ def wrong_url(shop: Shop) -> dict[str, str]:
 
 
 WRONG: dict[str, tuple[Callable[[Shop], dict[str, str]], str]] = {
-    "no such queue": (no_queue, r"queue 'nope' is not there: .*create-queue --queue-name nope"),
+    "no such queue": (no_queue, r"queue 'nope' does not exist: .*create-queue --queue-name nope"),
     "no control": (no_control, r"connection 'sqs' \(sqs\) keeps jobs and nothing else: name a connection with driver"),
     "no credentials": (no_credentials, r"no credentials for SQS at .*: give them by AWS_ACCESS_KEY_ID"),
     "a wrong url": (wrong_url, r"unknown option 'suffux' in an SQS url .*did you mean 'suffix'"),
@@ -205,5 +205,5 @@ def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_told(shop: Shop) -> Non
     client.set_queue_attributes(QueueUrl=mail, Attributes={"RedrivePolicy": policy})
     client.close()
     work = shop.project.work_off()
-    assert work.matches(r"connection.warning .*received 2 times \(maxReceiveCount\)")
-    assert "received 2 times" in shop.project.qd("doctor").stdout
+    assert work.matches(r"connection.warning .*after 2 receives \(maxReceiveCount\)")
+    assert "after 2 receives" in shop.project.qd("doctor").stdout

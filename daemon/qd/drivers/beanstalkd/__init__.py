@@ -2,7 +2,7 @@
 
 broker    A beanstalkd as a Broker.
 client    The connection, over greenstalk.
-driver    Opening, first look, buried jobs.
+driver    Opening a connection; checks at the start.
 """
 
 from __future__ import annotations

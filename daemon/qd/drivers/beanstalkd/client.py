@@ -1,7 +1,7 @@
-"""One connection to a beanstalkd, by greenstalk, on a socket that waits for no longer than it is told and hears a wake.
+"""One connection to a beanstalkd, over greenstalk, on a socket whose reads are bounded and end when a descriptor wakes.
 
-Whatever greenstalk or the socket raises comes out as one of qd's errors. A connection that broke is closed; what it had
-reserved is ready again over there.
+Errors of greenstalk and of the socket are raised as qd's. A connection that broke is closed; beanstalkd makes the jobs that
+it had reserved ready again.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused, TooLar
 from qd.process.descriptors import Identity, identity, ready_of
 
 Client = greenstalk.Client[bytes]
-Handed = tuple[int, bytes]  # a job that was reserved: its number and its body
-NAMED = 10.0  # seconds that a name server may take
+ReservedJob = tuple[int, bytes]  # number and body
+RESOLVE = 10.0  # seconds that resolving the host name may take
 REFUSALS: dict[bytes, type[greenstalk.BeanstalkdError]] = {
     b"JOB_TOO_BIG": greenstalk.JobTooBigError,
     b"DRAINING": greenstalk.DrainingError,
     b"OUT_OF_MEMORY": greenstalk.OutOfMemoryError,
     b"BURIED": greenstalk.BuriedError,
 }
-LINE = 1 << 12  # bytes that the first line of a reply has at most
+LINE = 1 << 12  # bytes of the first line of a reply, at most
 
 
 class Woken(Exception):
-    """The descriptor that a wait was to hear of is readable."""
+    """The wake descriptor became readable before a reply came."""
 
 
 class BoundedSocket(socket.socket):
-    """seconds: how long a read waits for bytes, None: the timeout of the socket. wake: a descriptor that ends the wait of
-    `seconds` when it is readable, -1: none."""
+    """seconds: how long a read waits; None: the timeout of the socket. wake: a descriptor that ends a wait of `seconds`; -1:
+    none."""
 
     seconds: float | None = None
     wake = -1
@@ -48,38 +48,38 @@ class BoundedSocket(socket.socket):
             return super().recv_into(buffer, nbytes, flags)
         until = time.monotonic() + self.seconds
         while True:
-            came = ready_of((self.fileno(), self.wake), until - time.monotonic())
-            if self.fileno() in came:
+            ready = ready_of((self.fileno(), self.wake), until - time.monotonic())
+            if self.fileno() in ready:
                 return super().recv_into(buffer, nbytes, flags)
-            if came:
+            if ready:
                 raise Woken
             if time.monotonic() >= until:
                 raise TimeoutError("no answer in time")
 
 
-class Said:
-    """See Wire.said. Nothing of one `with` is kept in it: it stands for all of a wire's."""
+class Session:
+    """See BeanstalkdConnection.session. It has no state of its own, so one serves every `with`."""
 
-    __slots__ = ("_wire",)
+    __slots__ = ("_connection",)
 
-    def __init__(self, wire: BeanstalkdConnection) -> None:
-        self._wire = wire
+    def __init__(self, connection: BeanstalkdConnection) -> None:
+        self._connection = connection
 
     def __enter__(self) -> Client:
-        return self._wire.client()
+        return self._connection.client()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
-            told = self._wire.wrong(error)
-            if told is not error:
-                raise told from None
-        elif self._wire.about is not None:
-            self._wire.about(0.0)
+            ours = self._connection.translated(error)
+            if ours is not error:
+                raise ours from None
+        elif self._connection.about is not None:
+            self._connection.about(0.0)
 
 
 class BeanstalkdConnection(Patience):
-    """Connects on first use. After ConnectionLost it is closed, and the next call connects anew. life: of the connection
-    that is there; what an earlier one had reserved is not reserved any more."""
+    """Connects on first use. After ConnectionLost it is closed, and the next call connects again. life: counts connections;
+    jobs that an earlier one had reserved are no longer reserved."""
 
     def __init__(self, url: str) -> None:
         self.target = BeanstalkdUrl(url)
@@ -87,11 +87,11 @@ class BeanstalkdConnection(Patience):
         self.life = 0
         self._client: Client | None = None
         self._sock: BoundedSocket | None = None
-        self._heard = b""  # of replies that greenstalk does not read; between two replies it has nothing left, either
-        self._file: Identity | None = None  # the socket's: a job may close it
+        self._unread = b""  # bytes of replies; greenstalk, too, buffers nothing between two replies
+        self._file: Identity | None = None  # of the socket, to detect that a job has closed it
         self._using = "default"
-        self.watched: tuple[str, ...] = ("default",)  # tubes, by the connection that is there
-        self._said = Said(self)
+        self.watched: tuple[str, ...] = ("default",)  # tubes
+        self._session = Session(self)
 
     @property
     def place(self) -> str:
@@ -100,7 +100,7 @@ class BeanstalkdConnection(Patience):
     def client(self) -> Client:
         if self._client is None:
             if self.about is not None:
-                self.about(NAMED)
+                self.about(RESOLVE)
             try:
                 plain = socket.create_connection((self.target.host, self.target.port), self.connect_timeout)
             except OSError as error:
@@ -108,21 +108,21 @@ class BeanstalkdConnection(Patience):
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._sock = BoundedSocket(plain.family, plain.type, plain.proto, plain.detach())
-            self._sock.settimeout(self.timeout)  # for what is written
+            self._sock.settimeout(self.timeout)  # for writes
             self._file = identity(self._sock.fileno())
             self._client = greenstalk.Client(self._sock, encoding=None)
-            self._heard = b""
+            self._unread = b""
             self._using, self.watched = "default", ("default",)
             self.life += 1
         return self._client
 
-    def said(self) -> Said:
-        """A client, and what goes wrong with it as errors of ours; NotFoundError, TimedOutError and DeadlineSoonError are
-        answers."""
-        return self._said
+    def session(self) -> Session:
+        """A context: the client, with errors raised as ours. NotFoundError, TimedOutError and DeadlineSoonError are answers
+        and stay as they are."""
+        return self._session
 
-    def wrong(self, error: BaseException) -> BaseException:
-        """What is raised in its place."""
+    def translated(self, error: BaseException) -> BaseException:
+        """The error to raise instead."""
         if isinstance(
             error, (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError)
         ):
@@ -131,29 +131,28 @@ class BeanstalkdConnection(Patience):
             return self.refused(error)
         self.close()
         if isinstance(error, OSError):
-            if self.about is not None:  # whoever gave up an answer is alive
+            if self.about is not None:  # a worker that gives up an answer is alive
                 self.about(0.0)
             return ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}")
         if isinstance(error, (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError)):
             return ConnectionLost(
-                f"the server at {self.place} answers what no beanstalkd answers: does the url name another program's port?"
+                f"the server at {self.place} does not answer like beanstalkd: is it the port of another program?"
             )
-        return error  # torn apart in the middle of a reply
+        return error  # interrupted in the middle of a reply
 
     def refused(self, error: greenstalk.BeanstalkdError) -> QdError:
-        """In words, what the server does not do."""
         match error:
             case greenstalk.JobTooBigError():
                 return TooLarge(
-                    f"beanstalkd at {self.place} takes no job of this size: start it with -z MORE (65535 bytes without), or "
-                    "keep what is large elsewhere and send where it is"
+                    f"beanstalkd at {self.place} accepts no job of this size: start it with -z BYTES (default 65535), or "
+                    "store large data elsewhere and send a reference to it"
                 )
             case greenstalk.DrainingError():
-                return ServerBusy(f"beanstalkd at {self.place} is draining (USR1) and takes no new jobs")
+                return ServerBusy(f"beanstalkd at {self.place} is draining (USR1) and accepts no new jobs")
             case greenstalk.OutOfMemoryError():
-                return ServerBusy(f"beanstalkd at {self.place} is out of memory and takes no new jobs")
+                return ServerBusy(f"beanstalkd at {self.place} is out of memory and accepts no new jobs")
             case greenstalk.BuriedError():
-                return ServerBusy(f"beanstalkd at {self.place} is out of memory and has buried what it was given")
+                return ServerBusy(f"beanstalkd at {self.place} is out of memory and has buried the job")
         self.close()
         return ServerRefused(f"beanstalkd at {self.place} refused a call: {type(error).__name__.removesuffix('Error')}")
 
@@ -163,7 +162,7 @@ class BeanstalkdConnection(Patience):
             self._using = queue
 
     def watch(self, client: Client, queues: tuple[str, ...]) -> None:
-        """These and no others."""
+        """Watch exactly these tubes."""
         if self.watched == queues:
             return
         for queue in queues:
@@ -174,41 +173,41 @@ class BeanstalkdConnection(Patience):
                 client.ignore(queue)
         self.watched = queues
 
-    # What greenstalk cannot: a command whose reply is read later, with that of the next one.
+    # -- what greenstalk lacks: a command whose reply is read later, with that of the next one
 
     def write(self, command: bytes) -> None:
         assert self._sock is not None
         self._sock.sendall(command)
 
     def line(self) -> bytes:
-        heard = self._heard
-        while (end := heard.find(b"\r\n")) < 0:
-            if len(heard) > LINE:
-                raise ValueError("no line of a beanstalkd is so long")
-            heard = self._heard = heard + self._more()
-        self._heard = heard[end + 2 :]
-        return heard[:end]
+        unread = self._unread
+        while (end := unread.find(b"\r\n")) < 0:
+            if len(unread) > LINE:
+                raise ValueError("a line of beanstalkd is shorter")
+            unread = self._unread = unread + self._read()
+        self._unread = unread[end + 2 :]
+        return unread[:end]
 
     def body(self, size: int) -> bytes:
-        heard = self._heard
-        if len(heard) < size + 2:
-            parts, missing = [heard], size + 2 - len(heard)
+        unread = self._unread
+        if len(unread) < size + 2:
+            parts, missing = [unread], size + 2 - len(unread)
             while missing > 0:
-                parts.append(self._more())
+                parts.append(self._read())
                 missing -= len(parts[-1])
-            heard = b"".join(parts)
-        self._heard = heard[size + 2 :]
-        return heard[:size]
+            unread = b"".join(parts)
+        self._unread = unread[size + 2 :]
+        return unread[:size]
 
-    def _more(self) -> bytes:
+    def _read(self) -> bytes:
         assert self._sock is not None
-        came = self._sock.recv(65536)
-        if not came:
+        received = self._sock.recv(65536)
+        if not received:
             raise ConnectionResetError("the server closed the connection")
-        return came
+        return received
 
     def inserted(self) -> QdError | None:
-        """What a "put" has come to."""
+        """Read the reply to "put": None, or why the job was not accepted."""
         word, *numbers = self.line().split()
         if word == b"INSERTED":
             return None
@@ -216,8 +215,8 @@ class BeanstalkdConnection(Patience):
             raise greenstalk.UnknownResponseError(word, numbers)
         return self.refused(REFUSALS[word](numbers))
 
-    def reserved(self) -> Handed | None:
-        """What "reserve-with-timeout 0" has given: a job of what is watched, None: there is none."""
+    def reserved(self) -> ReservedJob | None:
+        """Read the reply to "reserve-with-timeout 0": a job of a watched tube, or None if there is none."""
         word, *numbers = self.line().split()
         if word == b"RESERVED":
             number, size = numbers
@@ -227,7 +226,7 @@ class BeanstalkdConnection(Patience):
         raise greenstalk.UnknownResponseError(word, numbers)
 
     def stats_of(self, number: int) -> bytes:
-        """What stats-job says, as text. Raises NotFoundError."""
+        """The text of stats-job. Raises NotFoundError."""
         self.write(b"stats-job %d\r\n" % number)
         word, *numbers = self.line().split()
         if word == b"NOT_FOUND":
@@ -236,13 +235,13 @@ class BeanstalkdConnection(Patience):
             raise greenstalk.UnknownResponseError(word, numbers)
         return self.body(int(numbers[0]))
 
-    def reserve(self, client: Client, seconds: float, wake: int) -> Handed | None:
-        """A job of what is watched. None: none came in time, or before `wake` was readable: then the connection is given up,
-        and with it what was just coming."""
+    def reserve(self, client: Client, seconds: float, wake: int) -> ReservedJob | None:
+        """A job of a watched tube. None if none came in time or `wake` became readable; in the second case the connection is
+        closed, since a job may be on its way."""
         assert self._sock is not None
         sock = self._sock
         whole = math.ceil(seconds)
-        # A wait of whole seconds is ended by the server, whose answer may take `timeout` on top; any other is ended here.
+        # The server ends a wait of whole seconds, and its answer may take `timeout` more; any other wait is ended here.
         sock.seconds, sock.wake = (self.timeout if whole == seconds else 0.0) + seconds, wake
         try:
             job = client.reserve(timeout=whole)
@@ -274,7 +273,7 @@ class BeanstalkdConnection(Patience):
         if client is None or sock is None:
             return
         if identity(sock.fileno()) != self._file:
-            sock.detach()  # a job has closed it, and its number is another file's by now
+            sock.detach()  # a job has closed it, and its number may be another file's now
         with suppress(OSError):
             client.close()
 

@@ -1,7 +1,4 @@
-"""How the manager opens a connection to beanstalkd.
-
-What `qd work` and `qd doctor` find out about a beanstalkd and its tubes before any work.
-"""
+"""How a connection to beanstalkd is opened, and what `qd work` and `qd doctor` check about its tubes at the start."""
 
 from __future__ import annotations
 
@@ -14,51 +11,43 @@ import greenstalk
 from qd.drivers.base import ClientIdentity
 from qd.drivers.beanstalkd.broker import Beanstalkd
 from qd.drivers.beanstalkd.client import BeanstalkdConnection, Client
-from qd.drivers.broker.keeper import BorrowedKeeping, open_borrowed
+from qd.drivers.broker.keeper import BrokerKeeperQueue, open_broker_queue
 from qd.drivers.urls import BeanstalkdUrl, refused_name
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
 
+PATIENCE = 1.0  # seconds to connect, and for each answer: a start does not wait for a server that hangs
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BorrowedKeeping:
+
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerKeeperQueue:
     try:
         backend = Beanstalkd(at.url or "", at.retry_after)
     except ConfigError as error:
         raise ConfigError(f"url of connection '{at.name}' ({at.url_origin}): {error}") from None
-    return open_borrowed(settings, at, who, backend)
-
-
-PATIENCE = 1.0  # seconds to connect, and for each answer: a start does not wait for a server that hangs
+    return open_broker_queue(settings, at, who, backend)
 
 
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
-    """What is odd about it, in words. A server that does not answer is waited for later."""
-    wire = BeanstalkdConnection(at.url or "")
-    wire.patience(PATIENCE, PATIENCE)
+    """Warnings about the server and these tubes. None if the server is unreachable: workers wait for it later."""
+    connection = BeanstalkdConnection(at.url or "")
+    connection.patience(PATIENCE, PATIENCE)
     try:
-        with wire.said() as client:
-            buried = [
-                hint
-                for queue in queues
-                if not refused_name(queue) and (hint := left_buried(client, wire.target, queue))
-            ]
-            return [*forgets(client, wire.place), *buried]
+        with connection.session() as client:
+            warnings = [buried(client, connection.target, queue) for queue in queues if not refused_name(queue)]
+            if not client.stats()["binlog-current-index"]:
+                lost = "jobs are lost when it stops; start it with -b and a folder"
+                warnings.insert(0, f"beanstalkd at {connection.place} has no binlog: {lost}")
+            return [warning for warning in warnings if warning]
     except (ConnectionLost, ServerRefused):
         return []
     finally:
-        wire.close()
+        connection.close()
 
 
-def forgets(client: Client, place: str) -> list[str]:
-    if client.stats()["binlog-current-index"]:
-        return []
-    return [f"beanstalkd at {place} has no binlog: what waits is lost when it ends; start it with -b and a folder"]
-
-
-def left_buried(client: Client, server: BeanstalkdUrl, queue: str) -> str:
-    """The warning about jobs that another program has buried in this tube, "" if there are none."""
+def buried(client: Client, server: BeanstalkdUrl, queue: str) -> str:
+    """A warning about jobs that another program has buried in this tube, or ""."""
     with suppress(greenstalk.NotFoundError):
         if count := client.stats_tube(queue)["current-jobs-buried"]:
             what = "a job" if count == 1 else f"{count} jobs"

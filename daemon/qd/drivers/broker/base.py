@@ -1,6 +1,7 @@
-"""What a server must be able to do that keeps jobs and nothing else. queue.py asks; beanstalkd/ and sqs/ are some.
+"""What a driver whose server only keeps jobs must be able to do, and the keyspace it borrows for everything else.
 
-The keyspace that is borrowed, opened when it is first asked: plain jobs are sent without it.
+Broker         a job server without keys: beanstalkd, SQS
+LazyKeyspace   the borrowed keyspace, opened on first use: a producer of plain jobs never needs it
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from qd.errors import QdError
 
 
 class Delivery(NamedTuple):
-    """A job as the server hands it out. id: the same however often that happens, without a space; handle: what it is deleted
-    by, without a space at its beginning.
+    """A job as the broker hands it out.
 
-    attempts, crashes: made before by programs that do not write them into the payload, as far as the server counts.
+    id: the same on every delivery, without a space. handle: token used to delete the job; does not begin with a space.
+    attempts, crashes: as the broker counts them, for programs that do not write them into the payload.
     """
 
     queue: str
@@ -29,8 +30,8 @@ class Delivery(NamedTuple):
     crashes: int = 0
 
 
-class Standing(NamedTuple):
-    """How many jobs the server has. oldest: seconds the first ready one waits, None: nobody knows."""
+class QueueCounts(NamedTuple):
+    """How many jobs the broker has. oldest: seconds the first ready job has waited, or None if unknown."""
 
     ready: int
     delayed: int
@@ -43,73 +44,73 @@ class Broker(Protocol):
     ServerRefused. timeout: seconds for each answer."""
 
     limits: Gaps
-    longest: float  # seconds that a job may be delayed for by the server itself; a later one waits in the outbox
-    counts_ended: bool  # as reserved: jobs that are ended and not dropped yet. False: those are known here long after
-    slow: bool  # a look at it lasts: the job before is acked first, by a call of its own
+    max_delay: float  # seconds that the broker itself can delay a job; a later job waits in the outbox
+    counts_ended: bool  # whether counts() still includes jobs that have ended but are not deleted yet
+    slow: bool  # reserving takes long, so the previous job is acked first, by a call of its own
 
     @property
     def timeout(self) -> float: ...
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without a password."""
+        """The server's address without a password."""
 
     def patience(self, connect: float, answer: float) -> None:
-        """Seconds to connect, and for each answer."""
+        """Set the seconds to connect, and for each answer."""
 
     def on_progress(self, call: Callable[[float], None]) -> None:
-        """As Keyspace.on_progress."""
+        """See Keyspace.on_progress."""
 
     def check(self, queue: str) -> None:
-        """Raises ServerRefused when the server can have no queue of this name."""
+        """Raises ServerRefused if the server cannot have a queue of this name."""
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
-        """Send payloads, each with its delay in seconds, in order. Raises nothing; for each what went wrong: NeverTaken when
-        it never will be taken, ConnectionLost when nobody knows whether it was."""
+        """Send payloads, each with its delay in seconds, in order. Raises nothing. Returns an error per job: NeverTaken if
+        the server will never accept it, ConnectionLost if it may or may not have been sent."""
 
-    def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
-        """Reserve a job of the first of `queues` that has one, for the connection's retry_after. None: there is none, and
-        none came within `seconds`, or before the descriptor `wake` was readable. 0: do not wait."""
+    def reserve(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
+        """Reserve a job of the first of `queues` that has one, for the connection's retry_after. Returns None if none
+        arrives within `seconds` (0: do not wait), or before the descriptor `wake` is readable."""
 
-    def hold(self, parcel: Delivery | None) -> None:
-        """Keep it reserved, however long it takes, until the next call of this. None: there is nothing to keep any more."""
+    def keep_reserved(self, delivery: Delivery | None) -> None:
+        """Keep this delivery reserved until the next call. None: keep none."""
 
-    def kept(self, parcel: Delivery) -> bool:
-        """Reserve a parcel for another retry_after from now. False: this worker does not have it any more."""
+    def extend(self, delivery: Delivery) -> bool:
+        """Reserve it for another retry_after from now. Returns False if this worker no longer has it."""
 
-    def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
-        """Delete a job. It need not be done when this returns: `gone` tells. One that is not there is gone. soon: a `take`
-        follows, and what is not `slow` deletes it with that."""
+    def delete(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
+        """Delete a job, or start to: `deleted` reports it. A job that does not exist counts as deleted. soon: a `reserve`
+        follows, and a broker that is not `slow` sends the delete along with it."""
 
-    def gone(self, wait: bool = False) -> list[tuple[str, str]]:
-        """(queue, id) of dropped ones that are deleted for certain, each told once. wait: let all of them be, first."""
+    def deleted(self, wait: bool = False) -> list[tuple[str, str]]:
+        """(queue, id) of jobs that are certainly deleted, each reported once. wait: finish pending deletes first."""
 
-    def put_back(self, parcel: Delivery, delay: float) -> None:
-        """Let go of a reserved job: somebody may have it in `delay` seconds."""
+    def release(self, delivery: Delivery, delay: float) -> None:
+        """Make a reserved job available to other workers in `delay` seconds."""
 
-    def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
-        """By a keeper, at a third of the lease: these (queue, id, handle) are in the hands of its live workers."""
+    def renew(self, held: Sequence[tuple[str, str, str]]) -> None:
+        """Called by a keeper every third of the lease: live workers still hold these (queue, id, handle)."""
 
-    def there(self, queue: str, id: str) -> bool | None:
-        """Whether the server still has it. None: nobody can tell."""
+    def exists(self, queue: str, id: str) -> bool | None:
+        """Whether the broker still has the job. None if it cannot be queried."""
 
-    def standing(self, queue: str) -> Standing: ...
+    def counts(self, queue: str) -> QueueCounts: ...
 
     def queues(self) -> Sequence[str]:
-        """Those that the server has. None where it also has those of other programs and cannot tell them apart."""
+        """The server's queues; empty if it cannot tell them from those of other programs."""
 
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
-        """Delete what is ready or delayed, and tell each payload to `forget`. Returns how many."""
+        """Delete ready and delayed jobs, pass each payload to `forget`, and return how many."""
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         """Calls inside wait no longer than that."""
 
     def close(self) -> None:
-        """The next call connects anew. What was reserved and not answered goes back."""
+        """The next call connects again. Reserved jobs that were not answered become available again."""
 
 
 class Named:
-    """What is raised inside names the server."""
+    """Sets the server of errors raised inside."""
 
     def __init__(self, server: str) -> None:
         self.server = server
@@ -122,21 +123,21 @@ class Named:
 
 
 class LazyKeyspace:
-    """A Keyspace. open: raises ConfigError where there is none to borrow. server: its driver; its errors name it."""
+    """A Keyspace. open: raises ConfigError if there is none to borrow. server: the driver that its errors name."""
 
     def __init__(self, open: Callable[[], Keyspace], server: str) -> None:
         self._open, self.named = open, Named(server)
         self._space: Keyspace | None = None
         self._patience = (5.0, 5.0)  # seconds to connect, and for each reply
-        self._about: Callable[[float], None] | None = None
+        self._progress: Callable[[float], None] | None = None
 
     @property
     def space(self) -> Keyspace:
         if self._space is None:
             space = self._open()
             space.patience(*self._patience)
-            if self._about is not None:
-                space.on_progress(self._about)
+            if self._progress is not None:
+                space.on_progress(self._progress)
             self._space = space
         return self._space
 
@@ -146,7 +147,7 @@ class LazyKeyspace:
             self._space.patience(connect, answer)
 
     def on_progress(self, call: Callable[[float], None]) -> None:
-        self._about = call
+        self._progress = call
         if self._space is not None:
             self._space.on_progress(call)
 

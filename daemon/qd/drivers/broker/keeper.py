@@ -1,13 +1,11 @@
-"""What a keeper does where another server keeps the jobs: leases stand in the borrowed keyspace, and are renewed there.
+"""What a keeper does for a broker, whose leases are kept in the borrowed keyspace.
 
-    beat   beat.lua             as everywhere: leases renewed, what is due in the outbox made ready, cancelled jobs, stamps
-           parcel_reclaim.lua   leases that ran out: their jobs go to the outbox, and their parcels are ended
-           outbox               is sent, of every queue that is known to have one
-           ended                parcels whose worker was killed before it had deleted them: looked after
+    beat   beat.lua             renews leases, promotes due jobs in the outbox, reports cancelled jobs and stamps
+           parcel_reclaim.lua   moves jobs whose lease ran out to the outbox, and ends their deliveries
+           outbox               sends every outbox that is known
+           ended                checks deliveries whose worker was killed before it had deleted them
 
-What a dead worker held goes the same way: to the outbox, its parcel ended and deleted.
-
-How the manager opens a connection that borrows its keyspace.
+The job of a dead worker goes to the outbox too, and its delivery is ended and deleted.
 """
 
 from __future__ import annotations
@@ -34,118 +32,113 @@ if TYPE_CHECKING:
 
 RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
 Refused = Callable[[str, QdError], None]
-LOOK = 10.0  # seconds between two looks at parcels that are ended, and after which a worker is not still at it
-MANY = 100  # of them that a look asks about
-LONGEST = 15 * 86400.0  # seconds a server that cannot be asked may still hand one out
+CHECK_ENDED = 10.0  # seconds between two checks of ended deliveries; a worker deletes its own sooner
+ENDED = 100  # ended deliveries that one check queries
+LONGEST = 15 * 86400.0  # seconds for which a broker that cannot be queried may still deliver an ended job
 
 
-class BorrowedKeeping(BrokerQueue):
-    """A Keeping."""
+class BrokerKeeperQueue(BrokerQueue):
+    """A KeeperConnector."""
 
-    _looked_at = 0.0
+    _ended_checked_at = 0.0
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        """What stands in the keyspace is done, and answered, also when the server of the jobs is away (`broke`)."""
-        answer = beat(self.space, self.settings.prefix, queues, asked._replace(reclaims_until=0))
+        """The part in the keyspace is done and reported even if the broker is unreachable (`broke`)."""
+        reply = beat(self.space, self.settings.prefix, queues, asked._replace(reclaims_until=0))
         try:
-            return self._beat_there(queues, asked, answer)
+            return self._beat_broker(queues, asked, reply)
         except (ConnectionLost, ServerRefused) as error:
-            return answer._replace(waiting=[], broke=error)
+            return reply._replace(waiting=[], broke=error)
 
-    def _beat_there(self, queues: Sequence[str], asked: BeatRequest, answer: BeatReply) -> BeatReply:
-        wrong = dict[str, str]()
+    def _beat_broker(self, queues: Sequence[str], asked: BeatRequest, reply: BeatReply) -> BeatReply:
+        errors = dict[str, str]()
 
         def refused(queue: str, error: QdError) -> None:
-            wrong.setdefault(queue, str(error))
+            errors.setdefault(queue, str(error))
 
         if asked.renew:
-            self._renewed(queues, asked, refused)
+            self._renew(queues, asked, refused)
         reclaimed = self._reclaim(queues, asked.reclaims_until) if asked.reclaims_until else 0
         self.outbox.note(queues)
         more = self.outbox.forward_all(self.outbox.known(), refused)
-        if time.monotonic() - self._looked_at > LOOK:
-            self._looked_at = time.monotonic()
+        if time.monotonic() - self._ended_checked_at > CHECK_ENDED:
+            self._ended_checked_at = time.monotonic()
             for queue in queues:
-                self._look_after(queue, answer.now)
-        self._forget_gone(wait=True)
+                self._check_ended(queue, reply.now)
+        self._forget_deleted(wait=True)
         waiting = self._waiting(queues, refused)
-        more = more or answer.more
-        return answer._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(wrong.items()))
+        more = more or reply.more
+        return reply._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(errors.items()))
 
-    def _renewed(self, queues: Sequence[str], asked: BeatRequest, refused: Refused) -> None:
+    def _renew(self, queues: Sequence[str], asked: BeatRequest, refused: Refused) -> None:
         fields = [f"{asked.token}/{slot}" for slot in asked.slots]
         if not fields:
             return
-        held = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])
-        for queue, parcels in zip(queues, held, strict=True):
-            found = [raw.decode().split(" ", 1) for raw in (parcels if isinstance(parcels, list) else ()) if raw]
+        replies = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            found = [raw.decode().split(" ", 1) for raw in (reply if isinstance(reply, list) else ()) if raw]
             try:
-                self.backend.renewed([(queue, id, handle) for id, handle in found])
+                self.backend.renew([(queue, id, handle) for id, handle in found])
             except ServerRefused as error:
                 refused(queue, error)
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:
         names = self._keys(keys.CANCEL, *[kind(queue) for queue in queues for kind in RECLAIMED])
         count, *found = script("parcel_reclaim").call(self.space, names, until)
-        for place, its in zip(found[::2], found[1::2], strict=True):
-            self._drop(queues[int(place) - 1], its)
+        for place, ended in zip(found[::2], found[1::2], strict=True):
+            self._delete(queues[int(place) - 1], ended)
         return int(count)
 
-    def _drop(self, queue: str, its: bytes) -> None:
-        id, _, handle = its.decode().partition(" ")
-        if id:
-            self.backend.drop(queue, id, handle)
-
     def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
-        """Places of queues in which work is ready, that nobody holds back, and that nobody has any of in hand."""
+        """Places of queues that have ready jobs, are not paused, and of which no worker has a job."""
         paused = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
         found = list[int]()
-        for place, (queue, held_back) in enumerate(zip(queues, paused, strict=True)):
+        for place, (queue, is_paused) in enumerate(zip(queues, paused, strict=True)):
             try:
-                there = self.backend.standing(queue) if held_back == 0 else None
+                counts = self.backend.counts(queue) if is_paused == 0 else None
             except ServerRefused as error:
                 refused(queue, error)
                 continue
-            if there is not None and there.ready and not there.reserved:
+            if counts is not None and counts.ready and not counts.reserved:
                 found.append(place)
         return found
 
-    def _look_after(self, queue: str, now: float) -> None:
-        """Ended ones that are still known: their worker was killed before it had deleted them, or somebody else did."""
+    def _check_ended(self, queue: str, now: float) -> None:
+        """Forget ended deliveries that the broker no longer has: their worker was killed before it could."""
         (name,) = self._keys(keys.ended(queue))
-        flat = self.space.call("ZRANGEBYSCORE", name, "-inf", now - LOOK, "WITHSCORES", "LIMIT", 0, MANY)
+        flat = self.space.call("ZRANGEBYSCORE", name, "-inf", now - CHECK_ENDED, "WITHSCORES", "LIMIT", 0, ENDED)
         for raw, at in zip(flat[::2], flat[1::2], strict=True):
-            there = self.backend.there(queue, raw.decode())
-            if there is False or (there is None and float(at) < now - LONGEST):
+            exists = self.backend.exists(queue, raw.decode())
+            if exists is False or (exists is None and float(at) < now - LONGEST):
                 self.space.call("ZREM", name, raw)
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        its = self._put_back(queue, owner, member, back, effects)
-        if not isinstance(its, bytes):
+        ended = self._requeue(queue, owner, member, back, effects)
+        if ended is None:
             return False
-        with suppress(ConnectionLost, ServerRefused):  # who is handed it out deletes it
-            self._drop(queue, its)
-            self._forget_gone(wait=True)
+        with suppress(ConnectionLost, ServerRefused):  # a worker that is given the delivery again deletes it
+            self._delete(queue, ended)
+            self._forget_deleted(wait=True)
         self.outbox.try_to_forward([queue])
         return True
 
     def missing_rights(self, queue: str) -> set[str]:
-        """Where a Redis is borrowed from; what else may be refused is told with each call."""
-        wire = self._redis
-        if wire is None:
+        """Of a borrowed Redis; other permissions show with each call."""
+        redis = self._redis
+        if redis is None:
             return set()
         from qd.drivers.redis import acl
 
         with self.space.named if isinstance(self.space, LazyKeyspace) else nullcontext():
-            return acl.missing(wire, self.settings.prefix, queue)
+            return acl.missing(redis, self.settings.prefix, queue)
 
     def user(self) -> str:
-        wire = self._redis
-        if wire is None:
+        redis = self._redis
+        if redis is None:
             return ""
         from qd.drivers.redis import acl
 
-        return acl.name_of(wire)
+        return acl.name_of(redis)
 
     @property
     def _redis(self) -> RedisConnection | None:
@@ -155,14 +148,14 @@ class BorrowedKeeping(BrokerQueue):
         return space if isinstance(space, RedisConnection) else None
 
 
-def open_borrowed(
+def open_broker_queue(
     settings: Settings,
     at: ConnectionSettings,
     who: ClientIdentity,
     backend: Broker,
-    kind: type[BorrowedKeeping] = BorrowedKeeping,
-) -> BorrowedKeeping:
-    """Raises ConfigError for a worker or a keeper where there is no keyspace to borrow; others may still push."""
+    kind: type[BrokerKeeperQueue] = BrokerKeeperQueue,
+) -> BrokerKeeperQueue:
+    """Raises ConfigError for a worker or keeper if there is no keyspace to borrow; producers can still push."""
 
     def space() -> Keyspace:
         return open_memory(settings, at.name, title=who.title, patience=who.patience)[0]

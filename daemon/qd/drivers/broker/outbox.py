@@ -1,17 +1,13 @@
-"""The outbox: what the steps of the borrowed keyspace have pushed (the next of a chain, callbacks, keyed and unique jobs,
-ticks, what is tried again), on its way to the server that keeps the jobs.
+"""The outbox: jobs that steps of the borrowed keyspace have pushed (the next of a chain, callbacks, keyed and unique jobs,
+ticks, retries), on their way to the broker.
 
     queues:Q, queues:Q:delayed   in the borrowed keyspace: where every step pushes
-    outbox.lua                   what is due, in order -> queues:Q:qd-sending; one sender at a time
-    backend.send                 then the next outbox.lua takes away what was sent
+    outbox.lua                   due jobs, in order -> queues:Q:qd-sending; one sender at a time
+    backend.send                 then the next outbox.lua removes what was sent
 
-What a sender leaves that did not come back (it died, or its connection broke) may have been sent: it is sent again, and
-noted in queues:Q:qd-resent, so that the worker that is given the second one drops it. What the server will never take goes
-to the failed store.
-
-Batches and ticks where their jobs go through an outbox: counted and claimed as everywhere, then sent on.
-
-Who sends an outbox, so named that others on its host can tell that it is dead.
+A sender that died, or whose connection broke, may have sent what it leaves. Those jobs are sent again and noted in
+queues:Q:qd-resent, so that the worker that is given the second copy deletes it. Jobs that the broker will never accept go to
+the failed store.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -38,16 +33,16 @@ from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy
 from qd.payload.format import read
 from qd.process import proc
 
-FEW, MOST, MUCH = 10, 100, 1 << 20  # jobs that are sent at a time: at first and at least, at most; and bytes
-QUICK, SLOW = 0.2, 1.0  # seconds for as many: then more at a time, or fewer
-BUDGET = 0.5  # seconds that whoever sends gives to it at a time: a keeper's beats go on, and a caller has his answer
+FEW, MOST, MUCH = 10, 100, 1 << 20  # jobs sent at a time: at first and at least, at most; and bytes
+QUICK, SLOW = 0.2, 1.0  # seconds for one slice: a quicker one is doubled, a slower one halved
+BUDGET = 0.5  # seconds a sender spends at a time, so that a keeper's beats continue and a caller returns
 OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused, keys.resent)
-RESENT = 86400  # seconds for which a second one may still turn up
+RESENT = 86400  # seconds for which a second copy may still be delivered
 WAITING = (keys.ready, keys.delayed, keys.sending)
 
 
 class Sent(NamedTuple):
-    """jobs: how many were. more: there are others, and the time was over."""
+    """more: the time was over before all jobs were sent."""
 
     jobs: int
     more: bool
@@ -56,37 +51,36 @@ class Sent(NamedTuple):
 class Outbox:
     def __init__(self, space: Keyspace, prefix: str, backend: Broker) -> None:
         self.space, self.prefix, self.backend = space, prefix, backend
-        self._pid, self._who, self._noted = 0, "", set[str]()
+        self._pid, self._sender, self._noted = 0, "", set[str]()
         self._slice, self._first = FEW, ""
 
     def note(self, queues: Iterable[str]) -> None:
-        """Before something is pushed for them: so that keepers know where to look, of queues that nobody here works on."""
+        """Called before a push to these queues, so that keepers find them even if no worker here consumes them."""
         fresh = [queue for queue in dict.fromkeys(queues) if queue not in self._noted]
         if fresh:
             self.space.call("HSET", self.prefix + keys.OUTBOX, *[word for queue in fresh for word in (queue, 1)])
             self._noted.update(fresh)
 
     def known(self) -> list[str]:
-        """Every queue that was noted."""
         return [raw.decode("utf-8", "surrogateescape") for raw in self.space.call("HKEYS", self.prefix + keys.OUTBOX)]
 
     def waiting(self, queues: Sequence[str]) -> list[str]:
-        """Those of them that have something to send. One call."""
+        """The queues that have something to send. One call."""
         if not queues:
             return []
         names = [self.prefix + kind(queue) for queue in queues for kind in WAITING]
         return [queues[int(place) - 1] for place in script("outbox_waiting").call(self.space, names)]
 
     def forward(self, queue: str, until: float | None = None) -> Sent:
-        """Send what is due, unless another is at it, until that moment (monotonic; None: for BUDGET seconds). Raises as the
-        server, and as the space."""
+        """Send what is due, unless another sender is active, until that monotonic time (None: BUDGET seconds from now).
+        Raises the errors of the broker and of the keyspace."""
         names, jobs = [self.prefix + kind(queue) for kind in OUT], 0
         until = time.monotonic() + BUDGET if until is None else until
         done: Sequence[bytes] = ()
         while payloads := self._next(names, done):
             began = time.monotonic()
-            said = self.backend.send(queue, [(payload, 0.0) for payload in payloads])
-            done, error = self._settled(queue, payloads, said)
+            errors = self.backend.send(queue, [(payload, 0.0) for payload in payloads])
+            done, error = self._sent_of(queue, payloads, errors)
             jobs += len(done)
             if error is not None:
                 self._leave(names, done)
@@ -98,9 +92,9 @@ class Outbox:
         return Sent(jobs, more=False)
 
     def forward_all(self, queues: Sequence[str], refused: Callable[[str, QdError], None]) -> bool:
-        """Also what one has left that was sending it and died. For BUDGET seconds; the queue that is left then is the first
-        one the next time. refused: told of queues that the server does not have, or takes nothing for now; they hold up
-        no other. Returns whether there is more."""
+        """Send these outboxes for BUDGET seconds, including what a dead sender has left. The next call starts with the queue
+        at which the time ran out. refused: called for a queue that the broker does not have or accepts nothing for; the
+        others are still sent. Returns whether there is more."""
         until, waiting = time.monotonic() + BUDGET, self.waiting(queues)
         first = waiting.index(self._first) if self._first in waiting else 0
         for queue in waiting[first:] + waiting[:first]:
@@ -123,7 +117,7 @@ class Outbox:
         )
 
     def try_to_forward(self, queues: Iterable[str]) -> None:
-        """At once, where that can be had: they are kept, and a keeper looks at them within a second or so."""
+        """Send now if possible; if not, a keeper sends the jobs within a second or so."""
         until = time.monotonic() + BUDGET
         with suppress(ConnectionLost):
             for queue in queues:
@@ -133,20 +127,12 @@ class Outbox:
                     return
 
     def _next(self, names: Sequence[str], done: Sequence[bytes]) -> list[bytes]:
-        """What is to be sent. done: of what this gave last, those that were sent."""
-        if self._pid != os.getpid():  # a copy that was forked is another sender
-            self._pid, self._who = os.getpid(), own_name()
+        """The payloads to send now. done: those of the last call that were sent."""
+        if self._pid != os.getpid():  # a forked process is another sender
+            self._pid, self._sender = os.getpid(), own_name()
         ms = round(2000 * (1 + self.backend.timeout))
-        args: list[Arg] = [
-            self._who,
-            ms,
-            len(done),
-            self._slice,
-            MUCH,
-            self.prefix + keys.unique(""),
-            *map(digest, done),
-        ]
-        left, *payloads = script("outbox").call(self.space, names, *args)
+        args: list[Arg] = [self._sender, ms, len(done), self._slice, MUCH, self.prefix + keys.unique("")]
+        left, *payloads = script("outbox").call(self.space, names, *args, *map(digest, done))
         found: list[bytes] = payloads
         if left and found:
             self._note_resent(names[7], found)
@@ -159,12 +145,12 @@ class Outbox:
             if isinstance(reply, Exception):
                 raise reply
 
-    def _settled(
-        self, queue: str, payloads: Sequence[bytes], said: Sequence[QdError | None]
+    def _sent_of(
+        self, queue: str, payloads: Sequence[bytes], errors: Sequence[QdError | None]
     ) -> tuple[list[bytes], QdError | None]:
-        """Those that were sent, from the first on, and why the one behind them was not. What never will be is failed."""
+        """The payloads that were sent, up to the first error, and that error. Payloads that are never accepted fail."""
         done = list[bytes]()
-        for payload, error in zip(payloads, said, strict=True):
+        for payload, error in zip(payloads, errors, strict=True):
             if isinstance(error, NeverTaken):
                 self._fail(queue, payload, error)
             elif error is not None:
@@ -175,11 +161,11 @@ class Outbox:
 
     def _leave(self, names: Sequence[str], done: Sequence[bytes]) -> None:
         own = (names[4], names[5], names[7])
-        script("outbox_leave").call(self.space, own, self._who, len(done), *map(digest, done))
+        script("outbox_leave").call(self.space, own, self._sender, len(done), *map(digest, done))
 
     def _fail(self, queue: str, payload: bytes, error: QdError) -> None:
-        """As a job that fails: a record, and its end for its lock, its chain, its batch. Then it is taken out of what is
-        being sent; whoever is killed in between leaves it to the next sender, who does the same."""
+        """Record it as a failed job, with the effects for its lock, chain and batch, then remove it from what is being sent.
+        If this process is killed in between, the next sender does the same."""
         id, kind = f"outbox.{digest(payload)}", type(error).__name__
         record = {"id": id, "queue": queue, "error": kind, "reason": str(error), "failed_at": round(time.time(), 3)}
         effects: Sequence[Effect] = ()
@@ -191,22 +177,22 @@ class Outbox:
         self.note([effect.queue for effect in effects if isinstance(effect, Push)])
         names = [self.prefix + keys.failed(queue), self.prefix + keys.failed_at(queue)]
         script("adopt").call(self.space, names, id, json.dumps(record).encode(), payload)
-        more, words = spoken(effects, self.prefix)
+        more, options = spoken(effects, self.prefix)
         own = (keys.sending(queue), keys.notify(queue), keys.keyed(queue), *more)
-        script("drop").call(self.space, [self.prefix + name for name in own], "ready", payload, "", "", 0, *words)
+        script("drop").call(self.space, [self.prefix + name for name in own], "ready", payload, "", "", 0, *options)
 
 
 def next_slice(jobs: int, took: float) -> int:
-    """How many to send at a time, when so many have taken so many seconds: long before another takes the sender for dead."""
+    """How many jobs to send next if `jobs` took `took` seconds: a slice ends long before the sender counts as dead."""
     return min(MOST, jobs * 2) if took < QUICK else max(FEW, jobs // 2) if took > SLOW else jobs
 
 
 def digest(payload: bytes) -> str:
-    """No two payloads of different jobs have the same."""
+    """Differs for payloads of different jobs."""
     return blake2b(payload, digest_size=12).hexdigest()
 
 
-class PushedBatches(KeptBatches):
+class OutboxBatches(KeptBatches):
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(outbox.space, outbox.prefix)
         self._outbox = outbox
@@ -222,7 +208,7 @@ class PushedBatches(KeptBatches):
         self._outbox.try_to_forward(queues_of(jobs))
 
 
-class PushedTicks(KeptTicks):
+class OutboxTicks(KeptTicks):
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(outbox.space, outbox.prefix)
         self._outbox = outbox
@@ -230,12 +216,14 @@ class PushedTicks(KeptTicks):
     def begin(self, claims: Sequence[Claim]) -> Answers:
         queues = list(dict.fromkeys([claim.queue for claim in claims if claim.queue]))
         self._outbox.note(queues)
-        return partial(self._forwarded, queues, super().begin(claims))
+        answers = super().begin(claims)
 
-    def _forwarded(self, queues: Sequence[str], answers: Answers) -> list[Claimed]:
-        taken = answers()
-        self._outbox.try_to_forward(queues)
-        return taken
+        def finish() -> list[Claimed]:
+            taken = answers()
+            self._outbox.try_to_forward(queues)
+            return taken
+
+        return finish
 
 
 def queues_of(jobs: Sequence[Entry]) -> list[str]:
@@ -243,10 +231,9 @@ def queues_of(jobs: Sequence[Entry]) -> list[str]:
 
 
 def own_name() -> str:
-    """HOST BOOT NAMESPACE PID START RANDOM, with slashes between."""
+    """The name of a sender: HOST/BOOT/NAMESPACE/PID/START/RANDOM. Others on its host can tell whether it is dead."""
     pid = os.getpid()
-    parts = (here(), str(pid), str(proc.start_time(pid) or ""), secrets.token_hex(6))
-    return "/".join(parts)
+    return "/".join((here(), str(pid), str(proc.start_time(pid) or ""), secrets.token_hex(6)))
 
 
 def here() -> str:
@@ -254,7 +241,7 @@ def here() -> str:
 
 
 def is_dead(name: str) -> bool:
-    """For certain: of this host, boot and pid namespace, and not there any more."""
+    """Whether it certainly is: it ran on this host, in this boot and pid namespace, and has ended."""
     place, pid, start, _ = name.rsplit("/", 3) if name.count("/") >= 3 else ("", "", "", "")
     if place != here() or not (pid.isdecimal() and start.isdecimal()):
         return False

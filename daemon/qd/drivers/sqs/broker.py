@@ -1,13 +1,12 @@
-"""SQS as a server that keeps jobs and nothing else: what drivers/broker asks of it, in messages.
+"""SQS as a Broker, in messages.
 
-take    ReceiveMessage, one at a time, nobody else's for retry_after; waited for by a long poll
-drop    DeleteMessage            renewed   ChangeMessageVisibility, by the keeper
-send    SendMessageBatch, by tens
+reserve   ReceiveMessage, one at a time, hidden from others for retry_after; the wait is a long poll
+delete    DeleteMessage
+renew     ChangeMessageVisibility, by the keeper
+send      SendMessageBatch, ten at a time
 
-Nothing is sent twice by this side: of a call that broke nobody knows, and what it did shows by itself. A message that was
-received and never heard of comes back when its lease is over.
-
-What `qd work` finds out about its queues on SQS before it works on them.
+qd never repeats a call: nobody knows what a broken call did, and its effect shows by itself. SQS delivers a message that was
+received and lost again when its lease is over.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qd.drivers.base import Patience
-from qd.drivers.broker.base import Delivery, Standing
+from qd.drivers.broker.base import Delivery, QueueCounts
 from qd.drivers.sqs.client import NoSuchQueue, Service, Woken
 from qd.drivers.sqs.messages import SqsMessages, whole
 from qd.drivers.types import Gaps
@@ -33,27 +32,28 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings
 
 
-SLICE = 1.0  # seconds that one of several queues is waited on
-JUST = 0.05  # seconds for which a queue that was waited on in vain need not be asked again
-ONCE_MORE = 60.0  # seconds for which a deleted message is still known as one that has ended
-MANY = 3000  # of them at most
-LATER = 100  # messages that are still to be deleted, at most: others come again, and are dropped then
-FRESH = 2.0  # seconds for which counts need not be asked for again by who changes nothing
+SLICE = 1.0  # seconds to wait on one of several queues
+JUST = 0.05  # seconds for which a queue that was waited on in vain is not queried again
+ONCE_MORE = 60.0  # seconds for which SQS may deliver a message again that it has deleted
+MANY = 3000  # deleted messages remembered for that, at most
+LATER = 100  # messages still to be deleted, at most: others are delivered again, and deleted then
+FRESH = 2.0  # seconds for which counts are reused
+FEW = 3  # receives that a message may need without a fault of its job: workers that leave while they receive
 LIMITS: Gaps = MappingProxyType(
     {
         "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group",
-        "head": "what is handed back comes when SQS gives it out, not before others",
+        "head": "a job that is handed back comes when SQS delivers it, not before others",
         "delay": "delays are whole seconds; over 15 minutes, and in .fifo queues, they wait on the control connection",
-        "find": "a ready job cannot be looked for: it is found while it waits on the control connection, runs or has failed",
-        "clear": "what is ready is received and deleted by tens; what SQS itself delays stays (15 minutes at most)",
+        "find": "a ready job cannot be looked up: it is found while it waits on the control connection, runs or has failed",
+        "clear": "ready jobs are received and deleted ten at a time; jobs that SQS itself delays stay (15 minutes at most)",
         "sizes": "sizes are SQS's own, and approximate: they may be a minute old",
-        "memory": "it keeps jobs and nothing else: pauses, locks, failed jobs and delays stand on the control connection",
+        "memory": "SQS only keeps jobs: pauses, locks, failed jobs and long delays are kept on the control connection",
     }
 )
 
 
-class SqsBackend(Patience):
-    """lease: seconds that a message is nobody else's."""
+class SqsBroker(Patience):
+    """lease: seconds that a received message is hidden from others."""
 
     limits = LIMITS
     counts_ended = False
@@ -63,14 +63,14 @@ class SqsBackend(Patience):
         self.address, self.lease = address, lease
         self.service = Service(address)
         self.messages = SqsMessages(self.service, prefix)
-        self.connect_timeout, self.timeout = self.service.line.connect_timeout, self.service.line.timeout
-        self.longest = float(address.longest_delay)
-        self._loose: Delivery | None = None  # taken, and not yet anybody's job
+        self.connect_timeout, self.timeout = self.service.http.connect_timeout, self.service.http.timeout
+        self.max_delay = float(address.longest_delay)
+        self._loose: Delivery | None = None  # received, and not a running job yet
         self._undeleted: list[tuple[str, str, str]] = []
         self._deleted: list[tuple[float, str, str]] = []
-        self._said = False
-        self._counted: dict[str, tuple[float, Standing]] = {}
-        self._empty: dict[str, float] = {}  # queue -> when it was last waited on in vain
+        self._reported = False  # that messages cannot be deleted
+        self._counted: dict[str, tuple[float, QueueCounts]] = {}
+        self._empty: dict[str, float] = {}  # queue -> when it was last waited on in vain (monotonic)
 
     @property
     def place(self) -> str:
@@ -78,40 +78,38 @@ class SqsBackend(Patience):
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
-        self.service.line.patience(connect, answer)
+        self.service.http.patience(connect, answer)
 
     def on_progress(self, call: Callable[[float], None]) -> None:
-        self.service.line.on_progress(call)
+        self.service.http.on_progress(call)
 
     # -- sending
 
     def check(self, queue: str) -> None:
-        name = self.address.name(queue, self.messages.prefix)
-        if not is_name(name):
-            raise ServerRefused(
-                f"SQS has no queue '{name}': up to 80 letters, digits, - and _, and .fifo at the end of a FIFO queue"
-            )
+        if not is_name(name := self.address.name(queue, self.messages.prefix)):
+            allowed = "up to 80 letters, digits, - and _, and .fifo at the end of a FIFO queue"
+            raise ServerRefused(f"SQS cannot have a queue '{name}': {allowed}")
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
         self._counted.pop(queue, None)
         return self.messages.send(queue, [(payload, whole(delay)) for payload, delay in jobs])
 
-    # -- working
+    # -- reserving and answering
 
-    def take(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
-        """Of several queues each is looked at; then each is waited on for a second, in turn. One that is not there any more
-        holds up no other."""
-        until, gone = time.monotonic() + seconds, None
+    def reserve(self, queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
+        """Without a wait, query each queue; a queue that no longer exists does not hide the others. With a wait, wait on
+        several queues in turn, a second each."""
+        until, missing = time.monotonic() + seconds, None
         for queue in [] if seconds else queues:
             try:
                 found = self._received(queue, 0.0, -1)
             except NoSuchQueue as error:
-                gone = gone or error
+                missing = missing or error
                 continue
             if found is not None:
                 return found
-        if gone is not None:
-            raise gone
+        if missing is not None:
+            raise missing
         while (left := until - time.monotonic()) > 0:
             for queue in queues:
                 if wake in ready_of([wake], 0):
@@ -126,7 +124,7 @@ class SqsBackend(Patience):
         return None
 
     def _received(self, queue: str, seconds: float, wake: int) -> Delivery | None:
-        """SQS waits whole seconds: a part of one is slept away first."""
+        """SQS waits whole seconds; less than half a second is spent here, before the call."""
         if not seconds and time.monotonic() - self._empty.get(queue, -1.0) < JUST:
             return None
         if 0 < seconds < 0.5 and wake in ready_of([wake], seconds):
@@ -136,44 +134,43 @@ class SqsBackend(Patience):
             if seconds:
                 self._empty[queue] = time.monotonic()
             return None
-        before = message.received - 1 if self.address.shared else 0
+        attempts = message.received - 1 if self.address.shared else 0
         self._counted.pop(queue, None)
-        self._loose = Delivery(queue, message.id, message.handle, message.body, attempts=before)
+        self._loose = Delivery(queue, message.id, message.handle, message.body, attempts)
         return self._loose
 
-    def hold(self, parcel: Delivery | None) -> None:
-        """It is a job now, and its lease is the keeper's."""
-        if parcel is not None:
-            self._settled(parcel.id)
+    def keep_reserved(self, delivery: Delivery | None) -> None:
+        """The keeper renews it from now on."""
+        if delivery is not None:
+            self._settled(delivery.id)
 
-    def kept(self, parcel: Delivery) -> bool:
-        if self.messages.hide(parcel.queue, parcel.handle, self.lease):
+    def extend(self, delivery: Delivery) -> bool:
+        if self.messages.hide(delivery.queue, delivery.handle, self.lease):
             return True
-        self._settled(parcel.id)
+        self._settled(delivery.id)
         return False
 
     def _settled(self, id: str) -> None:
         if self._loose is not None and self._loose.id == id:
             self._loose = None
 
-    def drop(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
+    def delete(self, queue: str, id: str, handle: str, *, soon: bool = False) -> None:
         self._settled(id)
         self._undeleted = [*self._undeleted[-LATER:], (queue, id, handle)]
         self._delete()
 
-    def gone(self, wait: bool = False) -> list[tuple[str, str]]:
-        """Not at once: SQS may give out a message once more that it has just deleted."""
+    def deleted(self, wait: bool = False) -> list[tuple[str, str]]:
+        """Not at once: SQS may deliver a message again that it has just deleted."""
         self._delete()
         until = time.monotonic() - (0 if wait else ONCE_MORE)
-        found = [
-            (queue, id) for place, (at, queue, id) in enumerate(reversed(self._deleted)) if at <= until or place >= MANY
-        ]
+        more = len(self._deleted) - MANY
+        found = [(queue, id) for n, (at, queue, id) in enumerate(self._deleted) if at <= until or n < more]
         self._deleted = self._deleted[len(found) :]
         return found
 
     def _delete(self) -> None:
-        """What cannot be deleted now is tried again with the next. One whose handle is not known any more was given out
-        once more: who has it deletes it."""
+        """Retry with the next delete what fails now. A message with an invalid handle was delivered again: the worker
+        that has it deletes it."""
         try:
             while self._undeleted:
                 queue, id, handle = self._undeleted[0]
@@ -181,57 +178,53 @@ class SqsBackend(Patience):
                     self._deleted.append((time.monotonic(), queue, id))
                 del self._undeleted[0]
         except (ConnectionLost, ServerRefused) as error:
-            self._say(error)
+            if not self._reported and isinstance(error, WrongPassword | ServerRefused):
+                self._reported = True  # a missing right to delete shows nowhere else
+                logging.getLogger("qd.sqs").error(
+                    "jobs that have ended cannot be deleted, and SQS delivers them again: %s", error
+                )
 
-    def _say(self, error: QdError) -> None:
-        """Once: that messages may not be deleted is seen nowhere else."""
-        if self._said or not isinstance(error, WrongPassword | ServerRefused):
-            return
-        self._said = True
-        logging.getLogger("qd.sqs").error(
-            "jobs that have ended cannot be deleted, and come again to be dropped: %s", error
-        )
-
-    def put_back(self, parcel: Delivery, delay: float) -> None:
-        """What another worker has in hand need not be looked at before its lease is over."""
-        self._settled(parcel.id)
-        self.messages.hide(parcel.queue, parcel.handle, max(delay, self.lease) if delay else 0)
+    def release(self, delivery: Delivery, delay: float) -> None:
+        """With a delay another worker is running the job: hide it for that lease at least."""
+        self._settled(delivery.id)
+        self.messages.hide(delivery.queue, delivery.handle, max(delay, self.lease) if delay else 0)
 
     def show(self, queue: str, handle: str, delay: float) -> None:
-        """Let it be given out in `delay` seconds, as it is."""
+        """Let SQS deliver it in `delay` seconds."""
         self.messages.hide(queue, handle, delay)
 
-    def renewed(self, held: Sequence[tuple[str, str, str]]) -> None:
+    def renew(self, held: Sequence[tuple[str, str, str]]) -> None:
         for queue in dict.fromkeys(queue for queue, _, _ in held):
             self.messages.hide_many(queue, [handle for at, _, handle in held if at == queue], self.lease)
 
-    # -- looking
+    # -- queries
 
-    def there(self, queue: str, id: str) -> bool | None:
+    def exists(self, queue: str, id: str) -> bool | None:
         return None
 
-    def standing(self, queue: str) -> Standing:
+    def counts(self, queue: str) -> QueueCounts:
         at = time.monotonic()
         if queue not in self._counted or at - self._counted[queue][0] > FRESH:
-            self._counted[queue] = at, Standing(*self.messages.counts(queue))
+            self._counted[queue] = at, QueueCounts(*self.messages.counts(queue))
         return self._counted[queue][1]
 
     def queues(self) -> Sequence[str]:
-        """None: the account has queues of other programs, and listing them needs a right that nothing else here needs."""
+        """Empty: the account has queues of other programs, and listing needs a right that nothing else here needs."""
         return ()
 
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
-        """Until nothing is given out any more, ten at a time: a purge would take what runs, too, and what is sent in the
-        minute after it."""
-        count, _ = 0, self._counted.pop(queue, None)
-        while some := self.messages.receive_many(queue, self.lease):
-            for message in some:
+        """Receive and delete, ten at a time, until SQS delivers nothing: a purge would also delete running jobs, and
+        those sent within a minute after it."""
+        count = 0
+        self._counted.pop(queue, None)
+        while messages := self.messages.receive_many(queue, self.lease):
+            for message in messages:
                 forget(message.body)
-            count += self.messages.delete_many(queue, [message.handle for message in some])
+            count += self.messages.delete_many(queue, [message.handle for message in messages])
         return count
 
     def close(self) -> None:
-        """A message that came while its worker leaves goes back at once."""
+        """A message that arrived while its worker leaves is released at once."""
         loose, self._loose = self._loose, None
         if loose is not None:
             with suppress(QdError):
@@ -239,15 +232,12 @@ class SqsBackend(Patience):
         self.service.close()
 
 
-FEW = 3  # receives that a message may need though nothing is wrong with its job: workers leave while they ask
-
-
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
-    """What is odd about these queues, in words. Raises ConfigError for one that is not there, and for credentials that are
-    missing or refused. A server that does not answer is waited for later."""
+    """Warnings about these queues, before any work. Raises ConfigError for a missing queue, and for credentials that are
+    missing or refused. No warnings if the server is unreachable: workers wait for it later."""
     messages = SqsMessages(Service(SqsUrl(at.url or "")), at.prefix)
     try:
-        return [hint for queue in queues if (hint := redriven(messages, queue, tries))]
+        return [warning for queue in queues if (warning := redriven(messages, queue, tries))]
     except (NoSuchQueue, WrongPassword) as error:
         raise ConfigError(f"connection '{at.name}': {error}") from None
     except (ConnectionLost, ServerRefused):
@@ -257,21 +247,17 @@ def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]
 
 
 def redriven(messages: SqsMessages, queue: str, tries: int) -> str:
-    """That SQS takes jobs away before qd is through with them. "" where it does not."""
+    """A warning if SQS moves jobs to a dead-letter queue before qd has used their tries, or ""."""
     messages.url(queue)
     most = 0
-    with suppress(WrongPassword, ServerRefused, ValueError):  # not everybody may ask, or need
+    with suppress(WrongPassword, ServerRefused, ValueError):  # the right to query this is optional
         policy = messages.attributes(queue, "RedrivePolicy").get("RedrivePolicy")
         most = int(json.loads(policy)["maxReceiveCount"]) if policy else 0
-    if not most:
-        return ""
-    where = (
-        f"queue '{queue}' moves a message to its dead-letter queue when it was received {most} times (maxReceiveCount)"
-    )
-    if is_fifo(queue) and (not tries or most <= tries):
+    where = f"queue '{queue}' moves a message to its dead-letter queue after {most} receives (maxReceiveCount)"
+    if most and is_fifo(queue) and (not tries or most <= tries):
+        return f"{where}, and each of {tries or 'any number of'} tries is one: jobs go there that qd would retry"
+    if 0 < most < FEW:
         return (
-            f"{where}, and each try of a job is one, of {tries or 'any number'}: jobs go there that qd would try again"
+            f"{where}: a job that arrives while a worker leaves may go there and never run; raise it to {FEW} or more"
         )
-    if most < FEW:
-        return f"{where}: one that comes while a worker leaves may go there and never run; raise it to {FEW} or more"
     return ""

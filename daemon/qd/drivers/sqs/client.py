@@ -1,11 +1,10 @@
-"""Calls to SQS: boto3 finds credentials, signs and reads the answers; what is sent goes through a `Line`, and only once.
+"""Calls to SQS over one kept HTTP connection.
 
-boto3 is imported with this module, which is imported when a connection to SQS is used.
+Service          boto3 finds the credentials, signs the request and reads the reply
+HttpConnection   sends it: polls a wake descriptor beside the socket, so that a waiting worker reacts to a signal at once,
+                 bounds every wait, and sends nothing twice
 
-One HTTP connection to a server of SQS, kept open from call to call. `service` sends what boto3 has signed through it.
-
-Ours, because a worker that waits for a job must hear a signal at once: a descriptor is polled beside the socket, and every
-wait is bounded. Nothing is ever sent twice.
+Importing this module imports boto3; only a connection to SQS that is used imports it.
 """
 
 from __future__ import annotations
@@ -52,37 +51,43 @@ DENIED = (
 )  # fmt: skip
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 UNKNOWN = ("QueueDoesNotExist", "NonExistentQueue")
-SHOWN = 200  # characters of a page that is no answer of SQS
-WRONG_PLACE = "does the url name another program's port, or does a proxy ask for a login?"
+SHOWN = 200  # characters of a page that SQS did not write
+WRONG_SERVER = "does the url name another program's port, or does a proxy ask for a login?"
 WAYS = "give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
+RESOLVE = 60.0  # seconds that resolving a host name may take
+IDLE = 20.0  # seconds after which an unused connection is not reused
 
 
 class NoSuchQueue(NeedsMending, ServerRefused):
-    """SQS knows no queue of that name, or hides it from this account."""
+    """SQS has no queue of that name, or hides it from this account."""
+
+
+class Woken(Exception):
+    """The wake descriptor became readable before the reply came."""
 
 
 class Body(io.BytesIO):
-    """What botocore reads an answer from."""
+    """A reply for botocore to read."""
 
     def stream(self, *_: object) -> Iterator[bytes]:
         yield self.read()
 
 
 class Service:
-    """Belongs to one thread of one process. Raises ConfigError where boto3 cannot use what the environment says."""
+    """Belongs to one thread of one process. Raises ConfigError if boto3 cannot use the environment's settings."""
 
     def __init__(self, address: SqsUrl) -> None:
-        self.address, self.line = address, HttpConnection()
+        self.address, self.http = address, HttpConnection()
         self._seconds, self._wake = 0.0, -1
         self._client: Any = None
 
-    def call(self, operation: str, *, seconds: float = 0.0, wake: int = -1, **asked: Any) -> dict[str, Any]:
-        """One request, one answer. seconds: how long the server is asked to wait for it. Raises Woken where `wake` ended
-        that; ConnectionLost, ServerBusy, WrongPassword, ServerRefused, NoSuchQueue."""
+    def call(self, operation: str, *, seconds: float = 0.0, wake: int = -1, **params: Any) -> dict[str, Any]:
+        """One request, one reply. seconds: how long SQS may wait before it replies. Raises Woken if `wake` ended that wait;
+        ConnectionLost, ServerBusy, WrongPassword, ServerRefused, NoSuchQueue."""
         self._seconds, self._wake = seconds, wake
         try:
-            answer: dict[str, Any] = getattr(self.client, operation)(**asked)
-            return answer
+            reply: dict[str, Any] = getattr(self.client, operation)(**params)
+            return reply
         except (QdError, Woken):
             raise
         except (refusals.BotoCoreError, refusals.ClientError) as error:
@@ -91,11 +96,11 @@ class Service:
     @property
     def client(self) -> Any:
         if self._client is None:
-            self._client = self._made()
+            self._client = self._made_client()
         return self._client
 
-    def _made(self) -> Any:
-        quiet = logging.getLogger("botocore.credentials")  # it tells each process where it found them
+    def _made_client(self) -> Any:
+        quiet = logging.getLogger("botocore.credentials")  # each process would log where it found them
         quiet.setLevel(quiet.level or logging.WARNING)
         register_secrets([os.environ.get(name, "") for name in SECRETS])
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, user_agent_extra="qd-worker")
@@ -104,45 +109,46 @@ class Service:
             client = session.client("sqs", endpoint_url=self.address.endpoint, config=once)
         except (refusals.BotoCoreError, ValueError) as error:
             raise ConfigError(f"boto3 cannot make a client for SQS in {self.address.region}: {error}") from None
-        self.line.trust(os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True))
+        self.http.trust(os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True))
         client.meta.events.register("before-send.sqs", self._send)
         return client
 
     def _send(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
         headers = {key: text_of(value) for key, value in request.headers.items()}
         body = request.body.encode() if isinstance(request.body, str) else bytes(request.body or b"")
-        status, answered, text = self.line.exchange(request.url, headers, body, self._seconds, self._wake)
+        status, reply_headers, text = self.http.exchange(request.url, headers, body, self._seconds, self._wake)
         if text.strip() and not is_object(text):
-            if status == 200:  # which botocore would take for an answer
-                raise ConnectionLost(f"the server at {self.address.place} answers what no SQS answers: {WRONG_PLACE}")
-            text = object_with(text)
-        return AWSResponse(request.url, status, answered, Body(text))
+            if status == 200:  # botocore would accept it as a reply
+                raise ConnectionLost(f"the server at {self.address.place} does not answer like SQS: {WRONG_SERVER}")
+            page = " ".join(text.decode("utf-8", "replace").split())  # of a proxy, or of another program
+            text = json.dumps({"message": page[:SHOWN]}).encode()
+        return AWSResponse(request.url, status, reply_headers, Body(text))
 
     def classified(self, error: Exception) -> Exception:
-        """As ours. What it says holds no secret: botocore names the key at most, never what signs."""
+        """The error as ours. Its text has no secret: botocore names the key id at most, never the key that signs."""
         place = self.address.place
-        if isinstance(
-            error, refusals.NoCredentialsError | refusals.PartialCredentialsError | refusals.TokenRetrievalError
-        ):
+        missing = refusals.NoCredentialsError | refusals.PartialCredentialsError | refusals.TokenRetrievalError
+        if isinstance(error, missing):
             return WrongPassword(f"no credentials for SQS at {place}: {WAYS}")
         if not isinstance(error, refusals.ClientError):
-            return unclear(error, place)
+            return unsent(error, place)
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        said = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
+        text = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
         if any(word in code for word in UNKNOWN):
-            return NoSuchQueue(f"SQS at {place} knows no such queue ({said})")
+            return NoSuchQueue(f"SQS at {place} has no such queue ({text})")
         if any(word in code for word in DENIED):
-            return WrongPassword(f"SQS at {place} refuses these credentials: {said}")
+            return WrongPassword(f"SQS at {place} refuses these credentials: {text}")
         if status >= 500 or status == 429 or any(word in code for word in BUSY):
-            return ServerBusy(f"SQS at {place} cannot serve now: {said or status}")
-        return ServerRefused(said)
+            return ServerBusy(f"SQS at {place} cannot serve now: {text or status}")
+        return ServerRefused(text)
 
     def close(self) -> None:
-        self.line.close()
+        self.http.close()
 
 
-def unclear(error: Exception, place: str) -> Exception:
+def unsent(error: Exception, place: str) -> Exception:
+    """An error of boto3 itself as ours."""
     if isinstance(error, refusals.ParamValidationError):
         return ServerRefused(f"boto3 does not send this: {str(error).splitlines()[-1].strip()}")
     if isinstance(error, refusals.CredentialRetrievalError | refusals.UnauthorizedSSOTokenError):
@@ -151,37 +157,23 @@ def unclear(error: Exception, place: str) -> Exception:
 
 
 def is_object(text: bytes) -> bool:
-    """As SQS answers: the text of a JSON object. Of anything else botocore raises whatever comes of it."""
+    """Whether it looks like a JSON object, as every reply of SQS does; for anything else botocore raises random errors."""
     try:
         return text.decode().lstrip().startswith("{")
     except UnicodeDecodeError:
         return False
 
 
-def object_with(page: bytes) -> bytes:
-    """The page of a proxy, or of another program, as the message of an error."""
-    said = " ".join(page.decode("utf-8", "replace").split())
-    return json.dumps({"message": said[:SHOWN]}).encode()
-
-
 def text_of(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
-NAMED = 60.0  # seconds that finding the address of a name may take
-IDLE = 20.0  # seconds after which an unused connection is not trusted any more
-
-
-class Woken(Exception):
-    """The descriptor that may end a wait was readable before the answer came."""
-
-
-class Answered(io.RawIOBase):
-    """What a socket sends, read by http.client: each read waits until the deadline at most, and is ended by `wake`."""
+class ReplyReader(io.RawIOBase):
+    """The socket as http.client reads it: each read ends at the deadline, or when `wake` is readable."""
 
     def __init__(self, sock: Any, read: Callable[[Any, Any], int]) -> None:
         self._sock, self._read = sock, read
-        self._open = sock.makefile("rb", 0)  # http.client lets go of a socket before it has read all that comes from it
+        self._open = sock.makefile("rb", 0)  # http.client closes a socket before it has read all of it
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
@@ -198,26 +190,26 @@ class Answered(io.RawIOBase):
 
 
 class HttpConnection(Patience):
-    """timeout: seconds until an answer begins, beyond what the server was asked to wait, and then until it is whole."""
+    """timeout: seconds until a reply begins, beyond the wait that was requested, and again until it is complete."""
 
     def __init__(self, *, connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
         self.connect_timeout, self.timeout = connect_timeout, timeout
         self._ca: str | None = None
         self._at: tuple[str, str] = ("", "")  # scheme, host with its port
         self._http: HTTPConnection | None = None
-        self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
+        self._file: Identity | None = None  # of the socket, to detect that a job has closed it
         self._used = self._deadline = 0.0
         self._wake = -1
 
     def trust(self, ca: str | None) -> None:
-        """A file with certificates to check servers with, beside those of the system."""
+        """ca: a file with certificates to trust besides those of the system."""
         self._ca = ca
 
     def exchange(
         self, url: str, headers: Mapping[str, str], body: bytes, seconds: float, wake: int
     ) -> tuple[int, dict[str, str], bytes]:
-        """POST, and the answer: status, headers, body. seconds: how long the server was asked to wait. Raises Woken;
-        Unreachable where nothing was sent; ConnectionLost where nobody knows what became of it."""
+        """POST. Returns status, headers and body of the reply. seconds: the requested wait. Raises Woken; Unreachable if
+        nothing was sent; ConnectionLost if SQS may or may not have executed the call."""
         http = self._connected(url)
         parts = urlsplit(url)
         try:
@@ -225,24 +217,24 @@ class HttpConnection(Patience):
             http.request("POST", parts.path or "/", body, dict(headers))
             http.sock.settimeout(0)
             self._deadline, self._wake = time.monotonic() + seconds + self.timeout, wake
-            answer = http.getresponse()
-            self._deadline, self._wake = time.monotonic() + self.timeout, -1  # it has begun: a moment and it is whole
-            text = answer.read()
+            reply = http.getresponse()
+            self._deadline, self._wake = time.monotonic() + self.timeout, -1  # the rest follows soon
+            text = reply.read()
         except (OSError, HTTPException, ssl.SSLError) as error:
             self.close()
-            self._lives()
+            self._report_progress()
             raise ConnectionLost(f"the connection to SQS at {parts.netloc} broke: {reason(error)}") from None
         except BaseException:
             self.close()
             raise
         self._used = time.monotonic()
-        if answer.will_close:
+        if reply.will_close:
             self.close()
-        self._lives()
-        return answer.status, dict(answer.headers), text
+        self._report_progress()
+        return reply.status, dict(reply.headers), text
 
-    def _lives(self) -> None:
-        """Whoever gave up an answer is alive, too: several calls one after the other may do so."""
+    def _report_progress(self) -> None:
+        """A worker that gives up an answer is alive, too; several calls in a row may do so."""
         if self.about is not None:
             self.about(0.0)
 
@@ -252,10 +244,10 @@ class HttpConnection(Patience):
                 count: int = sock.recv_into(buffer)
                 return count
             except (BlockingIOError, ssl.SSLWantReadError):
-                came = ready_of([sock.fileno(), self._wake], self._deadline - time.monotonic())
-            if not came:
+                ready = ready_of([sock.fileno(), self._wake], self._deadline - time.monotonic())
+            if not ready:
                 raise TimeoutError
-            if came == [self._wake]:
+            if ready == [self._wake]:
                 raise Woken
 
     # -- the connection
@@ -270,7 +262,7 @@ class HttpConnection(Patience):
         return self._http
 
     def _is_stale(self) -> bool:
-        """One that is readable was closed by the server; after a while the way there may be gone, too."""
+        """A readable idle connection was closed by the server; after IDLE seconds a firewall may have dropped it."""
         sock = self._http.sock if self._http is not None else None
         if sock is None or identity(sock.fileno()) != self._file or time.monotonic() - self._used > IDLE:
             return True
@@ -278,10 +270,10 @@ class HttpConnection(Patience):
 
     def _opened(self, scheme: str, netloc: str, host: str) -> HTTPConnection:
         if self.about is not None:
-            self.about(NAMED)
+            self.about(RESOLVE)
         http = self._http_to(scheme, netloc, host)
-        made: Any = self._answer
-        http.response_class = made
+        response: Any = self._response
+        http.response_class = response
         try:
             http.connect()
         except (OSError, HTTPException, ssl.SSLError) as error:
@@ -291,15 +283,15 @@ class HttpConnection(Patience):
         return http
 
     def _http_to(self, scheme: str, netloc: str, host: str) -> HTTPConnection:
-        """Straight there, or with TLS through the proxy that the environment names."""
+        """Direct, or with TLS through the proxy that the environment names."""
         if scheme != "https":
             return HTTPConnection(netloc, timeout=self.connect_timeout)
-        named = "" if proxy_bypass(host) else getproxies().get(scheme, "")
-        if not named:
+        through = "" if proxy_bypass(host) else getproxies().get(scheme, "")
+        if not through:
             return HTTPSConnection(netloc, timeout=self.connect_timeout, context=self._context())
-        proxy = urlsplit(named if "//" in named else f"//{named}")
-        at, port = proxy.hostname or "", proxy.port or 80
-        http = HTTPSConnection(at, port, timeout=self.connect_timeout, context=self._context())
+        proxy = urlsplit(through if "//" in through else f"//{through}")
+        address = proxy.hostname or "", proxy.port or 80
+        http = HTTPSConnection(*address, timeout=self.connect_timeout, context=self._context())
         http.set_tunnel(netloc, headers=authorization(proxy.username, proxy.password))
         return http
 
@@ -309,12 +301,12 @@ class HttpConnection(Patience):
             context.load_verify_locations(self._ca)
         return context
 
-    def _answer(self, sock: Any, *args: Any, **kwargs: Any) -> HTTPResponse:
-        stand_in: Any = Answered(sock, self._read)
-        return HTTPResponse(stand_in, *args, **kwargs)
+    def _response(self, sock: Any, *args: Any, **kwargs: Any) -> HTTPResponse:
+        reader: Any = ReplyReader(sock, self._read)
+        return HTTPResponse(reader, *args, **kwargs)
 
     def close(self) -> None:
-        """Hang up. What a server answers then is lost: see SqsQueue.wait."""
+        """A reply that arrives later is lost: a message in it is delivered again when its lease is over."""
         http, self._http = self._http, None
         if http is None or http.sock is None:
             return
@@ -328,11 +320,11 @@ class HttpConnection(Patience):
 def authorization(user: str | None, password: str | None) -> dict[str, str]:
     if not user:
         return {}
-    told = f"{unquote(user)}:{unquote(password or '')}".encode()
-    return {"Proxy-Authorization": f"Basic {b64encode(told).decode()}"}
+    login = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {b64encode(login).decode()}"}
 
 
-def reason(why: object) -> str:
-    if isinstance(why, TimeoutError):
+def reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
         return "no answer in time"
-    return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()

@@ -1,4 +1,4 @@
-"""What qd asks of SQS: messages sent, received, deleted, made visible, counted. A queue is asked for its url once."""
+"""Messages of SQS: sent, received, deleted, hidden, counted. The url of a queue is queried once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from qd.drivers.urls import is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
 from qd.payload.format import Payload, read, tags_of
 
-BATCH = 10  # messages a request carries at most
-BYTES = 1 << 20  # and bytes; where a server takes fewer, it says so, and the batch is halved
+BATCH = 10  # messages per request, at most
+BYTES = 1 << 20  # bytes per request; if a queue accepts fewer, SQS refuses the batch and it is halved
 WAIT = 20  # seconds that SQS waits for a message at most
-TRIES = 3  # times that what SQS itself has failed to take of a batch is sent
+TRIES = 3  # sends of messages that SQS itself failed to accept
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessagesNotVisible")
 TOO_LARGE = ("BatchRequestTooLong", "must be shorter than", "cannot be longer than")
 UNFIT = ("InvalidMessageContents", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter")
-GROUP = "group:"  # what the tag begins with that names a job's group
-_NO_LETTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_ODD = re.compile(r"[^!-~]")
+GROUP = "group:"  # prefix of the tag that names a job's group
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_PRINTABLE = re.compile(r"[^!-~]")
 
-
-NO_TEXT = NeverTaken("SQS takes text only, at least a letter and no control characters, and this payload is none")
-UNSAID = ConnectionLost("the answer does not say whether SQS has taken it")
+NO_TEXT = NeverTaken("SQS accepts only text without control characters, at least one character")
+UNREPORTED = ConnectionLost("the reply does not say whether SQS has accepted it")
 NOT_YET = ServerBusy("it was not sent yet")
-Why = QdError | None
 
 
 class Message(NamedTuple):
-    """handle: what it is answered by, as long as nobody else has received it. received: how often it was, about."""
+    """handle: deletes or hides it, until SQS delivers it again. received: about how many times it was received."""
 
     id: str
     handle: str
@@ -41,60 +39,62 @@ class Message(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """About; delayed: by SQS itself; in_hand: received and not yet answered."""
+    """Approximate. delayed: by SQS itself. reserved: received and not yet deleted."""
 
     visible: int
     delayed: int
-    in_hand: int
+    reserved: int
 
 
 class SqsMessages:
     def __init__(self, service: Service, prefix: str = "") -> None:
-        """prefix: what the names of all queues begin with there."""
+        """prefix: of the names of all queues in SQS."""
         self.service, self.prefix = service, prefix
         self._urls: dict[str, str] = {}
 
     def url(self, queue: str) -> str:
-        """Raises NoSuchQueue naming it."""
+        """Raises NoSuchQueue with its name and the fix."""
         if queue not in self._urls:
             address = self.service.address
-            asked: dict[str, Any] = {"QueueName": address.name(queue, self.prefix)}
+            params: dict[str, Any] = {"QueueName": address.name(queue, self.prefix)}
             if address.account:
-                asked["QueueOwnerAWSAccountId"] = address.account
+                params["QueueOwnerAWSAccountId"] = address.account
             try:
-                self._urls[queue] = str(self.service.call("get_queue_url", **asked)["QueueUrl"])
+                self._urls[queue] = str(self.service.call("get_queue_url", **params)["QueueUrl"])
             except KeyError:
-                raise ConnectionLost(f"the server at {address.place} answers what no SQS answers") from None
+                raise ConnectionLost(f"the server at {address.place} does not answer like SQS") from None
             except NoSuchQueue:
                 raise self._unknown(queue) from None
         return self._urls[queue]
 
     def _unknown(self, queue: str) -> NoSuchQueue:
         place, name = self.service.address.place, self.service.address.name(queue, self.prefix)
-        way = f"make it (aws sqs create-queue --queue-name {name}), or mend the name"
-        return NoSuchQueue(f"queue '{queue}' is not there: SQS at {place} knows no '{name}': {way}")
+        fix = f"create it (aws sqs create-queue --queue-name {name}), or correct the name"
+        return NoSuchQueue(f"queue '{queue}' does not exist: SQS at {place} has no '{name}': {fix}")
 
-    def _call(self, operation: str, queue: str, **asked: Any) -> dict[str, Any]:
+    def _call(self, operation: str, queue: str, **params: Any) -> dict[str, Any]:
         try:
-            return self.service.call(operation, QueueUrl=self.url(queue), **asked)
+            return self.service.call(operation, QueueUrl=self.url(queue), **params)
         except NoSuchQueue:
-            self._urls.pop(queue, None)  # it was deleted; one that is made anew may have another url
+            self._urls.pop(queue, None)  # it was deleted; a new one may have another url
             raise self._unknown(queue) from None
 
     # -- sending
 
-    def send(self, queue: str, jobs: Sequence[tuple[bytes, int]]) -> list[Why]:
-        """Payloads, each with its delay in seconds, in the order given. For each why it was not sent, None: it was. After a
-        request that was refused as a whole, or broke, no more are made."""
-        found: list[Why] = [NOT_YET if is_text(payload) else NO_TEXT for payload, _ in jobs]
+    def send(self, queue: str, jobs: Sequence[tuple[bytes, int]]) -> list[QdError | None]:
+        """Send payloads, each with its delay in seconds, in order. Returns an error for each that was not sent. After a
+        request that failed as a whole no more are made."""
+        found: list[QdError | None] = [NOT_YET if is_text(payload) else NO_TEXT for payload, _ in jobs]
         try:
-            for places in batches([(place, jobs[place][0]) for place, why in enumerate(found) if why is NOT_YET]):
+            for places in batches([(place, jobs[place][0]) for place, error in enumerate(found) if error is NOT_YET]):
                 self._send(queue, jobs, places, found)
         except QdError as error:
-            return [error if why is NOT_YET else why for why in found]
+            return [error if each is NOT_YET else each for each in found]
         return found
 
-    def _send(self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[Why]) -> None:
+    def _send(
+        self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[QdError | None]
+    ) -> None:
         for again in range(TRIES):
             time.sleep(0.1 * again)
             self._batch(queue, jobs, places, found)
@@ -102,11 +102,13 @@ class SqsMessages:
             if not places:
                 return
 
-    def _batch(self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[Why]) -> None:
-        """One request. What SQS itself has failed to take (ServerBusy) was not sent, and may be sent again."""
+    def _batch(
+        self, queue: str, jobs: Sequence[tuple[bytes, int]], places: Sequence[int], found: list[QdError | None]
+    ) -> None:
+        """One request. A message with ServerBusy was not sent, and can be sent again."""
         entries = [{"Id": str(place), **entry_of(queue, *jobs[place])} for place in places]
         try:
-            answer = self._call("send_message_batch", queue, Entries=entries)
+            reply = self._call("send_message_batch", queue, Entries=entries)
         except ServerRefused as error:
             if not is_unfit(str(error)):
                 raise
@@ -117,49 +119,48 @@ class SqsMessages:
                 self._batch(queue, jobs, half, found)
             return
         for place in places:
-            found[place] = UNSAID
-        for each in answer.get("Successful", ()):
+            found[place] = UNREPORTED
+        for each in reply.get("Successful", ()):
             found[int(each["Id"])] = None
-        for each in answer.get("Failed", ()):
-            found[int(each["Id"])] = why_of(each)
+        for each in reply.get("Failed", ()):
+            found[int(each["Id"])] = error_of(each)
 
     # -- receiving and answering
 
     def receive(self, queue: str, lease: float, seconds: float = 0.0, wake: int = -1) -> Message | None:
-        """One message, nobody else's for `lease` seconds; waited for `seconds` at most. Raises Woken, when `wake` did."""
+        """One message, hidden from others for `lease` seconds. Waits `seconds` at most. Raises Woken if `wake` did."""
         wait = min(WAIT, int(seconds))
-        asked: dict[str, Any] = {
+        params: dict[str, Any] = {
             "MaxNumberOfMessages": 1,
             "WaitTimeSeconds": wait,
             "VisibilityTimeout": whole(lease),
             "AttributeNames": ["ApproximateReceiveCount"],
         }
-        answer = self._call("receive_message", queue, seconds=wait, wake=wake, **asked)
-        return next(iter(messages_of(answer)), None)
+        reply = self._call("receive_message", queue, seconds=wait, wake=wake, **params)
+        return next(iter(messages_of(reply)), None)
 
     def receive_many(self, queue: str, lease: float) -> list[Message]:
-        """Ten at most, at once."""
-        return messages_of(
-            self._call("receive_message", queue, MaxNumberOfMessages=BATCH, VisibilityTimeout=whole(lease))
-        )
+        """Ten at most, without waiting."""
+        params = {"MaxNumberOfMessages": BATCH, "VisibilityTimeout": whole(lease)}
+        return messages_of(self._call("receive_message", queue, **params))
 
     def delete(self, queue: str, handle: str) -> bool:
-        """False: SQS does not know this handle any more."""
+        """Returns False if the handle is no longer valid."""
         return self._answered("delete_message", queue, ReceiptHandle=handle)
 
     def delete_many(self, queue: str, handles: Sequence[str]) -> int:
-        """Ten at most. Returns how many of them are gone."""
+        """Ten at most. Returns how many were deleted."""
         entries = [{"Id": str(place), "ReceiptHandle": handle} for place, handle in enumerate(handles)]
         return len(self._call("delete_message_batch", queue, Entries=entries).get("Successful", ()))
 
     def hide(self, queue: str, handle: str, seconds: float) -> bool:
-        """Nobody else is given it for so long from now, 0: anybody may have it at once. False: it is not in hand any more,
-        or was for as long as SQS lets anybody have one (12 hours)."""
-        asked = {"ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
-        return self._answered("change_message_visibility", queue, **asked)
+        """Hide it for so long from now; 0 makes it available at once. Returns False if the handle is no longer valid, or the
+        message has been hidden for the 12 hours that SQS allows."""
+        params = {"ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
+        return self._answered("change_message_visibility", queue, **params)
 
     def hide_many(self, queue: str, handles: Sequence[str], seconds: float) -> list[str]:
-        """As `hide`. Returns those that are not in hand any more."""
+        """As `hide`. Returns the handles that are no longer valid."""
         lost = list[str]()
         for at in range(0, len(handles), BATCH):
             some = handles[at : at + BATCH]
@@ -167,13 +168,13 @@ class SqsMessages:
                 {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
                 for place, handle in enumerate(some)
             ]
-            answer = self._call("change_message_visibility_batch", queue, Entries=entries)
-            lost += [some[int(each["Id"])] for each in answer.get("Failed", ()) if each.get("SenderFault", True)]
+            reply = self._call("change_message_visibility_batch", queue, Entries=entries)
+            lost += [some[int(each["Id"])] for each in reply.get("Failed", ()) if each.get("SenderFault", True)]
         return lost
 
-    def _answered(self, operation: str, queue: str, **asked: Any) -> bool:
+    def _answered(self, operation: str, queue: str, **params: Any) -> bool:
         try:
-            self._call(operation, queue, **asked)
+            self._call(operation, queue, **params)
         except NoSuchQueue:
             raise
         except ServerRefused as error:
@@ -185,18 +186,16 @@ class SqsMessages:
     # -- looking
 
     def counts(self, queue: str) -> Counts:
-        said = self.attributes(queue, *COUNTS)
-        return Counts(*[int(said.get(name, 0)) for name in COUNTS])
+        found = self.attributes(queue, *COUNTS)
+        return Counts(*[int(found.get(name, 0)) for name in COUNTS])
 
     def attributes(self, queue: str, *names: str) -> dict[str, str]:
-        found: dict[str, str] = self._call("get_queue_attributes", queue, AttributeNames=list(names)).get(
-            "Attributes", {}
-        )
-        return found
+        reply = self._call("get_queue_attributes", queue, AttributeNames=list(names))
+        return dict[str, str](reply.get("Attributes", {}))
 
 
 def batches(payloads: Sequence[tuple[int, bytes]]) -> Iterator[list[int]]:
-    """Places of payloads that fit into a request."""
+    """Places of the payloads of each request."""
     some, size = list[int](), 0
     for place, payload in payloads:
         if some and (len(some) == BATCH or size + len(payload) > BYTES):
@@ -209,16 +208,16 @@ def batches(payloads: Sequence[tuple[int, bytes]]) -> Iterator[list[int]]:
 
 
 def is_text(payload: bytes) -> bool:
-    """Such as SQS takes: some of the letters that XML allows. JSON escapes most others."""
+    """Whether SQS accepts it: characters that XML allows, at least one. JSON escapes most others."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
         return False
-    return bool(text) and not _NO_LETTER.search(text)
+    return bool(text) and not _NOT_XML.search(text)
 
 
 def entry_of(queue: str, payload: bytes, delay: int) -> dict[str, Any]:
-    """As SQS takes it. A FIFO queue knows no delay for a single message."""
+    """The entry of a request. A FIFO queue cannot delay a single message."""
     entry: dict[str, Any] = {"MessageBody": payload.decode()}
     if is_fifo(queue):
         return {**entry, **grouped(queue, payload)}
@@ -226,7 +225,7 @@ def entry_of(queue: str, payload: bytes, delay: int) -> dict[str, Any]:
 
 
 def grouped(queue: str, payload: bytes) -> dict[str, str]:
-    """Of a FIFO queue: the group, in which jobs run one after the other, and what tells a job that is sent twice."""
+    """For a FIFO queue: the group, whose jobs run one after the other, and the id that detects a job sent twice."""
     try:
         known: Payload | None = read(payload)
     except Malformed:
@@ -234,17 +233,17 @@ def grouped(queue: str, payload: bytes) -> dict[str, str]:
     tags = tags_of(payload) if b'"tags":' in payload else ()
     group = next((tag[len(GROUP) :] for tag in tags if tag.startswith(GROUP)), "") or queue
     once = secrets.token_hex(16)
-    if known is not None and known.uuid and known.createdAt is not None:  # else one that is retried would be the same
+    if known is not None and known.uuid and known.createdAt is not None:  # else a retry would have the same id
         once = f"{known.uuid}.{known.createdAt}.{known.attempts}.{known.crashes}"
     return {"MessageGroupId": printable(group), "MessageDeduplicationId": printable(once)}
 
 
 def printable(text: str) -> str:
-    """128 letters at most, of those that SQS takes."""
-    return _ODD.sub(lambda odd: f"%{ord(odd[0]):X}", text)[:128]
+    """At most 128 characters, all of them allowed by SQS."""
+    return _NOT_PRINTABLE.sub(lambda found: f"%{ord(found[0]):X}", text)[:128]
 
 
-def messages_of(answer: dict[str, Any]) -> list[Message]:
+def messages_of(reply: dict[str, Any]) -> list[Message]:
     return [
         Message(
             each["MessageId"],
@@ -252,34 +251,34 @@ def messages_of(answer: dict[str, Any]) -> list[Message]:
             each["Body"].encode("utf-8", "surrogatepass"),
             int(each.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
         )
-        for each in answer.get("Messages", ())
+        for each in reply.get("Messages", ())
     ]
 
 
 def whole(seconds: float) -> int:
-    """Never early: SQS knows whole seconds only."""
+    """Rounded up: SQS accepts whole seconds only."""
     return -int(-seconds // 1)
 
 
-def why_of(failed: dict[str, Any]) -> QdError:
-    said = f"{failed.get('Code', 'unknown')}: {failed.get('Message', '')}".rstrip(": ")
-    if is_too_large(said):
-        return TooLarge(said)
-    if not failed.get("SenderFault", True) or any(word in said for word in BUSY):
-        return ServerBusy(f"SQS cannot take it now: {said}")
-    return NeverTaken(said) if is_unfit(said) else ServerRefused(said)
+def error_of(failed: dict[str, Any]) -> QdError:
+    text = f"{failed.get('Code', 'unknown')}: {failed.get('Message', '')}".rstrip(": ")
+    if is_too_large(text):
+        return TooLarge(text)
+    if not failed.get("SenderFault", True) or any(word in text for word in BUSY):
+        return ServerBusy(f"SQS cannot accept it now: {text}")
+    return NeverTaken(text) if is_unfit(text) else ServerRefused(text)
 
 
-def unfit(payload: bytes, said: str) -> NeverTaken:
-    if is_too_large(said):
-        return TooLarge(f"{len(payload)} bytes are more than SQS takes: {said}")
-    return NeverTaken(f"SQS does not take what stands in it: {said}")
+def unfit(payload: bytes, text: str) -> NeverTaken:
+    if is_too_large(text):
+        return TooLarge(f"{len(payload)} bytes are more than SQS accepts: {text}")
+    return NeverTaken(f"SQS does not accept its content: {text}")
 
 
-def is_unfit(said: str) -> bool:
-    """For what one of the messages is, and not for who asks, or when."""
-    return is_too_large(said) or any(word in said for word in UNFIT)
+def is_unfit(text: str) -> bool:
+    """Whether SQS refused because of a message itself, not because of the sender or the time."""
+    return is_too_large(text) or any(word in text for word in UNFIT)
 
 
-def is_too_large(said: str) -> bool:
-    return any(word in said for word in TOO_LARGE)
+def is_too_large(text: str) -> bool:
+    return any(word in text for word in TOO_LARGE)

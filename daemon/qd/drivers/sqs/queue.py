@@ -1,10 +1,8 @@
-"""Queues of SQS: those of drivers/broker, and what a FIFO queue needs beside.
+"""SqsQueue: a BrokerQueue, and what a FIFO queue needs besides; how a connection to SQS is opened.
 
-A FIFO queue gives out the jobs of a group one after the other, so one that is tried again must not go to the end of it as a
-new message. There the message stays, is hidden for the delay, and holds its group back meanwhile; the text of the job, with
-its counts, is kept beside it by the message's id (parcel_keep.lua) and stands for its body the next time.
-
-How the manager opens a connection to SQS.
+A FIFO queue delivers the jobs of a group one after the other, so a retry must not go to the end of its group as a new
+message. The message stays, is hidden for the delay, and holds back its group meanwhile. The job's text, with its counts, is
+kept under the message's id (parcel_keep.lua) and replaces the body at the next delivery.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qd.drivers.broker.base import Delivery
-from qd.drivers.broker.keeper import BorrowedKeeping, Refused, open_borrowed
+from qd.drivers.broker.keeper import BrokerKeeperQueue, Refused, open_broker_queue
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.keyspace.sending import spoken
-from qd.drivers.sqs.broker import SqsBackend
+from qd.drivers.sqs.broker import SqsBroker
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved
 from qd.drivers.urls import SqsUrl, is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
@@ -31,137 +29,135 @@ if TYPE_CHECKING:
     from qd.drivers.base import ClientIdentity
 
 
-KEPT = 15 * 86400  # seconds for which SQS may keep a message at most, and a day
-LONGEST = 6 * 3600.0  # seconds that a message is hidden for: SQS takes twelve hours, those of the attempt included
-FEW, WORDS = 10, 200  # jobs that are named, and letters of why
-LOOK, SOON = 30.0, 3.0  # seconds between two looks of a keeper at what waits, as often as leases run out
-RECLAIM = 100  # leases that a beat ends in a queue at most
+KEPT = 15 * 86400  # seconds a text is kept: the longest that SQS may keep a message, and a day
+LONGEST = 6 * 3600.0  # seconds a message is hidden; SQS allows twelve hours, including those of the attempt
+FEW, WORDS = 10, 200  # refused jobs named in an error, and characters of each reason
+RARELY, OFTEN = 30.0, 3.0  # seconds between two counts of waiting jobs by a keeper: the lease, within these bounds
+RECLAIM = 100  # leases a beat ends per queue, at most
 
 
-class SqsQueue(BorrowedKeeping):
-    backend: SqsBackend
-    _looked_for_waiting = float("-inf")
-    _found_waiting: Sequence[int] = ()
-    _said_waiting: list[int] = []  # noqa: RUF012 - never changed in place
-    _wrong: dict[str, QdError] = {}  # noqa: RUF012 - as that
+class SqsQueue(BrokerKeeperQueue):
+    backend: SqsBroker
+    _counted_at = float("-inf")
+    _found_waiting: Sequence[int] = ()  # by the last count
+    _reported_waiting: list[int] = []  # noqa: RUF012 - never changed in place
+    _count_errors: dict[str, QdError] = {}  # noqa: RUF012 - never changed in place
 
     def _waits(self, job: Outgoing) -> bool:
-        """A FIFO queue knows no delay of a single message."""
+        """A FIFO queue cannot delay a single message."""
         return super()._waits(job) or (job.delay > 0 and is_fifo(job.queue))
 
     def _send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> None:
-        """Raises what SQS says of those that it did not take, one by one; all others were sent."""
-        said = self.backend.send(queue, jobs) if jobs else []
-        refused = [(payload, error) for (payload, _), error in zip(jobs, said, strict=True) if error is not None]
+        """Raises the errors of the jobs that SQS refused, one by one; all others were sent."""
+        errors = self.backend.send(queue, jobs) if jobs else []
+        refused = [(payload, error) for (payload, _), error in zip(jobs, errors, strict=True) if error is not None]
         if not refused:
             return
-        why = refused[0][1]
-        if not isinstance(why, NeverTaken) and [error for _, error in refused] == [why] * len(jobs):
-            raise why  # whatever the jobs are
-        raise type(why)(told(queue, refused, len(jobs)))
+        first = refused[0][1]
+        if not isinstance(first, NeverTaken) and [error for _, error in refused] == [first] * len(jobs):
+            raise first  # for every job, so not because of one
+        raise type(first)(refusal(queue, refused, len(jobs)))
 
-    # -- a message of a FIFO queue with the text that is kept for it
+    # -- the kept text of a message of a FIFO queue
 
-    def _look(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Delivery | None:
-        return self._with_text(super()._look(done, queues, shut))
+    def _reserve(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> Delivery | None:
+        return self._with_text(super()._reserve(done, queues, shut))
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        if self._parcel is None:
+        if self._pending is None:
             super().wait(queues, seconds, wake)
-            self._parcel = self._with_text(self._parcel)
+            self._pending = self._with_text(self._pending)
 
-    def _with_text(self, parcel: Delivery | None) -> Delivery | None:
-        """None: its queue was paused meanwhile, and it stays where it is, before the others of its group."""
-        if parcel is None or not is_fifo(parcel.queue):
-            return parcel
+    def _with_text(self, delivery: Delivery | None) -> Delivery | None:
+        """None if its queue was paused meanwhile: the message stays at the head of its group."""
+        if delivery is None or not is_fifo(delivery.queue):
+            return delivery
         try:
-            names = self._keys(keys.kept_text(parcel.queue, parcel.id), keys.paused(parcel.queue))
+            names = self._keys(keys.kept_text(delivery.queue, delivery.id), keys.paused(delivery.queue))
             text, paused = self.space.call_many([("GET", names[0]), ("EXISTS", names[1])])
         except BaseException:
-            self._leave(parcel)
+            self._leave(delivery)
             raise
         if paused:
-            self._paused = frozenset({*(self._paused or ()), parcel.queue})
-            self._leave(parcel)
+            self._paused = frozenset({*(self._paused or ()), delivery.queue})
+            self._leave(delivery)
             return None
-        return parcel._replace(body=text) if isinstance(text, bytes) else parcel
+        return delivery._replace(body=text) if isinstance(text, bytes) else delivery
 
-    def _leave(self, parcel: Delivery) -> None:
+    def _leave(self, delivery: Delivery) -> None:
         with suppress(ConnectionLost, ServerRefused):
-            self.backend.put_back(parcel, 0)
+            self.backend.release(delivery, 0)
 
-    def _over(self, queue: str, its: bytes | int) -> None:
-        """Where the lease was lost, the message is somebody else's by now, or gone."""
-        if not isinstance(its, bytes):
-            self._hand = None
-        super()._over(queue, its)
-        self._forget_text(queue, its)
+    def _end_current(self, queue: str, answered: bytes | None) -> None:
+        """If the lease was lost, another worker has the message by now, or it is gone."""
+        if answered is None:
+            self._current = None
+        super()._end_current(queue, answered)
 
-    def _drop(self, queue: str, its: bytes) -> None:
-        super()._drop(queue, its)
-        self._forget_text(queue, its)
-
-    def _forget_text(self, queue: str, its: bytes | int) -> None:
-        if is_fifo(queue) and isinstance(its, bytes) and its:
-            id = its.decode().partition(" ")[0]
-            with suppress(ConnectionLost, ServerRefused):  # it is gone after some days
+    def _delete(self, queue: str, answered: bytes) -> None:
+        super()._delete(queue, answered)
+        if is_fifo(queue) and answered:
+            id = answered.decode().partition(" ")[0]
+            with suppress(ConnectionLost, ServerRefused):  # it expires after KEPT seconds
                 self.space.call("EXPIRE", *self._keys(keys.kept_text(queue, id)), 0)
 
-    # -- what is put back
+    # -- retries, which stay in place
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
         if not stays(held.queue, back.delay):
             return super().release(held, back, effects)
-        its = self._keep(held.queue, self.owner, held.member, back.text, effects)
-        self._hand = None
-        self.backend.hold(None)
-        if isinstance(its, bytes):
-            self._show(held.queue, its, back.delay)
-            self._send_on(effects)
-        return isinstance(its, bytes)
+        answered = self._keep(held.queue, self.owner, held.member, back.text, effects)
+        self._current = None
+        self.backend.keep_reserved(None)
+        if answered is None:
+            return False
+        self._show(held.queue, answered, back.delay)
+        self._forward(effects)
+        return True
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         if not stays(queue, back.delay):
             return super().give_back(queue, owner, member, back, effects)
-        its = self._keep(queue, owner, member, back.text, effects)
-        if isinstance(its, bytes):
-            self._show(queue, its, back.delay)
-        return isinstance(its, bytes)
+        answered = self._keep(queue, owner, member, back.text, effects)
+        if answered is None:
+            return False
+        self._show(queue, answered, back.delay)
+        return True
 
-    def _keep(self, queue: str, owner: str, member: bytes, text: bytes, effects: Sequence[Effect]) -> bytes | int:
-        """The step. Who holds it is asked first: nobody else changes that."""
+    def _keep(self, queue: str, owner: str, member: bytes, text: bytes, effects: Sequence[Effect]) -> bytes | None:
+        """The step; returns as _answer. The delivery's id is read first: only this answer can change it."""
         self._note(effects)
         (held,) = self.space.call("HMGET", *self._keys(keys.holding(queue)), owner)
         id = (held or b"").decode().partition(" ")[0]
-        more, said = spoken(effects, self.settings.prefix)
+        more, options = spoken(effects, self.settings.prefix)
         own = (keys.reserved(queue), keys.owners(queue), keys.CANCEL, keys.kept_text(queue, id))
         names = self._keys(*own, keys.taken(queue), keys.holding(queue), *more)
-        its: bytes | int = script("parcel_keep").call(self.space, names, owner, member, text, KEPT, *said)
-        return its
+        reply = script("parcel_keep").call(self.space, names, owner, member, text, KEPT, *options)
+        return reply if isinstance(reply, bytes) else None
 
-    def _show(self, queue: str, its: bytes, delay: float) -> None:
-        """Should it fail, SQS shows it when its lease is over."""
-        handle = its.decode().partition(" ")[2]
+    def _show(self, queue: str, answered: bytes, delay: float) -> None:
+        """If this fails, SQS delivers the message when its lease is over."""
+        handle = answered.decode().partition(" ")[2]
         with suppress(ConnectionLost, ServerRefused):
             self.backend.show(queue, handle, delay)
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        answer = super().beat(queues, asked)
-        if answer.broke is not None:
-            self._looked_for_waiting = float("-inf")  # a beat that asks SQS nothing does not tell that it is back
-        return answer
+        reply = super().beat(queues, asked)
+        if reply.broke is not None:
+            self._counted_at = float("-inf")  # count with the next beat, so that it shows whether SQS is back
+        return reply
 
     def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
-        """Those that were found so twice running: each look is paid for, and what SQS counts is some seconds old."""
-        at = time.monotonic()
-        if at - self._looked_for_waiting >= min(LOOK, max(SOON, self.settings.retry_after)):
-            wrong = dict[str, QdError]()
-            found, before = super()._waiting(queues, wrong.__setitem__), self._found_waiting
-            self._looked_for_waiting, self._found_waiting, self._wrong = at, found, wrong
-            self._said_waiting = [place for place in found if place in before]
-        for queue, error in self._wrong.items():
+        """Queues that were waiting in two counts in a row: SQS charges for each count, and it is some seconds old."""
+        now = time.monotonic()
+        if now - self._counted_at >= min(RARELY, max(OFTEN, self.settings.retry_after)):
+            errors = dict[str, QdError]()
+            found = super()._waiting(queues, errors.__setitem__)
+            self._reported_waiting = [place for place in found if place in self._found_waiting]
+            self._counted_at, self._found_waiting, self._count_errors = now, found, errors
+        for queue, error in self._count_errors.items():
             refused(queue, error)
-        return self._said_waiting
+        return self._reported_waiting
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:
         others = [queue for queue in queues if not is_fifo(queue)]
@@ -173,7 +169,7 @@ class SqsQueue(BorrowedKeeping):
         return count + sum(self._end_leases(queue, now) for queue in queues if is_fifo(queue))
 
     def _end_leases(self, queue: str, now: float) -> int:
-        """Of jobs that stay where they are. One whose owner is not known is given out by SQS as it was."""
+        """Of jobs that stay in place. SQS delivers one without a known owner unchanged."""
         reserved, owners = self._keys(keys.reserved(queue), keys.owners(queue))
         expired = self.space.call("ZRANGEBYSCORE", reserved, "-inf", f"{now:.6f}", "LIMIT", 0, RECLAIM)
         flat = self.space.call("HGETALL", owners) if expired else []
@@ -187,18 +183,19 @@ class SqsQueue(BorrowedKeeping):
 
 
 def stays(queue: str, delay: float) -> bool:
+    """Whether a retry is the same message."""
     return is_fifo(queue) and delay <= LONGEST
 
 
-def told(queue: str, refused: Sequence[tuple[bytes, QdError]], of: int) -> str:
-    """Which were not sent and why, as far as a line goes."""
-    few = "; ".join(f"{named(payload)}: {cut(str(why), WORDS)}" for payload, why in refused[:FEW])
+def refusal(queue: str, refused: Sequence[tuple[bytes, QdError]], of: int) -> str:
+    """One line: which jobs were not sent, and why."""
+    few = "; ".join(f"{name_of(payload)}: {cut(str(error), WORDS)}" for payload, error in refused[:FEW])
     more = f"; and {len(refused) - FEW} more" if len(refused) > FEW else ""
     others = ", the others were sent" if len(refused) < of else ""
-    return f"SQS has not taken {len(refused)} of {of} jobs for queue '{queue}'{others}: {few}{more}"
+    return f"SQS did not accept {len(refused)} of {of} jobs for queue '{queue}'{others}: {few}{more}"
 
 
-def named(payload: bytes) -> str:
+def name_of(payload: bytes) -> str:
     try:
         known = read(payload)
     except Malformed:
@@ -206,6 +203,6 @@ def named(payload: bytes) -> str:
     return f"{cut(known.job)} {cut(known.id or known.uuid or '')} ({len(payload)} bytes)"
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BorrowedKeeping:
-    backend = SqsBackend(SqsUrl(at.url or ""), lease=at.retry_after, prefix=at.prefix)
-    return open_borrowed(settings, at, who, backend, SqsQueue)
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerKeeperQueue:
+    backend = SqsBroker(SqsUrl(at.url or ""), lease=at.retry_after, prefix=at.prefix)
+    return open_broker_queue(settings, at, who, backend, SqsQueue)

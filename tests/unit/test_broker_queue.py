@@ -1,4 +1,4 @@
-"""What a connection that borrows its keyspace does with a parcel that is none for this worker."""
+"""What a broker queue does with a delivery that this worker may not run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Standin:
     def __init__(self) -> None:
         self.back = list[float]()
 
-    def put_back(self, parcel: Delivery, seconds: float) -> None:
+    def release(self, parcel: Delivery, seconds: float) -> None:
         self.back.append(seconds)
 
 
-def test_what_another_worker_has_in_hand_is_handed_out_again_in_a_second():
+def test_a_delivery_that_another_worker_is_running_is_released_for_a_second():
     backend, nowhere = Standin(), object()
     unused: Any = nowhere
     given: Any = backend
     queue = BrokerQueue(ConnectionSettings("tubes"), given, unused, "qd:at:tubes:")
-    queue._pass_on(Delivery("default", "1", "1", b"{}"), b"held")
+    queue._refuse(Delivery("default", "1", "1", b"{}"), b"held")
     assert backend.back == [1.0]
