@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import socket
 import ssl
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 from redis.retry import Retry
+
+
+# For a handshake that qd does not send, redis-py would otherwise read the metadata of its package for every connection:
+# 2 ms, and 2 MB of each forked process. Older versions read them once and do not know this argument.
+NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
 
 
 class Opened(Protocol):
@@ -60,6 +66,7 @@ def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
         health_check_interval=0,
         protocol=2,
         redis_connect_func=_no_handshake,
+        **NO_DRIVER_INFO,
         **where,
     )
     try:
