@@ -1,10 +1,12 @@
 """`qd work`: wires master, template, keeper, workers and scheduler together. The only module that knows all of them.
 
-Children import what they need after the fork: the master itself loads neither the app nor a client of any server.
+Before the first fork, the master imports the code and the libraries that its children have in common, so that all
+processes share that memory (`import_shared`). It never imports the app, and it connects to no server.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import string
@@ -62,8 +64,20 @@ def run(load: Load) -> int:
             message.limits.items(),
             message.unserved,
         ),
+        prepare=lambda: import_shared(settings),
     )
     return master.run()
+
+
+def import_shared(settings: Settings) -> None:
+    """Import what template and keeper have in common, libraries of servers included: 70 MB become 55. Nothing here
+    connects to a server or starts a thread; the app is imported by the template only."""
+    from qd.drivers.connections import preload
+    from qd.keeper import keeper  # noqa: F401
+    from qd.worker import template  # noqa: F401
+
+    preload(settings, (settings.work.connection, settings.control))
+    gc.freeze()  # else a collection in a child would write to every page
 
 
 def reload_plan(load: Load) -> MasterPlan:
@@ -87,7 +101,7 @@ def plan_of(settings: Settings, load: Load) -> MasterPlan:
 
 
 class Bodies:
-    """The functions that the master's children run, each in a new process. They import their code there."""
+    """The functions that the master's children run, each in a new process."""
 
     def __init__(self, settings: Settings, load: Load) -> None:
         self.settings, self._load = settings, load

@@ -134,7 +134,7 @@ def test_no_scheduler_runs_without_an_entry_of_this_environment(project: MakePro
     there.stop()
 
 
-def test_who_declares_no_entry_loads_neither_the_scheduler_nor_asyncio(project: MakeProject, redis: Client) -> None:
+def test_worker_of_an_app_without_entries_does_not_load_the_scheduler(project: MakeProject, redis: Client) -> None:
     source = (
         JOBS
         + """
@@ -142,7 +142,7 @@ import sys
 
 @app.job("loaded")
 def loaded() -> None:
-    note("loaded", *(name for name in ("qd.scheduler", "asyncio") if name in sys.modules))
+    note("loaded", *(name for name in ("qd.scheduler", "cronsim") if name in sys.modules))
 """
     )
     shop = project(jobs=source)

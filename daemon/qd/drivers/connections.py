@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -41,6 +41,18 @@ def loaded(where: str) -> Callable[..., Any]:
     with extras_named():
         found: Callable[..., Any] = getattr(import_module(module), name)
     return found
+
+
+def preload(settings: Settings, names: Iterable[str]) -> None:
+    """Import the drivers of these connections, and the libraries of their servers. Nothing is connected."""
+    for name in names:
+        found = settings.connections.get(name)
+        driver = DRIVERS.get(found.driver) if found is not None else None
+        if driver is None:
+            continue
+        with suppress(Exception):  # the process that uses the connection imports it again and reports the error
+            for where in filter(None, (driver.open, driver.client)):
+                import_module(where.partition(":")[0])
 
 
 @contextmanager

@@ -70,9 +70,12 @@ class Master:
         title: Callable[[str], None],
         replan: Callable[[], MasterPlan],
         announce: Callable[[Imported], None],
+        prepare: Callable[[], None],
     ) -> None:
         """title: sets the process title. replan: reads the configuration again, may raise ConfigError.
-        announce: is called with what the app's first import reported, to log the first line."""
+        announce: is called with what the app's first import reported, to log the first line.
+        prepare: is called before the first fork."""
+        self._prepare = prepare
         self.state = state = State(plan, log, notifier)
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
@@ -93,6 +96,7 @@ class Master:
         proc.set_subreaper()
         state.mailbox.open(SIGNALS)
         try:
+            self._prepare()
             self.reload.begin(state.plan)
             while state.stopping is None or not state.stopping.over:
                 # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 
 class Driver(NamedTuple):
-    """open, keyspace, url and look are "module:function", "" if the driver has none.
+    """open, keyspace, url and look are "module:function", client is a module, "" if the driver has none.
 
     schemes     kind of url -> the extra that brings its library, "" if it needs none. The url of a database may name how it
                 is reached, as SQLAlchemy writes it: mysql+pymysql://
     libraries   library -> the extra that brings it
     open        a Factory (drivers/base.py). "": only an app opens it
+    client      loads the server's library, if `open` does so at its first connection only
     keyspace    opens its keyspace. A driver without one keeps jobs and nothing else: what is kept beside them is on the
                 control connection
     url         reads a url and raises ConfigError for a wrong one, without any library
@@ -26,6 +27,7 @@ class Driver(NamedTuple):
     schemes: Mapping[str, str] = {}
     libraries: Mapping[str, str] = {}
     open: str = ""
+    client: str = ""
     keyspace: str = ""
     url: str = ""
     look: str = ""
@@ -38,6 +40,7 @@ DRIVERS: Mapping[str, Driver] = {
     "redis": Driver(
         schemes=dict.fromkeys(REDIS, ""),
         open="qd.drivers.redis.driver:open_queue",
+        client="qd.drivers.redis.client",
         keyspace="qd.drivers.redis.driver:open_space",
         url="qd.drivers.redis.driver:check",
     ),

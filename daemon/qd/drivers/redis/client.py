@@ -18,7 +18,6 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-
 # For a handshake that qd does not send, redis-py would otherwise read the metadata of its package for every connection:
 # 2 ms, and 2 MB of each forked process. Older versions read them once and do not know this argument.
 NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
