@@ -142,7 +142,7 @@ import sys
 
 @app.job("loaded")
 def loaded() -> None:
-    note("loaded", *(name for name in ("qd.scheduler", "cronsim") if name in sys.modules))
+    note("loaded", *(name for name in ("qd.scheduler",) if name in sys.modules))
 """
     )
     shop = project(jobs=source)

@@ -2,12 +2,13 @@
 
 redis-py finds the address, opens the socket (TCP, TLS, unix) and closes it. Everything after that is qd's (wire.py): the
 greeting in one round trip, the reader, and the waits that a signal ends. So redis-py repeats nothing here: no retry, no
-health check, no handshake of its own. Whoever imports this file loads all of redis-py, about 0.2 s and 8 MB. So it
-is imported by the first connection of a process; that of the template, its first look at the servers, comes before it forks.
+health check, no handshake of its own. Whoever imports this file loads all of redis-py, about 0.2 s and 8 MB. So it is
+imported when a process makes its first connection; the master of `qd work` imports it before it forks (daemon.py).
 """
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - the first name to be resolved imports it
 import socket
 import ssl
 from importlib.util import find_spec
