@@ -23,7 +23,7 @@ from tests.support.procs import QD, Procs
 from tests.support.project import SOURCE, Project
 
 Projects = Callable[..., Project]
-FAMILIES = sorted({module for module, _ in main.COMMANDS.values()})
+FAMILIES = sorted({row.module for row in main.COMMANDS.values()})
 
 
 def test_version(qd: Run) -> None:
@@ -106,7 +106,7 @@ def leaves() -> list[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize("name", ["status", "pause"])
 def test_a_command_loads_its_own_family_only(name: str) -> None:
-    module = main.COMMANDS[name][0]
+    module = main.COMMANDS[name].module
     strange = [f"qd.cli.{family}" for family in FAMILIES if family != module] + ["rich", "qd.worker", "qd.master"]
     code = f"import sys, qd.cli.main as m; m.Family.get_command(m.command, None, {name!r})\n"
     code += f"print(*[name for name in {strange!r} if name in sys.modules])"
@@ -116,10 +116,33 @@ def test_a_command_loads_its_own_family_only(name: str) -> None:
 
 
 def test_every_command_of_the_table_is_where_it_says() -> None:
-    for name, (module, attribute) in main.COMMANDS.items():
-        found = getattr(importlib.import_module(f"qd.cli.{module}"), attribute)
+    for name, row in main.COMMANDS.items():
+        found = getattr(importlib.import_module(f"qd.cli.{row.module}"), row.attribute)
         assert isinstance(found, click.Command), name
         assert found.name == name
+        assert row.summary == found.get_short_help_str(1000)
+
+
+def test_help_imports_no_command_configuration_driver_or_library() -> None:
+    strange = (
+        "qd.config",
+        "qd.drivers",
+        "qd.store",
+        "qd.app",
+        "qd.master",
+        "msgspec",
+        "hiredis",
+        "redis",
+        "rich",
+        "ssl",
+    )
+    code = "import sys, qd.cli.main as m\ntry:\n    m.command(['--help'])\n"
+    code += f"finally:\n    print('loaded', *[name for name in {strange!r} if name in sys.modules])\n"
+    code += "    print('commands', *[name for name in m.COMMANDS if f'qd.cli.{name}' in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert "Take jobs from these queues again." in found.stdout
+    assert found.stdout.splitlines()[-2:] == ["loaded", "commands"]
 
 
 # -- the real program

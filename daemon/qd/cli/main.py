@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,29 +20,53 @@ from qd.cli.output import note
 from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 
-# In the order of `qd --help`: command -> its module in qd.cli and its name there.
+
+class CommandRow(NamedTuple):
+    """Where a command is, and its line in `qd --help`, so that --help imports none of them."""
+
+    module: str  # in qd.cli
+    attribute: str
+    summary: str  # the first sentence of its help
+
+
+# In the order of `qd --help`.
 COMMANDS = {
-    "work": ("work", "command"),
-    "status": ("status", "status"),
-    "health": ("health", "command"),
-    "restart": ("control", "restart"),
-    "pause": ("control", "pause"),
-    "resume": ("control", "resume"),
-    "down": ("control", "down"),
-    "up": ("control", "up"),
-    "dispatch": ("dispatch", "dispatch"),
-    "run": ("dispatch", "run"),
-    "declared": ("dispatch", "declared"),
-    "job": ("job", "job"),
-    "clear": ("dispatch", "clear"),
-    "cancel": ("job", "cancel"),
-    "failed": ("failed", "failed"),
-    "schedule": ("schedule", "schedule"),
-    "doctor": ("doctor", "command"),
-    "config": ("config", "config"),
-    "migrate": ("servers", "migrate"),
-    "init": ("config", "init"),
-    "embedded": ("servers", "command"),
+    "work": CommandRow("work", "command", "Work on the jobs of QUEUE..., the first before the second."),
+    "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
+    "health": CommandRow(
+        "health", "command", "Say whether masters and queues are well: exit 0, or 1 with each reason in a line."
+    ),
+    "restart": CommandRow("control", "restart", "Let every worker finish its job and start anew, with new code."),
+    "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
+    "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
+    "down": CommandRow("control", "down", "Begin maintenance mode, until `qd up`."),
+    "up": CommandRow("control", "up", "End maintenance mode."),
+    "dispatch": CommandRow("dispatch", "dispatch", "Send a job by its name."),
+    "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
+    "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
+    "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
+    "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
+    "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
+    "failed": CommandRow(
+        "failed", "failed", "List the jobs that have failed for good, look at one, send them again, or forget them."
+    ),
+    "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
+    "doctor": CommandRow(
+        "doctor",
+        "command",
+        "Look at the whole set-up, and say what is not right and how to mend it; nothing is changed.",
+    ),
+    "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
+    "migrate": CommandRow(
+        "servers", "migrate", "Make the tables in each database that is configured, or in that of -c."
+    ),
+    "init": CommandRow(
+        "config",
+        "init",
+        "Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under "
+        "supervisord, systemd, Docker or Kubernetes.",
+    ),
+    "embedded": CommandRow("servers", "command", 'Look at the private server of `url = "embedded:"`, or stop it.'),
 }
 INTERRUPTED = 130
 
@@ -68,9 +92,18 @@ class Family(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name]
-        found: click.Command = getattr(import_module(f"qd.cli.{module}"), name)
+        row = COMMANDS[cmd_name]
+        found: click.Command = getattr(import_module(f"qd.cli.{row.module}"), row.attribute)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The lines that click writes, without the commands."""
+        longest = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            texts = [
+                click.Command(name, help=row.summary).get_short_help_str(longest) for name, row in COMMANDS.items()
+            ]
+            formatter.write_dl(list(zip(COMMANDS, texts, strict=True)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
