@@ -466,7 +466,7 @@ def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcome", b"{}", created_at=1))
     found = doctor(shop)
     line = found.line("queue default")
-    why = "unsigned (3), signed with a key that is not known: b (1)"
+    why = "unsigned (3), signed with an unknown key: b (1)"
     assert (found.code, line.sign) == (0, "warn")
     assert line.value == f"4 of the 5 looked at will be refused and never run: {why}"
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop", "b:a-secret-of-another-shop"]\nrequire = false\n')

@@ -13,7 +13,7 @@ import pytest
 from qd.cli.failed import retry
 from qd.drivers.redis.connection import RedisConnection
 from qd.payload.build import make
-from qd.payload.format import Relations, read, written
+from qd.payload.format import Relations, read, relations_text
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from tests.cli.conftest import Run, document, done
@@ -240,7 +240,7 @@ def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Cli
 
 def tied(id: str, ties: Relations) -> bytes:
     raw = make("mail.welcome", b"{}", uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(NOW))
-    return raw.replace(b',"id":', written(ties) + b',"id":', 1)
+    return raw.replace(b',"id":', relations_text(ties) + b',"id":', 1)
 
 
 @pytest.mark.leaves("qd:unique:n", "qd:job:*", "qd:batch:B", "queues:*")

@@ -22,7 +22,7 @@ from qd.events import Listeners
 from qd.payload.build import make
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
-from qd.payload.rewrite import retied
+from qd.payload.rewrite import with_more_relations
 from qd.store.base import beside
 from qd.store.failed import FailedStore
 from qd.store.locks import Places
@@ -249,7 +249,7 @@ def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
     asked = ("B", queue, settings, queue.settings.name)
     ids = ["u1", "u2", "u3", "u4", "u5"]
     made = [make("boom", b'{"n":1}', uuid=id, id=id, created_at=int(time.time())) for id in ids]
-    jobs = {id: retied(raw, read(raw), batch="B") for id, raw in zip(ids, made, strict=True)}
+    jobs = {id: with_more_relations(raw, read(raw), batch="B") for id, raw in zip(ids, made, strict=True)}
     queue.batches.send(NewBatch("B", "import", True, {}), [Entry("default", id, raw, 0.0) for id, raw in jobs.items()])
     for _ in range(4):
         held = take(queue)

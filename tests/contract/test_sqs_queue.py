@@ -19,7 +19,7 @@ from qd.drivers.connections import open_queue
 from qd.drivers.sqs.queue import SqsQueue
 from qd.drivers.types import BeatRequest, Released, Reserved
 from qd.errors import ConnectionLost, QdError, ServerRefused, TooLarge
-from qd.payload.build import make, tied
+from qd.payload.build import make, with_relations
 from qd.payload.format import Relations, read
 from qd.payload.reservation import answered
 from tests.support.clock import eventually
@@ -339,7 +339,7 @@ def unwanted(queue: str, error: Exception) -> None:
 def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connect: Open) -> None:
     queue = connect(options="&longest_delay=0")
     never = make("quick", '{"n":"\uffff"}'.encode(), created_at=1, uuid="u1", id="i1")
-    never = tied(never, "i1", Relations(unique="one"))
+    never = with_relations(never, "i1", Relations(unique="one"))
     queue.space.call("SET", *queue._keys("qd:unique:one"), "u1")
     queue.later("mail", never, 0.001)
     queue.later("mail", job(2), 0.002)

@@ -268,7 +268,7 @@ def test_a_signed_job_takes_only_what_it_has_saved_itself(project: MakeProject, 
     forged = payload.replace(payload.split('"saved":"')[1].split('"')[0], "ImhlciBwbGFjZSI")  # "her place"
     redis.call("RPUSH", "queues:default", forged)
     again = ready(shop)
-    again.wait_line("job.failed .*what it has saved does not fit")
+    again.wait_line("job.failed .*its checkpoint does not match")
     again.stop()
     assert len(witness.starting("saw")) == 3
 

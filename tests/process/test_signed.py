@@ -73,11 +73,12 @@ def test_what_is_not_signed_right_is_buried_with_its_reason_and_no_code_of_the_j
     good = signed(NEW, 7)
     bad = {
         make("hooked", b'{"n":1}', created_at=1795225685): "unsigned",
-        signed("2025c:the-secret-of-mallory", 2): "signed with a key that is not known: 2025c",
-        signed(OLD, 3).replace(b"2026a", b"2026b"): "its signature does not fit: job, id or data were changed",
-        signed(NEW, 4).replace(b'"n":4', b'"n":5'): "its signature does not fit: job, id or data were changed",
-        signed(NEW, 6, "quick").replace(b'"job":"quick"', b'"job":"hooked"'): "its signature does not fit: job, id or "
-        "data were changed",
+        signed("2025c:the-secret-of-mallory", 2): "signed with an unknown key: 2025c",
+        signed(OLD, 3).replace(b"2026a", b"2026b"): "its signature does not match: job, id or data were changed",
+        signed(NEW, 4).replace(b'"n":4', b'"n":5'): "its signature does not match: job, id or data were changed",
+        signed(NEW, 6, "quick").replace(
+            b'"job":"quick"', b'"job":"hooked"'
+        ): "its signature does not match: job, id or data were changed",
         make("os.system", b'"touch /tmp/owned"', created_at=1795225685): "unsigned",
     }
     push_raw(redis, *bad, good)
@@ -130,7 +131,7 @@ def test_keys_are_rotated_without_losing_a_job(shop: Project, witness: Witness, 
         shop.python(f"from jobs import quick\nquick.dispatch({n})")
         witness.wait(f"quick {n}")
     push_raw(redis, signed(OLD, 9))
-    work.wait_line("job.failed .*signed with a key that is not known: 2026a")
+    work.wait_line("job.failed .*signed with an unknown key: 2026a")
     work.stop()
     assert not witness.starting("hooked")
 

@@ -253,8 +253,8 @@ def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
         ({"tags": []}, "gave 'tags', a key of qd's own"),
         ({"qd": {}}, "gave 'qd', a key of qd's own"),
         ({7: 1}, "gave 7, a key of qd's own"),
-        ({"tenant": object()}, "job 'mail.welcome': the extra payload keys tenant are no JSON"),
-        ({"tenant": float("nan")}, "the extra payload keys tenant are no JSON"),
+        ({"tenant": object()}, "job 'mail.welcome': the additional payload keys tenant are not JSON"),
+        ({"tenant": float("nan")}, "the additional payload keys tenant are not JSON"),
         (7, "returned 7, which is no mapping of keys"),
     ],
 )

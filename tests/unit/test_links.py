@@ -11,8 +11,8 @@ import pytest
 from qd.drivers.types import Count, Effect, Free, Hold, Push, Reserved
 from qd.errors import JobFailure
 from qd.payload.build import make
-from qd.payload.format import ChainedJob, Relations, read, written
-from qd.payload.rewrite import linked
+from qd.payload.format import ChainedJob, Relations, read, relations_text
+from qd.payload.rewrite import chained_payload
 from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
 from qd.worker.settle import effects_of
 
@@ -22,34 +22,37 @@ TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain
 def link(number: int = 1, ties: Relations | None = None, **more: Any) -> ChainedJob:
     raw = make("t", TRAP.encode(), uuid=f"u{number}", id=f"i{number}", created_at=1_795_000_000, **more)
     if ties is not None:
-        raw = raw.replace(b',"id":"i', written(ties) + b',"id":"i')
+        raw = raw.replace(b',"id":"i', relations_text(ties) + b',"id":"i')
     return ChainedJob("q", 0.0, raw.decode())
 
 
 def test_what_follows_is_written_into_the_next():
     rest, catch = (link(2), link(3)), (link(4),)
-    raw = linked(link(), 1_795_000_000, rest, catch)
+    raw = chained_payload(link(), 1_795_000_000, rest, catch)
     payload = read(raw)
     assert payload.qd == Relations(chain=rest, catch=catch)
     assert (bytes(payload.data), payload.uuid, payload.id) == (TRAP.encode(), "u1", "i1")
-    assert raw.replace(written(payload.qd), b"") == link().payload.encode()
+    assert raw.replace(relations_text(payload.qd), b"") == link().payload.encode()
     assert json.loads(raw)["qd"]["chain"][0][2] == link(2).payload
 
 
 def test_what_it_was_tied_to_itself_stays():
     own = Relations(unique="n", key="k", batch="b", result=5.0)
-    payload = read(linked(link(ties=own), 1_795_000_000, (link(2),)))
+    payload = read(chained_payload(link(ties=own), 1_795_000_000, (link(2),)))
     assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
 
 
 def test_the_last_one_stays_as_it_was_made():
-    assert linked(link(ties=Relations(unique="n")), 1_795_000_000) == link(ties=Relations(unique="n")).payload.encode()
+    assert (
+        chained_payload(link(ties=Relations(unique="n")), 1_795_000_000)
+        == link(ties=Relations(unique="n")).payload.encode()
+    )
 
 
 @pytest.mark.parametrize("extra", [None, {"hook": {"createdAt": 1, "id": 2, "qd": {}}}])
 def test_its_moments_count_from_when_it_is_sent(extra):
     made = link(retry_until=1_795_000_060, extra=extra)
-    raw = linked(made, 1_795_001_000)
+    raw = chained_payload(made, 1_795_001_000)
     assert (read(raw).createdAt, read(raw).retryUntil) == (1_795_001_000, 1_795_001_060)
     before, after = json.loads(made.payload), json.loads(raw)
     assert after | {"createdAt": 0, "retryUntil": 0} == before | {"createdAt": 0, "retryUntil": 0}
@@ -57,7 +60,7 @@ def test_its_moments_count_from_when_it_is_sent(extra):
 
 JOB = Reserved("q", b"", "T.1.7.1", 0, 0, b"")
 CHAIN, CATCH = (link(2), link(3)), (link(4),)
-TIED = read(make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(
+TIED = read(make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', relations_text(
     Relations(unique="n", key="k", chain=CHAIN, catch=CATCH)) + b',"id":'))  # fmt: skip
 
 
@@ -92,7 +95,9 @@ NO = JobFailure("no")
     ],
 )
 def test_each_end_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
-    raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(b',"id":', written(Relations(batch="b")) + b',"id":')
+    raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(
+        b',"id":', relations_text(Relations(batch="b")) + b',"id":'
+    )
     assert effects_of(JOB, read(raw), outcome) == (() if counted is None else (counted,))
 
 
@@ -110,4 +115,4 @@ STRANGE = [
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("rest", [(), (link(2),)])
 def test_a_link_that_is_not_ours_is_sent_as_it_is(text: str, rest: tuple[ChainedJob, ...]):
-    assert linked(ChainedJob("q", 0.0, text), 1_795_000_000, rest) == text.encode()
+    assert chained_payload(ChainedJob("q", 0.0, text), 1_795_000_000, rest) == text.encode()

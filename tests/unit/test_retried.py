@@ -99,5 +99,5 @@ def test_what_cannot_be_run_is_refused(raw: bytes) -> None:
 
 
 def test_a_count_in_a_disguise_is_refused() -> None:
-    with pytest.raises(Malformed, match="cannot be set back"):
+    with pytest.raises(Malformed, match="cannot be reset"):
         sent_again(b'{"job":"a","\\u0061ttempts":5}', 5000.0)

@@ -18,7 +18,7 @@ from qd import ArgumentError, DeclarationError, Job, Qd
 from qd.config.settings import ConnectionSettings
 from qd.errors import ConfigError, ConnectionLost
 from qd.events import JobQueued
-from qd.payload.build import Skeleton, make
+from qd.payload.build import PayloadTemplate, make
 from tests.support.fakes import FakeQd, settings
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -73,14 +73,14 @@ def test_a_skeleton_makes_what_make_makes():
     fixed = partial(make, "mail/é", max_tries=3, backoff=(1.0, 5.0), extra={"tags": ["a/b"]})
     own: dict[str, Any] = {"data": b'{"a":1}', "uuid": "UUID", "id": "ID", "created_at": 10}
     for until in (None, 20):
-        skeleton = Skeleton(fixed, until is not None)
+        skeleton = PayloadTemplate(fixed, until is not None)
         filled = {skeleton.filled(retry_until=until, **own) for _ in range(3)}
         assert filled == {fixed(retry_until=until, **own)}
 
 
 def test_a_skeleton_follows_the_seconds():
     fixed = partial(make, "mail", uuid="UUID", id="ID")
-    skeleton = Skeleton(fixed, expires=True)
+    skeleton = PayloadTemplate(fixed, expires=True)
     moments = [(0, 20), (0, 20), (10, 20), (10, 20), (10, 21), (11, 21), (11, 21), (10, 20)]
     for n, (at, until) in enumerate(moments):
         own: dict[str, Any] = {"data": b"%d" % n, "created_at": at, "retry_until": until}

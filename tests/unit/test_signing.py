@@ -80,7 +80,7 @@ def test_a_change_of_what_is_signed_is_noticed(key: str):
         payload.replace(json.dumps(value).encode(), b'"other"') if key != "data" else payload.replace(b":7}", b":8}")
     )
     assert wrong != payload
-    assert refusal(wrong, NEW) == "its signature does not fit: job, id or data were changed"
+    assert refusal(wrong, NEW) == "its signature does not match: job, id or data were changed"
 
 
 def test_each_flipped_bit_of_the_signature_is_noticed():
@@ -110,8 +110,8 @@ def test_parts_cannot_be_moved_into_each_other(signed: tuple[str, str, str]):
 
 
 def test_an_unknown_key_is_named():
-    assert refusal(pushed(OTHER), NEW, OLD) == "signed with a key that is not known: 2026c"
-    assert refusal(b'{"job":"x","sig":"' + b"." * 1000 + b'"}', NEW).startswith("signed in a way that is not known")
+    assert refusal(pushed(OTHER), NEW, OLD) == "signed with an unknown key: 2026c"
+    assert refusal(b'{"job":"x","sig":"' + b"." * 1000 + b'"}', NEW).startswith("signed with an unknown version")
     assert len(refusal(b'{"job":"x","sig":"v2.' + b"k" * 9999 + b'"}', NEW)) < 100
 
 
@@ -198,7 +198,7 @@ def test_what_was_saved_by_somebody_else_or_for_another_job_is_refused():
         saving(saved_by(other, b"7", NEW), "T.1.2.1", read(held).checkpoint or b""),
     ]
     for text in forged:
-        with pytest.raises(SignatureRefused, match="what it has saved does not fit"):
+        with pytest.raises(SignatureRefused, match="its checkpoint does not match"):
             Signing([NEW]).opened(read(text))
 
 

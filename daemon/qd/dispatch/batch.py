@@ -30,7 +30,7 @@ from qd.jobs.job import Call, caller
 from qd.jobs.plan import Duration, Handle, SendOptions, Status, waiting_time
 from qd.payload.build import new_id, new_uuid
 from qd.payload.format import Relations, read
-from qd.payload.rewrite import stamps
+from qd.payload.rewrite import time_positions
 from qd.process.shield import shield
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def entries(parcels: Sequence[Message]) -> list[Entry]:
 
 
 def callback(parcel: Message) -> Callback:
-    moments = [start for start, _ in stamps(parcel.body, read(parcel.body))]
+    moments = [start for start, _ in time_positions(parcel.body, read(parcel.body))]
     return Callback(parcel.queue, parcel.body, parcel.delay, tuple(moments))
 
 

@@ -27,7 +27,7 @@ from qd.jobs.plan import Duration, Plan, patterns
 from qd.jobs.registry import Declared
 from qd.options.kinds import span_in_code
 from qd.options.tables import JobOptions
-from qd.payload.build import OWN_KEYS, Skeleton, added, make, tied
+from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_extra, with_relations
 from qd.payload.format import NO_DATA, ChainedJob, Relations, key_of, plain_name
 from qd.payload.signing import Signing
 from qd.payload.size import check as size_check
@@ -63,7 +63,7 @@ class PayloadHooks(list[PayloadHook]):
                 )
             more.update(given)
         try:
-            return added(body, id, more)
+            return with_extra(body, id, more)
         except ArgumentError as error:
             raise ArgumentError(f"job '{payload['job']}': {error} (from a payload hook)") from None
 
@@ -117,7 +117,7 @@ class Route(msgspec.Struct, frozen=True):
     connection: str
     queue: str
     job: str
-    skeleton: Skeleton
+    skeleton: PayloadTemplate
     retry_for: float | None
     signing: Signing | None
     display: Pattern | None  # where the arguments stand in the name for people
@@ -142,7 +142,7 @@ class Route(msgspec.Struct, frozen=True):
         if self.hooks:
             body = self.hooks.put_into(body, id, self.connection, self.queue)
         if ties is not None:
-            body = tied(body, id, ties)
+            body = with_relations(body, id, ties)
         if self.signing is not None:
             body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
         if len(body) > self.harmless:
@@ -187,7 +187,7 @@ def routed(declared: Declared, options: JobOptions, settings: Settings, hooks: P
         connection.name,
         options.queue or connection.queue,
         declared.name,
-        Skeleton(fixed, options.retry_for is not None),
+        PayloadTemplate(fixed, options.retry_for is not None),
         options.retry_for,
         signing_of(settings),
         display if display is not None and display.names else None,

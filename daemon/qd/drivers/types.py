@@ -22,7 +22,7 @@ import msgspec
 from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
-from qd.payload.rewrite import linked
+from qd.payload.rewrite import chained_payload
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -297,11 +297,11 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     if ties.unique is not None:
         effects.append(Free(ties.unique, uuid))
     if how == "failed":
-        effects += [Push(link.queue, linked(link, now), link.delay) for link in ties.catch]
+        effects += [Push(link.queue, chained_payload(link, now), link.delay) for link in ties.catch]
     else:
         if ties.chain:
             link, *rest = ties.chain
-            effects.append(Push(link.queue, linked(link, now, tuple(rest), ties.catch), link.delay))
+            effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), ties.catch), link.delay))
     if ties.batch is not None:
         effects.append(Count(ties.batch, uuid, how, place))
     if ties.result and (known := payload.id or uuid):

@@ -11,7 +11,7 @@ splice         Writing a reservation into a payload byte for byte as unit.lua do
 
 from __future__ import annotations
 
-from qd.payload.build import OWN_KEYS, added, make, new_id, new_pair, new_pairs, new_uuid, tied
+from qd.payload.build import OWN_KEYS, make, new_id, new_pair, new_pairs, new_uuid, with_extra, with_relations
 from qd.payload.format import NO_DATA, OBJECT_JOB, Payload, base64url, base64url_decoded, read, tags_of
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "OBJECT_JOB",
     "OWN_KEYS",
     "Payload",
-    "added",
     "base64url",
     "base64url_decoded",
     "make",
@@ -29,5 +28,6 @@ __all__ = [
     "new_uuid",
     "read",
     "tags_of",
-    "tied",
+    "with_extra",
+    "with_relations",
 ]

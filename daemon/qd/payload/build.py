@@ -1,13 +1,9 @@
-"""A payload as it is pushed. Keys, order and escapes are those of Laravel 13 (Queue/Queue.php and Queue/RedisQueue.php,
-createPayload).
+"""Writes payloads. Keys, order and escapes are those of Laravel 13 (createPayload in Queue/Queue.php and RedisQueue.php).
 
-A payload with holes: what is the same in every payload of a plan is written once. route.py fills it in.
-
-payload.make stays the only one that knows the keys: from the second payload on, what it made once is cut at the five
-values that stand nowhere else in it, and filled with others.
-
-What a job is called: a version 4 uuid, and an id of 32 letters and digits, as Laravel's. Both are made of random bytes,
-which the kernel is asked for each time: a forked child must not repeat its parent's.
+make()              one payload
+PayloadTemplate     many payloads of one plan: what make() wrote once, cut at the five values that change
+new_uuid, new_id    a version 4 uuid; an id of 32 letters and digits. Random bytes come from the kernel each time,
+                    because a forked child must not repeat its parent's
 """
 
 from __future__ import annotations
@@ -21,12 +17,13 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from qd.errors import ArgumentError
-from qd.payload.format import LIMIT, LONGEST, NO_DATA, Payload, Relations, written
+from qd.payload.format import LIMIT, LONGEST_TIME, NO_DATA, Payload, Relations, relations_text
 
 _HEAD = (
     '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
     '%s"data":'
 )
+_TAIL_LENGTH = len(',"id":""' + ',"attempts":0,"delay":null}')  # without the id
 _OWN = frozenset(Payload.__struct_fields__)
 OWN_KEYS = _OWN | {"tags"}
 
@@ -48,10 +45,10 @@ def make(
     created_at: int,
     extra: Mapping[str, object] | None = None,
 ) -> bytes:
-    """The bytes that are pushed. `data` is JSON text and stands in them as it is; None is "not said".
+    """The bytes to push. `data` is JSON text, included unchanged. None omits a value or writes null, as Laravel does.
 
-    `timeout` and `retry_until` travel as whole seconds, rounded up: PHP reads no others. `extra` (tags, ...) stands
-    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 takes it for a backoff. Raises ArgumentError.
+    `timeout` and `retry_until` are rounded up to whole seconds, because PHP reads no fractions. `extra` (tags, ...) goes
+    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 reads it as a backoff. Raises ArgumentError.
     """
     if not job:
         raise ArgumentError("a job needs a name")
@@ -71,26 +68,23 @@ def make(
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
 
 
-_BEHIND = len(',"id":""' + ',"attempts":0,"delay":null}')
+def with_relations(body: bytes, id: str, relations: Relations) -> bytes:
+    """The payload `body` that `make` made with this id, with its relations."""
+    at = len(body) - len(id) - _TAIL_LENGTH
+    return body[:at] + relations_text(relations) + body[at:]
 
 
-def tied(body: bytes, id: str, ties: Relations) -> bytes:
-    """The payload `body`, which `make` has made with this id, with what it is tied to in front of that."""
-    at = len(body) - len(id) - _BEHIND
-    return body[:at] + written(ties) + body[at:]
-
-
-def added(body: bytes, id: str, more: Mapping[str, object]) -> bytes:
-    """The same with keys of the app's there. Raises ArgumentError."""
-    at = len(body) - len(id) - _BEHIND
-    return body[:at] + _bytes(_more(more)) + body[at:]
+def with_extra(body: bytes, id: str, extra: Mapping[str, object]) -> bytes:
+    """The payload `body` that `make` made with this id, with additional keys. Raises ArgumentError."""
+    at = len(body) - len(id) - _TAIL_LENGTH
+    return body[:at] + _bytes(_more(extra)) + body[at:]
 
 
 def _whole(number: float | None) -> str:
     if number is None:
         return "null"
     if not -LIMIT <= number <= LIMIT:
-        raise ArgumentError(f"{number} is too large a number for a payload")
+        raise ArgumentError(f"the number {number} is too large for a payload")
     return str(ceil(number))
 
 
@@ -99,9 +93,9 @@ def _waits(backoff: Sequence[float] | None) -> str:
 
 
 def _plain(number: float) -> str:
-    """A wait as PHP and `backoffs` read it: no exponent, no more than milliseconds."""
-    if not 0 <= number <= LONGEST:
-        raise ArgumentError(f"a backoff of {number} seconds cannot be (a number of seconds, 0 or more)")
+    """A wait as PHP and `Payload.backoffs` read it: no exponent, at most milliseconds."""
+    if not 0 <= number <= LONGEST_TIME:
+        raise ArgumentError(f"a backoff of {number} seconds is invalid (use a number of seconds, 0 or more)")
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
@@ -109,30 +103,29 @@ def _more(extra: Mapping[str, object] | None) -> str:
     if not extra:
         return ""
     if taken := _OWN.intersection(extra):
-        raise ArgumentError(f"the payload key '{min(taken)}' is taken; name the extra one otherwise")
+        raise ArgumentError(f"the payload key '{min(taken)}' is reserved; rename the additional key")
     try:
         return "," + json.dumps(extra, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:-1]
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the extra payload keys {', '.join(extra)} are no JSON: {error}") from None
+        raise ArgumentError(f"the additional payload keys {', '.join(extra)} are not JSON: {error}") from None
 
 
 def _bytes(text: str) -> bytes:
-    """As json_encode with JSON_UNESCAPED_UNICODE writes it: the slash escaped, and the two line ends of JavaScript."""
+    """Encode as json_encode does with JSON_UNESCAPED_UNICODE: escapes the slash and the two line ends of JavaScript."""
     if "/" in text:
         text = text.replace("/", "\\/")
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{error.object[error.start : error.end]!r} in a payload cannot be sent: no Unicode"
-        ) from None
+        invalid = error.object[error.start : error.end]
+        raise ArgumentError(f"{invalid!r} in a payload cannot be sent: not Unicode") from None
     if b"\xe2\x80" in encoded:
         encoded = encoded.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
     return encoded
 
 
-class Mould(NamedTuple):
-    """What stands around uuid, data and id in the payloads of one second. moment: created_at and retry_until."""
+class Pieces(NamedTuple):
+    """The bytes around uuid, data and id in the payloads of one second. moment: created_at and retry_until."""
 
     moment: tuple[int, int | None]
     head: bytes
@@ -141,62 +134,60 @@ class Mould(NamedTuple):
     tail: bytes
 
 
-class Skeleton:
-    """`make` is payload.make with everything given but the arguments of `filled`. expires: there is a retryUntil."""
+class PayloadTemplate:
+    """Payloads of one plan. make: payload.make without the arguments of `filled`; expires: payloads have a retryUntil."""
 
     def __init__(self, make: Callable[..., bytes], expires: bool) -> None:
         self._make = make
         self._expires = expires
         self._used = False
-        self._pieces: list[bytes] = []
-        self._mould: Mould | None = None
+        self._cuts: list[bytes] = []
+        self._pieces: Pieces | None = None
 
     def filled(
         self, data: bytes, uuid: str, id: str, created_at: int, retry_until: int | None, display: str | None = None
     ) -> bytes:
-        """A payload. retry_until is given exactly where `expires`. display: a name for people of its own."""
+        """A payload. retry_until: not None exactly if `expires`. display: its own display name."""
         if display is not None:
             own: dict[str, Any] = {"uuid": uuid, "id": id, "created_at": created_at, "retry_until": retry_until}
             return self._make(data=data, display=display, **own)
-        if not self._used:  # most plans of .using(...) send once
+        if not self._used:  # most plans of .using(...) send only once
             self._used = True
             return self._make(data=data, uuid=uuid, id=id, created_at=created_at, retry_until=retry_until)
-        mould = self._mould
-        if mould is None or mould.moment != (created_at, retry_until):
-            mould = self._mould = self._moulded(created_at, retry_until)
-        _, head, before_data, before_id, tail = mould
+        pieces = self._pieces
+        if pieces is None or pieces.moment != (created_at, retry_until):
+            pieces = self._pieces = self._pieces_of(created_at, retry_until)
+        _, head, before_data, before_id, tail = pieces
         return b"".join((head, uuid.encode(), before_data, data, before_id, id.encode(), tail))
 
-    def _moulded(self, created_at: int, retry_until: int | None) -> Mould:
-        pieces = self._pieces or self._cut()
+    def _pieces_of(self, created_at: int, retry_until: int | None) -> Pieces:
+        cuts = self._cuts or self._cut()
         if retry_until is None:
-            head, before_data, before_created, before_id, tail = pieces
+            head, before_data, before_created, before_id, tail = cuts
         else:
-            head, before_until, before_data, before_created, before_id, tail = pieces
+            head, before_until, before_data, before_created, before_id, tail = cuts
             before_data = b"%b%d%b" % (before_until, retry_until, before_data)
         before_id = b"%b%d%b" % (before_created, created_at, before_id)
-        return Mould((created_at, retry_until), head, before_data, before_id, tail)
+        return Pieces((created_at, retry_until), head, before_data, before_id, tail)
 
     def _cut(self) -> list[bytes]:
+        """Make a payload with random values and cut it at them."""
         (uuid, id), data = new_pair(), os.urandom(16).hex()
         created, until = 10**15 + int.from_bytes(os.urandom(5)), 2 * 10**15 + int.from_bytes(os.urandom(5))
-        pieces = []
-        rest = self._make(
-            data=data.encode(), uuid=uuid, id=id, created_at=created, retry_until=until if self._expires else None
-        )
+        expires = until if self._expires else None
+        rest = self._make(data=data.encode(), uuid=uuid, id=id, created_at=created, retry_until=expires)
+        cuts = []
         for value in (uuid, until, data, created, id) if self._expires else (uuid, data, created, id):
             piece, _, rest = rest.partition(str(value).encode())
-            pieces.append(piece)
-        self._pieces = [*pieces, rest]  # in one step: other threads read it
-        return self._pieces
+            cuts.append(piece)
+        self._cuts = [*cuts, rest]  # in one step: other threads read it
+        return self._cuts
 
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-_LETTERS = bytes(
-    _ALPHABET[i % 62] for i in range(256)
-)  # 190 bits in 32 of them; the small bias costs none worth counting
+_LETTERS = bytes(_ALPHABET[i % 62] for i in range(256))  # 190 bits in 32 letters; the bias is negligible
 _VARIANT = bytes(0x80 | i & 0x3F for i in range(256))
-_FIELDS = Struct("8s4sx3s4s12s")  # of a uuid in hex; the x is where the version goes
+_FIELDS = Struct("8s4sx3s4s12s")  # of a uuid in hex; x is the version's place
 UUID, ID = 16, 32  # random bytes for each
 
 
@@ -215,9 +206,12 @@ def new_pair() -> tuple[str, str]:
 
 
 def new_pairs(count: int) -> tuple[list[str], list[str]]:
-    """The uuids and the ids of many: one question to the kernel, and some of the work done for all of them together."""
+    """The uuids and ids of many jobs: one read from the kernel, and part of the work is done for all at once."""
     noise = os.urandom((UUID + ID) * count)
-    return _uuids(noise[: UUID * count]), _ids(noise[UUID * count :])
+    mixed, letters = bytearray(noise[: UUID * count]), _id(noise[UUID * count :])
+    mixed[8::UUID] = mixed[8::UUID].translate(_VARIANT)
+    uuids = [(b"%b-%b-4%b-%b-%b" % each).decode() for each in _FIELDS.iter_unpack(mixed.hex().encode())]
+    return uuids, [letters[at : at + ID] for at in range(0, len(letters), ID)]
 
 
 def _uuid(noise: bytes) -> str:
@@ -227,14 +221,3 @@ def _uuid(noise: bytes) -> str:
 
 def _id(noise: bytes) -> str:
     return noise.translate(_LETTERS).decode()
-
-
-def _uuids(noise: bytes) -> list[str]:
-    mixed = bytearray(noise)
-    mixed[8::UUID] = mixed[8::UUID].translate(_VARIANT)
-    return [(b"%b-%b-4%b-%b-%b" % each).decode() for each in _FIELDS.iter_unpack(mixed.hex().encode())]
-
-
-def _ids(noise: bytes) -> list[str]:
-    letters = _id(noise)
-    return [letters[at : at + ID] for at in range(0, len(letters), ID)]

@@ -1,11 +1,10 @@
-"""What a job is tied to: the key "qd" of its payload, which dispatch/ writes and the worker reads when the job ends.
+"""Reads payloads: every shape since Laravel 5.5, and qd's own key "qd", the relations of a job.
 
     {"unique": "shop.charge:order:42", "chain": [["mail", 0, "{...}"]], "batch": "6f1c..."}
 
-Nothing of it is needed to run the job. Links are whole payloads as text, made (and signed) when the job was sent: a string
-is the one JSON value that every program between here and there leaves as it is.
-
-A payload as it was read: its keys, and what they mean. Every shape since Laravel 5.5 is read.
+dispatch/ writes the relations, and the worker reads them when the job ends; running the job needs none of them. Chained
+jobs are whole payloads as text, made (and signed) at dispatch, because strings are the only JSON values that every program
+on the way leaves unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from msgspec import Meta
 
 from qd.errors import Malformed
 
-LONGEST_TIME = 100 * 365 * 86400.0  # seconds: what is longer overflows on the server
+LONGEST_TIME = 100 * 365 * 86400.0  # seconds: longer times overflow on the server
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
 
 
 class ChainedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job that is sent later, on the connection of the one it is tied to. delay: seconds from then."""
+    """A job to send later, on the connection of the job that has it as a relation. delay: seconds from then."""
 
     queue: str
     delay: Seconds
@@ -32,50 +31,49 @@ class ChainedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Relations(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """The names in it are of plain_name: they stand in the payload as in the keys, whoever writes its JSON again."""
+    """What the end of a job does to others. Names are results of plain_name: any JSON encoder leaves them unchanged."""
 
-    chain: tuple[ChainedJob, ...] = ()  # what follows when it has succeeded, the next first
-    catch: tuple[ChainedJob, ...] = ()  # what is sent when it, or what follows, has failed for good
+    chain: tuple[ChainedJob, ...] = ()  # the jobs that follow its success, the next one first
+    catch: tuple[ChainedJob, ...] = ()  # the jobs to send when it, or a job of its chain, fails permanently
     batch: str | None = None  # the batch that counts it
-    after: str | None = None  # the batch that it is a callback of
+    after: str | None = None  # the batch whose callback it is
     result: Seconds | None = None  # seconds for which its result is kept
-    until: Literal["start", "done"] = "done"  # when the lock below is freed
-    hold: Seconds | None = None  # seconds for which it is held at most, from when the job is due; None: HOLD
-    unique: str | None = None  # the name of the lock that keeps others of its kind away; its owner is the job's uuid
-    key: str | None = None  # "ISSUE NAME", under which it can be moved and cancelled while it waits (keyspace/keyed.py)
+    until: Literal["start", "done"] = "done"  # when the lock `unique` is freed
+    hold: Seconds | None = None  # the longest time the lock is held, from when the job is due; None: HOLD
+    unique: str | None = None  # the name of its lock; the owner is the job's uuid
+    key: str | None = None  # "ISSUE NAME", to move or cancel it while it waits (keyspace/sending.py)
 
 
-HOLD = 86400.0
-LONGEST_ID = 200  # characters of a name
+HOLD = 86400.0  # seconds a unique lock is held at most by default
+LONGEST_NAME = 200  # characters
 _ODD = re.compile(rb"[^A-Za-z0-9_.:@-]")
 
 
 def plain_name(text: str) -> str:
-    """`text` in letters that need no escape in JSON nor in a key: others as %2F. A long one ends in its hash instead."""
+    """`text` in characters that need no escape in JSON or keys; others become %2F. A long name ends in its hash."""
     name = _ODD.sub(lambda odd: b"%%%02X" % odd[0][0], text.encode("utf-8", "surrogatepass")).decode()
-    if len(name) <= LONGEST_ID:
+    if len(name) <= LONGEST_NAME:
         return name
-    from hashlib import sha256  # seldom needed
+    from hashlib import sha256  # rarely needed
 
     return f"{name[:130]}:{sha256(name.encode()).hexdigest()}"
 
 
 def key_of(id: str, name: str) -> str:
-    """What a job says of the name it waits under, of its first issue."""
+    """The relation `key` of a job, in its first issue."""
     return f"00000.{id[:16]} {name}"
 
 
-def written(ties: Relations) -> bytes:
-    """As it stands in a payload, with the comma before it; nothing at all for a job that is tied to nothing."""
-    text = msgspec.json.encode(ties)
+def relations_text(relations: Relations) -> bytes:
+    """The relations as part of a payload, after a comma; empty for a job without relations."""
+    text = msgspec.json.encode(relations)
     return b"" if text == b"{}" else b',"qd":' + text
 
 
 OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
-NO_DATA = b'""'  # what Laravel sends when a job has no data
+NO_DATA = b'""'  # what Laravel sends for a job without data
 
-LIMIT = 1 << 53  # integers beyond are not exact in Lua, nor in JavaScript
-LONGEST = 100 * 365 * 86400.0  # seconds a backoff is at most: what is longer would overflow somewhere
+LIMIT = 1 << 53  # larger integers are not exact in Lua and JavaScript
 Count = Annotated[int, Meta(ge=0, le=LIMIT)]
 Whole = Annotated[int, Meta(ge=-LIMIT, le=LIMIT)]
 NOTHING = msgspec.Raw()
@@ -83,7 +81,7 @@ FAILURES = re.compile(rb'"([1-9]\d{0,8}) (\d{1,12}\.\d{3})"')
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A payload as it was read; the names are those on the wire. Unknown keys are in the bytes only."""
+    """A payload; the field names are its keys. Unknown keys are in the bytes only."""
 
     job: Annotated[str, Meta(min_length=1)]
     displayName: str | None = None
@@ -100,25 +98,25 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timeoutAt: float | None = None
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
-    sig: str | None = None  # see signing.py
+    sig: str | None = None  # signing.py
     attempts: Count = 0
-    qd: Relations | None = None  # what the end of this job does to others
-    # qd's own, beside attempts; see unit.py
+    qd: Relations | None = None
+    # qd's own, next to attempts: reservation.py
     crashes: Count = 0
     exceptions: Count = 0
     held: Count = 0
     rsv: str | None = None
-    failures: msgspec.Raw = NOTHING  # see retried.py; as saved
-    saved: msgspec.Raw = NOTHING  # the last checkpoint; whatever stands there, it makes no payload malformed
+    failures: msgspec.Raw = NOTHING  # rewrite.py
+    saved: msgspec.Raw = NOTHING  # the last checkpoint; no value of it makes a payload malformed
 
     @property
     def name(self) -> str:
-        """The job's name as it was pushed, "@method" included."""
+        """The job's name as pushed, including "@method"."""
         return self.job
 
     @property
     def display(self) -> str:
-        """What people are shown."""
+        """The name for people."""
         return self.displayName or self.job.partition("@")[0]
 
     @property
@@ -126,44 +124,35 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.job == OBJECT_JOB
 
     @property
-    def says_limits(self) -> bool:
-        """Whether the payload itself says anything of tries, times or retries."""
-        return (
-            self.maxTries is not None
-            or self.timeout is not None
-            or self.backoff is not None
-            or self.delay is not None
-            or self.maxExceptions is not None
-            or bool(self.failOnTimeout)
-            or bool(self.retryUntil)
-            or bool(self.timeoutAt)
-        )
+    def has_limits(self) -> bool:
+        """Whether the payload itself sets tries, timeouts or retries."""
+        all_none = self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is None
+        return not all_none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
 
     @property
     def backoffs(self) -> tuple[float, ...] | None:
-        """Seconds to wait after the first, second, ... attempt; None: the payload does not say.
+        """Seconds to wait after the first, second, ... attempt; None if the payload sets none.
 
-        Before Laravel 8 the key was `delay`. In 13 `delay` is what the push asked for, and it still counts as the
-        backoff where none is given.
+        Before Laravel 8 the key was `delay`. In 13 `delay` is the delay of the push, and is used as backoff without one.
         """
-        said = self.delay if self.backoff is None else self.backoff
-        return None if said is None else tuple([_seconds(part) for part in str(said).split(",")])
+        text = self.delay if self.backoff is None else self.backoff
+        return None if text is None else tuple([_seconds(part) for part in str(text).split(",")])
 
     @property
     def deadline(self) -> float | None:
-        """Unix seconds after which it is not run again, None: no such moment. Before Laravel 8 it was `timeoutAt`."""
+        """Unix seconds after which the job is not retried, or None. Before Laravel 8 the key was `timeoutAt`."""
         return (self.timeoutAt if self.retryUntil is None else self.retryUntil) or None
 
     @property
     def failed_before(self) -> tuple[int, float | None]:
-        """How often it has failed permanently and was retried, and when first (unix seconds). (0, None): never, or
+        """How often the job has failed permanently and was retried, and when first (unix seconds); (0, None) if never or
         unknown."""
         match = FAILURES.fullmatch(bytes(self.failures))
         return (int(match[1]), float(match[2])) if match else (0, None)
 
     @property
     def checkpoint(self) -> bytes | None:
-        """The JSON text that the job saved last; None: nothing, or nothing that qd has written."""
+        """The JSON text of the last checkpoint, None without one that qd has written."""
         if self.saved is NOTHING:
             return None
         raw = bytes(self.saved)
@@ -179,7 +168,7 @@ _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/"
 
 
 def base64url(text: bytes) -> bytes:
-    """No padding: letters, digits, - and _ only, which no JSON encoder changes and none of our keys can stand in."""
+    """Without padding: only letters, digits, - and _, which JSON encoders leave unchanged and no key of qd contains."""
     return b2a_base64(text, newline=False).rstrip(b"=").translate(_TO_URL)
 
 
@@ -192,9 +181,9 @@ _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)")
 
 
 def _seconds(part: str) -> float:
-    """As PHP reads a number from text: what it begins with, else 0. Never negative."""
+    """The number at the start of the text, as PHP reads it, else 0. Never negative."""
     match = _NUMBER.match(part)
-    return min(float(match[1]), LONGEST) if match else 0.0
+    return min(float(match[1]), LONGEST_TIME) if match else 0.0
 
 
 _decode = msgspec.json.Decoder(Payload).decode
@@ -203,9 +192,9 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 def read(raw: bytes) -> Payload:
-    """The payload in `raw`. Raises Malformed, and only that, whatever the bytes are.
+    """The payload in `raw`. Raises Malformed, and no other error, whatever the bytes are.
 
-    `data` is not looked into beyond being JSON; it refers to `raw`, no copy is made.
+    `data` is checked to be JSON only; it refers to `raw`, without a copy.
     """
     try:
         return _decode(raw)
@@ -221,7 +210,7 @@ _decode_tags = msgspec.json.Decoder(_Tagged).decode
 
 
 def tags_of(raw: bytes) -> tuple[str, ...]:
-    """The words a payload was tagged with, () also where another program has put something else there."""
+    """The tags of a payload; () if another program has put something else there."""
     try:
         return _decode_tags(raw).tags
     except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
@@ -230,7 +219,7 @@ def tags_of(raw: bytes) -> tuple[str, ...]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "nested too deep to be read"
+        return "nested too deep to read"
     text = str(error)
     if isinstance(error, UnicodeError):
         return f"a text in it is not UTF-8 ({text})"[:300]

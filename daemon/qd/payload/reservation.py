@@ -1,9 +1,10 @@
-"""The bytes of a payload that change while a job is held: the unit that the reserve script writes, worker and keeper answer.
+"""The bytes of a payload that change while a worker holds the job: the reservation fields ("unit"). The reserve script
+(unit.lua; without scripts, splice.py) writes them, worker and keeper answer them.
 
-It stands where Laravel's top-level `attempts` stands, in one piece; what the job saved stands behind it:
+They are in the place of Laravel's top-level `attempts`, in one piece, followed by what the job saved:
     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]
-N repeats A while the reservation is unanswered: a payload found ready in that state cost its worker its life. `saved`
-belongs to no reservation: whatever moves the payload moves it. Where no script runs, reserving.py writes the unit.
+N repeats A while the reservation is unanswered: such a payload in a ready queue has crashed its worker. `saved` belongs to
+no reservation and moves with the payload.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from qd.payload.format import base64url, read
 _UNIT = re.compile(
     rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
 )
-_DIGITS = 40  # more than any count of ours has, less than Python refuses to read as a number
+_DIGITS = 40  # more than any count of ours has, fewer than Python refuses to convert
 _RESERVED = re.compile(rb"\w+\.\d{1,%d}\.\d{1,%d}\.\d{1,%d}" % (_DIGITS, _DIGITS, _DIGITS), re.ASCII)
 _LONGEST_UNIT = 160  # bytes before its mark
 _SAVED = re.compile(rb',"saved":"[\w-]*"')
-LIFE = 1_000_000_000  # turns that one worker makes at most: the next one in its slot counts on from there
+LIFE = 1_000_000_000  # turns per worker: the next worker of the slot counts on from there
 
 
 class Ending(StrEnum):
-    """What N of a mark becomes when the reservation is answered: what the next reserve has to do with the job."""
+    """The N of an answered mark: what the next reserve must do with the job."""
 
     ANSWERED = "-"  # run it
     TIMED_OUT = "t"  # run it; its worker was killed for its timeout
     FAILS = "x"  # fail it; its worker was killed for its timeout
-    DIED_IN_HOOKS = "h"  # fail it without its hooks; it had failed, and they have killed its worker
+    DIED_IN_HOOKS = "h"  # fail it without its hooks: it had failed, and the hooks killed its worker
     CANCELLED = "c"  # drop it
 
 
@@ -39,13 +40,13 @@ _ENDINGS = {b'.%b"' % ending.encode(): ending for ending in Ending}
 
 
 def ending_of(before: bytes) -> Ending | None:
-    """How the last reservation ended, from the unit that this one has replaced. None: there was none, or nobody answered
-    it."""
+    """How the previous reservation ended, from the bytes that this one replaced. None: there was none, or it was never
+    answered."""
     return _ENDINGS.get(before[-3:])
 
 
 class Mark(NamedTuple):
-    """Who reserved a payload: master token, slot, turn, and the attempts then (an Ending once it was answered)."""
+    """The owner of a reservation: master token, slot, turn, and the attempts at that time (once answered, an Ending)."""
 
     token: str
     slot: int
@@ -54,17 +55,17 @@ class Mark(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """Of the worker in that slot, 1 for the first."""
+        """The generation of the worker in that slot, 1 for the first."""
         return (self.turn - 1) // LIFE + 1
 
     @property
     def base(self) -> str:
-        """The part that stays when it is answered."""
+        """The part that an answer does not change."""
         return f"{self.token}.{self.slot}.{self.turn}"
 
 
 def split_mark(mark: str) -> Mark:
-    """The parts of a mark. Raises ValueError when it is none."""
+    """The parts of a mark. Raises ValueError if `mark` is not one."""
     parts = mark.split(".")
     if len(parts) != 4 or not parts[0] or not (parts[3] in _LETTERS or parts[3].isdecimal()):
         raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
@@ -72,7 +73,7 @@ def split_mark(mark: str) -> Mark:
 
 
 class ReservationFields(NamedTuple):
-    """A unit as it stands in a payload, from `start` to before `end`."""
+    """The reservation fields of a payload, at bytes `start` to before `end`."""
 
     mark: str
     attempts: int
@@ -81,8 +82,8 @@ class ReservationFields(NamedTuple):
 
 
 def unanswered(member: bytes, base: str = "") -> ReservationFields | None:
-    """The unit of the reservation that holds `member`, of the reserver whose marks begin with `base` when that is known
-    (the arguments of a job may hold units too), else the last one. None: no unit stands in it."""
+    """The reservation fields of `member`; None without any. Arguments may contain the same text, so the fields whose mark
+    begins with `base` win if there are any, else the last ones."""
     units = [unit for unit in _UNIT.finditer(member) if _RESERVED.fullmatch(unit[5]) and len(unit[1]) <= _DIGITS]
     if not units:
         return None
@@ -100,9 +101,9 @@ def answered(
     held: int | None = None,
     ended: Ending = Ending.ANSWERED,
 ) -> bytes:
-    """`member` with the unit of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`.
+    """`member` with the fields of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`.
 
-    No other byte changes. Raises ValueError when that unit does not stand in it.
+    No other byte changes. Raises ValueError if `member` has no such mark.
     """
     unit = _find(member, mark)
     given = (crashes, exceptions, held)
@@ -125,15 +126,15 @@ def _find(member: bytes, mark: str) -> re.Match[bytes]:
         if unit and unit.end() == at + len(needle):
             return unit
         at = member.find(needle, at + 1)
-    raise ValueError(f"no reservation '{mark[:80]}' stands in this payload")
+    raise ValueError(f"this payload has no reservation '{mark[:80]}'")
 
 
 def saving(member: bytes, mark: str, state: bytes) -> bytes:
-    """`member` with `state` (JSON text) saved behind the unit of `mark`, in place of what was saved there before.
+    """`member` with the checkpoint `state` (JSON text) after the fields of `mark`, in place of an earlier one.
 
-    No other byte changes. Where such a key stands further behind (another program has written the payload again, or means
-    something else by it) the place is the end: of two equal keys the last one counts. Raises ValueError when that unit
-    does not stand in it.
+    No other byte changes. If a later key `saved` exists (another program rewrote the payload, or uses the name for
+    something else), the checkpoint goes to the end: of two equal keys the last one counts. Raises ValueError if `member`
+    has no such mark.
     """
     text = b',"saved":"%b"' % base64url(state)
     end = _find(member, mark).end()

@@ -1,12 +1,10 @@
-"""The unit of a payload (unit.py), wherever it stands, and keys of ours that another program has scattered when it wrote the
-payload again: they are found, taken out, and what they said is kept. For reserving.py, byte for byte as unit.lua.
+"""Writes a reservation into a payload, for drivers whose server runs no script: unit.lua in Python, byte for byte.
 
-In JSON the text "attempts" before a colon can only be a key when its quote is not behind a backslash; only its depth is in
+The reservation fields (the "unit", reservation.py) take the place of Laravel's top-level `attempts`. If another program has
+rewritten the payload, our keys may be scattered outside the unit: they are found, removed, and their values kept.
+
+In JSON the text "attempts" before a colon can only be a key if no backslash precedes its quote; only its depth is in
 question.
-
-What a reserve writes into a payload, for drivers whose server runs no script of ours: `reserved_text`.
-
-It is unit.lua in Python, byte for byte: the unit stands where Laravel's top-level `attempts` stands.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from qd.payload.reservation import Ending
 
 COUNTS = (b"crashes", b"exceptions", b"held")
 LARGEST = b"9007199254740992"  # 2^53; compared as text
-MOST = 8  # keys of ours that are taken out of a payload which another program has written again
-SAVED = 90_000  # bytes that what a job saves may fill
+MOST = 8  # scattered keys that are removed at most
+SAVED = 90_000  # bytes that a checkpoint may fill
 
 _MARK = rb'"([0-9A-Za-z]+\.[0-9]+\.[0-9]+\.[0-9%b]+)"' % re.escape("".join(Ending)).encode()
 _ATTEMPTS = re.compile(rb'"attempts"\s*:\s*([0-9]+)(?=[\s,}])')
 _COUNT = {key: re.compile(rb',"%b":([0-9]+)(?=[,}])' % key) for key in COUNTS}
 _RSV = re.compile(rb',"rsv":' + _MARK)
-_SAID = re.compile(rb'"([0-9A-Za-z]+)"\s*:\s*')
+_KEY = re.compile(rb'"([0-9A-Za-z]+)"\s*:\s*')
 _VALUE = {b"rsv": re.compile(_MARK)}
 _NUMBER = re.compile(rb"[0-9]+")
 _ENDED = re.compile(rb"\s*[,}]")
@@ -35,11 +33,15 @@ _BRACKET = re.compile(rb'["{}\[\]]')
 _COMMA = re.compile(rb"\s*,")
 _COLON = re.compile(rb"\s*:")
 _SPACE = b" \t\n\v\f\r"
+_FIRST = re.compile(rb"\s*\{")
+_LAST = re.compile(rb"\}\s*\Z")
+_EMPTY = re.compile(rb"\s*\{\s*\}")
+_N = re.compile(r"[0-9]*\Z")
 
 
 @dataclass(slots=True)
 class Unit:
-    """From `start` to before `end`; -1: there is none, attempts is 0."""
+    """The reservation fields at bytes `start` to before `end`; start -1: there are none, and attempts is 0."""
 
     start: int = -1
     end: int = -1
@@ -49,9 +51,9 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Gathered:
-    """What scattered keys said. start: of the first hole, behind: how much stands behind the last; -1: there is none.
-    stays: one does not say what we write and was left as it is."""
+class Scattered:
+    """The values of scattered keys. start: of the first hole; behind: bytes after the last hole; -1: no hole. stays: a key
+    has a value that we never write, and was left unchanged."""
 
     counts: dict[bytes, int] = field(default_factory=dict)
     rsv: str = ""
@@ -61,14 +63,14 @@ class Gathered:
 
 
 def count_of(digits: bytes) -> int | None:
-    """An integer from 0 to 2^53, None for what is none."""
+    """An integer from 0 to 2^53, else None."""
     if len(digits) > 16 or (len(digits) == 16 and digits > LARGEST) or (len(digits) > 1 and digits[:1] == b"0"):
         return None
     return int(digits)
 
 
 def unit_at(payload: bytes, at: int) -> Unit | None:
-    """The unit that begins at `at`. None when attempts is no count."""
+    """The unit that begins at `at`. None if attempts is not a count."""
     found = _ATTEMPTS.match(payload, at)
     attempts = count_of(found[1]) if found else None
     if found is None or attempts is None:
@@ -85,8 +87,8 @@ def unit_at(payload: bytes, at: int) -> Unit | None:
 
 
 def in_tail(payload: bytes) -> Unit | None:
-    """The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level. What the job has
-    saved may stand between it and the end."""
+    """The unit at the last "attempts" of the tail, if no bracket follows: it is then on the top level. A checkpoint may
+    follow it."""
     saved = payload.find(b'","saved":"', max(0, len(payload) - SAVED - 1))
     end = len(payload) if saved < 0 else saved + 1
     at = payload.rfind(b'"attempts"', max(0, min(len(payload), end) - 512))
@@ -95,8 +97,8 @@ def in_tail(payload: bytes) -> Unit | None:
     return unit_at(payload, at)
 
 
-def scattered(payload: bytes, unit: Unit | None) -> bool:
-    """Whether keys of ours may stand outside of the unit: another program has written the payload again."""
+def may_be_scattered(payload: bytes, unit: Unit | None) -> bool:
+    """Whether our keys may be outside the unit, because another program has rewritten the payload."""
     marked = unit is not None and bool(unit.rsv)
     end = unit.end if unit is not None and marked else 0
     if payload.find(b'rsv"', end) >= 0:
@@ -106,24 +108,24 @@ def scattered(payload: bytes, unit: Unit | None) -> bool:
     return unit is None and b'"attempts"' in payload
 
 
-# -- keys that another program has scattered: they are taken out, the last one first, and what they said is kept
+# -- scattered keys: removed from the last one to the first
 
 
-def gathered(payload: bytes) -> tuple[bytes, Unit | None, Gathered] | None:
-    """The payload without them, its unit, and what they said. None: attempts that are no count."""
+def gathered(payload: bytes) -> tuple[bytes, Unit | None, Scattered] | None:
+    """The payload without scattered keys, its unit, and their values. None if attempts is not a count."""
     at, places = top_level(payload)
     unit = unit_at(payload, at) if at >= 0 else None
     if at >= 0 and unit is None:
         return None
-    got, text = Gathered(stays=len(places) > MOST), payload
+    got, text = Scattered(stays=len(places) > MOST), payload
     for place in () if got.stays else reversed(places):
         if unit is not None and unit.start <= place < unit.end:
             continue
-        said = said_at(text, place)
-        if said is None:
+        found = key_at(text, place)
+        if found is None:
             got.stays = True
             continue
-        key, end, value = said
+        key, end, value = found
         length = len(text)
         text, got.start = cut(text, place, end)
         if got.behind < 0:
@@ -138,9 +140,8 @@ def gathered(payload: bytes) -> tuple[bytes, Unit | None, Gathered] | None:
 
 
 def top_level(payload: bytes) -> tuple[int, list[int]]:
-    """Where the last "attempts" of the top level stands (-1: nowhere), and where the other keys of ours do. The depth of
-    each is told from the nearer end of the payload, so that large arguments are not walked through as long as no such key is
-    in them."""
+    """The positions of the last top-level "attempts" (-1: none) and of our other top-level keys. The depth of each is
+    counted from the nearer end of the payload, so that large arguments without such a key are not scanned."""
     places, on_top = keys_at(payload), dict[int, bool]()
     k, i, depth = 0, 0, 0
     while k < len(places) and 2 * (places[k] + 1) <= len(payload):
@@ -171,7 +172,7 @@ def keys_at(payload: bytes) -> list[int]:
 
 
 def opened(payload: bytes, start: int, end: int) -> int:
-    """How many brackets are opened, less those that are closed, from `start` to before `end`; strings are passed over."""
+    """The brackets opened minus those closed from `start` to before `end`, outside strings."""
     depth = 0
     while (found := _BRACKET.search(payload, start)) and found.start() < end:
         start = found.start() + 1
@@ -185,7 +186,7 @@ def opened(payload: bytes, start: int, end: int) -> int:
 
 
 def string_end(payload: bytes, start: int) -> int:
-    """Where the string that is opened at `start` is closed; -1: nowhere."""
+    """The end of the string that starts at `start`; -1: it has none."""
     end = start
     while (end := payload.find(b'"', end + 1)) >= 0:
         k = end - 1
@@ -196,9 +197,9 @@ def string_end(payload: bytes, start: int) -> int:
     return -1
 
 
-def said_at(text: bytes, at: int) -> tuple[bytes, int, int | str] | None:
-    """The key of ours at `at`, where it ends and what it says. None: not what we write there."""
-    named = _SAID.match(text, at)
+def key_at(text: bytes, at: int) -> tuple[bytes, int, int | str] | None:
+    """Our key at `at`, its end and its value. None for a value that we never write."""
+    named = _KEY.match(text, at)
     found = _VALUE.get(named[1], _NUMBER).match(text, named.end()) if named else None
     if named is None or found is None or not _ENDED.match(text, found.end()):
         return None
@@ -207,7 +208,7 @@ def said_at(text: bytes, at: int) -> tuple[bytes, int, int | str] | None:
 
 
 def cut(text: bytes, start: int, end: int) -> tuple[bytes, int]:
-    """`text` without what stands from `start` to before `end`, and one comma. And where the hole is."""
+    """`text` without the bytes from `start` to before `end` and one comma, and the position of the hole."""
     comma = _COMMA.match(text, end)
     k = start - 1
     while text[k] in _SPACE:
@@ -219,15 +220,9 @@ def cut(text: bytes, start: int, end: int) -> tuple[bytes, int]:
     return text[:start] + text[end:], start
 
 
-_FIRST = re.compile(rb"\s*\{")
-_LAST = re.compile(rb"\}\s*\Z")
-_EMPTY = re.compile(rb"\s*\{\s*\}")
-_N = re.compile(r"[0-9]*\Z")
-
-
 class Spliced(NamedTuple):
-    """text: the payload with its unit, of `length` bytes from `start` on; before: what stood there; attempts: this one, 1
-    for the first."""
+    """A reserved payload. text has its unit in `length` bytes from `start` on, in place of `before`; attempts: 1 for the
+    first attempt."""
 
     text: bytes
     mark: str
@@ -238,25 +233,20 @@ class Spliced(NamedTuple):
 
 
 def reserved_text(
-    payload: bytes,
-    base: str,
-    *,
-    attempts: int | None = None,
-    crashes: int | None = None,
-    exceptions: int | None = None,
+    payload: bytes, base: str, *, attempts: int | None = None, crashes: int | None = None, exceptions: int | None = None,
     held: int | None = None,
-) -> Spliced | None:
-    """`payload` reserved under a mark that begins with `base` ("<token>.<slot>.<turn>"). None: it is no object, or its
-    attempts are no count.
+) -> Spliced | None:  # fmt: skip
+    """`payload` reserved under a mark that begins with `base` ("<token>.<slot>.<turn>"). None if it is not an object, or
+    attempts is not a count.
 
-    The counts given stand in it; those that are not (None) follow from what stands there: one attempt more, or, where the
-    reservation before was never answered, one crash more. Put `before` back, and the pushed bytes are whole again.
+    Counts that are not given (None) follow from the payload: one attempt more, and one crash more if the
+    previous reservation was never answered. Putting `before` back restores the pushed bytes.
     """
     if attempts in (None, 1) and not (crashes or exceptions or held) and (fresh := _fresh(payload, base)) is not None:
         return fresh
     if not _FIRST.match(payload) or not _LAST.search(payload, max(0, len(payload) - 65)):
         return None
-    found = _with_a_place(payload)
+    found = _with_unit(payload)
     if found is None:
         return None
     text, unit, got, comma = found
@@ -265,21 +255,21 @@ def reserved_text(
         counts[key] = counts[key] if value is None else value
     count = count if attempts is None else attempts
     mark = f"{base}.{count}"
-    said = comma + b'"attempts":%d' % count
-    said += b"".join([b',"%b":%d' % (key, value) for key, value in counts.items() if value > 0])
-    said += b',"rsv":"%b"' % mark.encode()
-    # What was written is one piece: from the first hole or the unit to the last hole or the unit.
+    fields = comma + b'"attempts":%d' % count
+    fields += b"".join([b',"%b":%d' % (key, value) for key, value in counts.items() if value > 0])
+    fields += b',"rsv":"%b"' % mark.encode()
+    # The change is one piece: from the first hole or the unit to the last hole or the unit.
     start = unit.start if got.start < 0 else min(got.start, unit.start)
     behind = len(text) - unit.end if got.behind < 0 else min(got.behind, len(text) - unit.end)
-    text = text[: unit.start] + said + text[unit.end :]
+    text = text[: unit.start] + fields + text[unit.end :]
     return Spliced(text, mark, start, len(text) - behind - start, payload[start : len(payload) - behind], count)
 
 
-def _with_a_place(payload: bytes) -> tuple[bytes, Unit, Gathered, bytes] | None:
-    """The payload without scattered keys of ours, its unit, what those keys said, and the comma that a new unit needs. Where
-    there is none its place is before the closing brace. None: attempts that are no count."""
-    text, unit, got = payload, in_tail(payload), Gathered()
-    if scattered(payload, unit):
+def _with_unit(payload: bytes) -> tuple[bytes, Unit, Scattered, bytes] | None:
+    """The payload without scattered keys, its unit (a new one goes before the closing brace), the values of those keys, and
+    the comma that a new unit needs. None if attempts is not a count."""
+    text, unit, got = payload, in_tail(payload), Scattered()
+    if may_be_scattered(payload, unit):
         found = gathered(payload)
         if found is None:
             return None
@@ -293,36 +283,30 @@ def _with_a_place(payload: bytes) -> tuple[bytes, Unit, Gathered, bytes] | None:
     return text, unit, got, b"" if _EMPTY.match(text) else b","
 
 
-def _counted(unit: Unit, got: Gathered) -> tuple[int, dict[bytes, int]]:
-    """Which attempt this one is, and the other counts, as what stands there tells them."""
-    count, crashed = _attempts_of(unit, unit.rsv or got.rsv)
+def _counted(unit: Unit, got: Scattered) -> tuple[int, dict[bytes, int]]:
+    """The number of this attempt, and the other counts."""
+    mark = unit.rsv or got.rsv
+    found = _N.search(mark)
     counts = {key: unit.counts.get(key, got.counts.get(key, 0)) for key in COUNTS}
-    if crashed:
-        counts[b"crashes"] = _more(counts[b"crashes"])
-    return count, counts
+    if mark and found is not None and found[0] == str(unit.attempts):  # never answered: a crash
+        counts[b"crashes"] = _plus_one(counts[b"crashes"])
+        return unit.attempts, counts
+    return _plus_one(unit.attempts), counts
 
 
 def _fresh(payload: bytes, base: str) -> Spliced | None:
-    """The usual payload, as Laravel and qd push it: attempts 0 at the end, and never reserved before."""
+    """The usual payload, as Laravel and qd push it: attempts 0 at its end, and never reserved."""
     at = payload.find(b',"attempts":0', max(0, len(payload) - 27))
     if at < 0 or payload[at + 13 :] not in (b',"delay":null}', b"}"):
         return None
     if payload[:1] != b"{" or b'rsv"' in payload:
         return None
     mark = base + ".1"
-    said = b'"attempts":1,"rsv":"%b"' % mark.encode()
-    text = payload[: at + 1] + said + payload[at + 13 :]
-    return Spliced(text, mark, at + 1, len(said), b'"attempts":0', 1)
+    fields = b'"attempts":1,"rsv":"%b"' % mark.encode()
+    text = payload[: at + 1] + fields + payload[at + 13 :]
+    return Spliced(text, mark, at + 1, len(fields), b'"attempts":0', 1)
 
 
-def _more(count: int) -> int:
-    """One more; 2^53 is the end of counting, as in a script."""
+def _plus_one(count: int) -> int:
+    """2^53 is the largest count, as in a script."""
     return int(float(count) + 1)
-
-
-def _attempts_of(unit: Unit, mark: str) -> tuple[int, bool]:
-    """Which attempt this one is, and whether the one before was never answered: then it was a crash."""
-    found = _N.search(mark)
-    if mark and found is not None and found[0] == str(unit.attempts):
-        return unit.attempts, True
-    return _more(unit.attempts), False

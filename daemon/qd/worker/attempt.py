@@ -219,7 +219,7 @@ class Attempts:
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """Limits of a job that says nothing itself are those of its declaration: worked out once."""
-        if payload.says_limits or declared.options.retry_for is not None:
+        if payload.has_limits or declared.options.retry_for is not None:
             return limits_of(payload, declared.options, self.work)
         found = self._declared_limits.get(declared.name)
         if found is None:
