@@ -48,7 +48,7 @@ def test_one_that_ran_out_unseen_is_taken_again_and_told(store: KeyspaceStore):
     run = one.overlaps.begun("nightly", 412)
     eventually(lambda: not owner(store), 20)
     one.overlaps.renew()
-    assert one.told == ["it ran out, and was taken again"]
+    assert one.told == ["it expired, and was taken again"]
     one.overlaps.end(run)
     one.overlaps.renew()
     assert not owner(store)
@@ -63,7 +63,7 @@ def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: Keyspac
     other.overlaps.renew()
     one.overlaps.renew()
     assert len(one.told) == 1
-    assert one.told[0].startswith("it ran out, and web2 (pid 77) since ")
+    assert one.told[0].startswith("it expired, and web2 (pid 77) since ")
     one.overlaps.end(run)
     one.overlaps.renew()
     assert owner(store)["pid"] == 77
@@ -77,23 +77,23 @@ def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_b
     store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ):
     one = Host(store, "web1")
-    assert one.overlaps.wants == float("inf")
+    assert one.overlaps.due_in == float("inf")
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
     one.overlaps.renew()
-    assert 0 < one.overlaps.wants <= 10
+    assert 0 < one.overlaps.due_in <= 10
     one.overlaps.end(run)
-    assert one.overlaps.wants == 0
+    assert one.overlaps.due_in == 0
     monkeypatch.setattr(overlaps, "AGAIN", 60.0)
     with monkeypatch.context() as patched:
         patched.setattr(store, "step", lost)
         with pytest.raises(ConnectionLost):
             one.overlaps.renew()
-    assert 0 < one.overlaps.wants <= overlaps.AGAIN  # not at once again: nobody is to turn in a circle
+    assert 0 < one.overlaps.due_in <= overlaps.AGAIN  # not at once again: nobody is to turn in a circle
     assert owner(store)
     one.overlaps.renew()
     assert not owner(store)
-    assert one.overlaps.wants == float("inf")
+    assert one.overlaps.due_in == float("inf")
 
 
 def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
@@ -141,8 +141,8 @@ def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed
     store.take(KEY)
     store.token(KEY)  # a list
     for _ in range(3):
-        passed[0] += one.overlaps.wants
-        assert one.overlaps.wants == 0
+        passed[0] += one.overlaps.due_in
+        assert one.overlaps.due_in == 0
         one.overlaps.renew()
     assert json.loads(store.get("qd:overlap:hourly")[0] or b"{}")["pid"] == 412
     assert "is refused" in str(one.overlaps.take(ENTRY))
@@ -152,7 +152,7 @@ def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed
     for run in runs:
         one.overlaps.end(run)
     one.overlaps.renew()
-    assert one.overlaps.wants == float("inf")
+    assert one.overlaps.due_in == float("inf")
     assert store.pop(KEY, 1)
 
 
@@ -161,9 +161,9 @@ def test_while_the_server_is_away_nothing_is_wanted_at_once(store: KeyspaceStore
     monkeypatch.setattr(overlaps, "AGAIN", 60.0)
     assert one.overlaps.take(ENTRY) is None
     one.overlaps.end(one.overlaps.begun("nightly", 412))
-    assert one.overlaps.wants == 0
-    one.overlaps.later()
-    assert 0 < one.overlaps.wants <= overlaps.AGAIN
+    assert one.overlaps.due_in == 0
+    one.overlaps.postpone()
+    assert 0 < one.overlaps.due_in <= overlaps.AGAIN
     one.overlaps.renew()
 
 

@@ -83,7 +83,7 @@ def takes_all(one: Scheduler, redis: Client, base: float) -> None:
     """Its turns, until all ticks are taken and what was run has ended. What is due is made before each of them."""
 
     def over() -> bool:
-        if one._control.look():
+        if one._control.poll():
             while any(each.step() for each in one._early):
                 pass
         one.turn()

@@ -19,7 +19,7 @@ from qd.config.load import load
 from qd.events import ScheduledTaskStarting
 from qd.process import fork
 from qd.scheduler import filters, overlaps
-from qd.scheduler.entry_job import Broke, Guard
+from qd.scheduler.entry_job import Guard, UserCodeFailed
 from tests.support.clock import eventually
 from tests.support.procs import QD, Procs
 from tests.support.project import MakeProject
@@ -144,7 +144,7 @@ def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(
             entry.when(lambda: eventually((tmp_path / "order").exists))
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
     host = open_host(entries=hourly(app))
-    host.turns(lambda: (tmp_path / "order").exists() and not host.scheduler._asking)
+    host.turns(lambda: (tmp_path / "order").exists() and not host.scheduler._filters)
     host.scheduler.turn()
     (tmp_path / "go").touch()
     host.turns(lambda: len(host.said("schedule.done")) == 3)
@@ -161,10 +161,10 @@ def test_a_pause_drops_what_is_asked_and_the_tick_is_decided_when_it_is_over(
 
     app.schedule(report.bind(1), every=HOUR, name="one", missed="once").when(hangs)
     host = waits_for(open_host, app, tmp_path)
-    asker = psutil.Process(*host.scheduler._asking._asked)
+    asker = psutil.Process(*host.scheduler._filters._running)
     host.scheduler.paused = True
     host.turns(lambda: not asker.is_running())
-    assert not host.scheduler._asking
+    assert not host.scheduler._filters
     assert host.lines == []
     (tmp_path / "go").touch()
     host.scheduler.paused = False
@@ -181,7 +181,7 @@ def test_a_drained_scheduler_is_idle_at_once_whoever_is_asked(
 
     app.schedule(report.bind(1), every=HOUR, name="one", missed="once").when(hangs)
     host = waits_for(open_host, app, tmp_path)
-    asker = psutil.Process(*host.scheduler._asking._asked)
+    asker = psutil.Process(*host.scheduler._filters._running)
     host.scheduler.drain()
     assert host.scheduler.idle
     host.turns(lambda: not asker.is_running())
@@ -206,7 +206,7 @@ def test_more_filters_than_there_may_be_processes_take_turns(
 
     def counts() -> bool:
         nonlocal most
-        most = max(most, len(host.scheduler._asking._asked))
+        most = max(most, len(host.scheduler._filters._running))
         return len({line.split("entry=")[1].split()[0] for line in host.said("schedule.sent")}) == 5
 
     for n in range(5):
@@ -274,5 +274,5 @@ def test_an_error_whose_words_cannot_be_had_is_told_by_its_kind() -> None:
     def raises() -> None:
         raise Odd
 
-    with pytest.raises(Broke, match=r"^raised Odd$"):
+    with pytest.raises(UserCodeFailed, match=r"^raised Odd$"):
         Guard().run(raises)

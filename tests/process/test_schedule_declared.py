@@ -73,4 +73,4 @@ def test_a_wrong_entry_ends_the_start_with_its_line(project: MakeProject):
     shop = project("app.schedule(print).weekdays()", "[schedule.entries.a]\nshell = 'true'\nevery = 1")
     work = shop.work("-w", "1")
     assert work.wait() == 3
-    work.wait_line(r"jobs.py:\d+ is wrong: it says on which days, not when")
+    work.wait_line(r"jobs.py:\d+ is wrong: it has days but no time")

@@ -17,8 +17,7 @@ from qd.config.load import load
 from qd.drivers.keyspace.records import KeptTicks
 from qd.errors import ConnectionLost
 from qd.events import JobQueueing
-from qd.scheduler import connection as reach
-from qd.scheduler import scheduler
+from qd.scheduler import connection, scheduler
 from qd.scheduler import ticks as early
 from qd.scheduler.connection import EntryState
 from qd.scheduler.ticks import TickTaker
@@ -48,14 +47,14 @@ class Ahead:
 
     def __init__(self, host: Host) -> None:
         self.host, self.scheduler = host, host.scheduler
-        self.reach = host.scheduler._control
-        assert self.reach.look()
+        self.connection = host.scheduler._control
+        assert self.connection.poll()
 
     def make(self) -> list[str]:
         """Make all that can be made before the moment. The ids of those jobs."""
         while any(each.step() for each in self.scheduler._early):
             pass
-        return [each.early.parcel.id for each in self.reach.places if each.early and each.early.parcel]
+        return [each.early.message.id for each in self.connection.states if each.early and each.early.message]
 
     def after(self, number: int, act: Callable[[KeptTicks], object], monkeypatch: pytest.MonkeyPatch) -> None:
         """Act when so many claims are begun."""
@@ -71,14 +70,14 @@ class Ahead:
 
     def turn(self) -> None:
         """The moment has come, and the server was asked again what operators want."""
-        self.reach._look_at = 0.0
+        self.connection._poll_at = 0.0
         self.scheduler.turn()
 
 
 @pytest.fixture
 def ahead(app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ahead]:
     monkeypatch.setattr(early, "NEAR", -3_600_000)
-    monkeypatch.setattr(reach, "BEHIND", 3_600_000)
+    monkeypatch.setattr(connection, "BEHIND", 3_600_000)
     timing = JustNow()
 
     def make(name: str = "web1") -> Ahead:
@@ -117,7 +116,7 @@ def test_it_counts_as_made_at_its_tick(app: Qd, report: Any, redis: Client, ahea
     app.schedule(report.bind(1), every=HOUR, name="plain")
     app.schedule(report.bind(2).using(retry_for=60), every=HOUR, name="ends")
     one = ahead()
-    (tick,) = {place.entry.timing.base for place in one.reach.places}
+    (tick,) = {state.entry.timing.base for state in one.connection.states}
     assert len(one.make()) == 2
     one.turn()
     assert [(job.createdAt, job.retryUntil) for job in waiting(redis)] == [(tick, None), (tick, tick + 60)]
@@ -145,10 +144,10 @@ def test_they_are_made_while_the_scheduler_waits_and_each_tick_has_its_own(
     made: list[str] = []
     real = TickTaker.make_early
 
-    def make_early(taker: TickTaker, place: EntryState, at: int) -> None:
-        real(taker, place, at)
-        if place.early is not None and place.early.parcel is not None:
-            made.append(place.early.parcel.id)
+    def make_early(taker: TickTaker, state: EntryState, at: int) -> None:
+        real(taker, state, at)
+        if state.early is not None and state.early.message is not None:
+            made.append(state.early.message.id)
 
     monkeypatch.setattr(TickTaker, "make_early", make_early)
     app.schedule(report.bind(1), every=0.5)
@@ -170,7 +169,7 @@ def test_what_stops_a_tick_after_its_job_was_made_is_obeyed(
     one = ahead()
     assert len(one.make()) == 1
     if by == "a pause":
-        notes.pause(one.reach.store, ["stops"], by="ann", reason="stocktaking")
+        notes.pause(one.connection.store, ["stops"], by="ann", reason="stocktaking")
     elif by == "a note in Redis":
         redis.call("SET", "qd:down", '{"by": "ann", "reason": "new disks"}')
     else:
@@ -178,7 +177,7 @@ def test_what_stops_a_tick_after_its_job_was_made_is_obeyed(
     one.turn()
     assert len(one.host.said("schedule.skipped")) == 1
     assert (waiting(redis), told) == ([], [])
-    assert one.reach.places[0].last > 0
+    assert one.connection.states[0].last > 0
 
 
 def test_of_two_hosts_that_have_made_it_one_sends_it(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
@@ -226,7 +225,7 @@ def test_of_an_entry_that_nobody_has_seen_none_is_made(app: Qd, report: Any, red
     app.schedule(report.bind(1), every=HOUR)
     one = ahead()
     redis.call("FLUSHALL")
-    one.reach.saw(one.reach.places[0], b"")
+    one.connection.update(one.connection.states[0], b"")
     assert one.make() == []
     one.turn()
     assert (waiting(redis), one.host.lines) == ([], [])
@@ -239,12 +238,12 @@ def test_a_tick_that_is_not_the_one_it_was_made_for_gets_its_own(
     app.schedule(report.bind(1), every=HOUR, missed="once")
     one = ahead()
     made = one.make()
-    one.reach.late, one.reach.places[0].last = 0, one.reach.places[0].last - 2 * 3_600_000
+    one.connection.late, one.connection.states[0].last = 0, one.connection.states[0].last - 2 * 3_600_000
     one.turn()
     assert one.host.said("schedule.missed")
     assert len(made) == len(ids(redis)) == 1
     assert made != ids(redis)
-    assert one.reach.places[0].early is None
+    assert one.connection.states[0].early is None
 
 
 # -- left to the moment itself
@@ -305,7 +304,7 @@ def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Clie
     one = ahead()
     one.scheduler.paused = True
     one.turn()
-    assert one.reach.places[0].early is None
+    assert one.connection.states[0].early is None
     one.scheduler.paused = False
     one.turn()
     assert len(waiting(redis)) == 1
@@ -340,7 +339,7 @@ def test_all_are_claimed_before_the_server_has_taken_the_first(
 
 def test_code_of_the_app_that_runs_in_between_may_ask_the_server_too(app: Qd, ten: Ahead, redis: Client) -> None:
     made, asked = ten.make(), list[float]()
-    app.on(JobQueueing)(lambda event: asked.append(ten.reach.store.now()))
+    app.on(JobQueueing)(lambda event: asked.append(ten.connection.store.now()))
     ten.turn()
     assert ids(redis) == made
     assert len(ten.host.said("schedule.sent")) == 10

@@ -58,7 +58,7 @@ def test_a_lease_that_was_cleared_is_told_and_the_run_goes_on(drive: Drive, redi
     work = driven.start("long")
     eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 20)
     redis.call("DEL", "qd:overlap:long")
-    work.wait_line('schedule.lease_lost entry=long reason="somebody cleared it"')
+    work.wait_line('schedule.lease_lost entry=long reason="it was cleared by an operator"')
     assert not lease(redis, "long")
     assert work.process.poll() is None
     work.stop()

@@ -88,12 +88,12 @@ def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
     host = open_host()
     looks = 0
 
-    def looked(reach: Any = host.scheduler._control, real: Callable[[], None] = host.scheduler._control._ask) -> None:
+    def looked(reach: Any = host.scheduler._control, real: Callable[[], None] = host.scheduler._control._query) -> None:
         nonlocal looks
         real()
         looks += 1
 
-    host.scheduler._control._ask = looked  # type: ignore[method-assign]
+    host.scheduler._control._query = looked  # type: ignore[method-assign]
     host.turns(lambda: looks >= 3 and len(waiting(redis)) >= 3)
     assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.control_unreadable")) == [
         "qd:down",
@@ -143,14 +143,14 @@ def test_a_lease_that_a_full_server_does_not_give_waits_until_it_does_and_is_sai
 ) -> None:
     app.schedule(lambda: None, every=1, name="alone").without_overlapping()
     host = open_host()
-    real = host.scheduler.runs.waits
+    real = host.scheduler.runs.blocked_by
 
     def full(entry: Any) -> str | None:
         redis.call("CONFIG", "SET", "maxmemory", 1)
         return real(entry)
 
     with monkeypatch.context() as patched:
-        patched.setattr(host.scheduler.runs, "waits", full)
+        patched.setattr(host.scheduler.runs, "blocked_by", full)
         host.turns(lambda: host.said("redis.away"))
     try:
         until = time.monotonic() + 1.5
@@ -193,19 +193,19 @@ def test_what_was_taken_and_could_not_be_begun_is_told_at_the_stop_and_not_waite
     with Server() as own:
         app.settings = load(code={"url": own.url}, environ={})
         host = Host(app, own)
-        real = host.scheduler.runs.waits
+        real = host.scheduler.runs.blocked_by
 
         def waits(entry: Any) -> str | None:
             own.kill()
             return real(entry)
 
-        host.scheduler.runs.waits = waits  # type: ignore[method-assign]
+        host.scheduler.runs.blocked_by = waits  # type: ignore[method-assign]
         host.turns(lambda: host.said("redis.away"))
         assert not host.scheduler.idle
         host.scheduler.drain()
         host.turns(lambda: host.scheduler.idle)
         (line,) = host.said("schedule.skipped")
-        assert "until the scheduler was told to stop" in line
+        assert "until the scheduler stopped" in line
         host.close()
 
 
@@ -227,6 +227,6 @@ def test_leases_are_not_asked_for_again_and_again_while_redis_is_away(app: Qd, t
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             wait = host.scheduler.turn()
-            assert host.scheduler.runs.wants > 0
+            assert host.scheduler.runs.due_in > 0
             time.sleep(min(wait, 0.05))
         host.close()

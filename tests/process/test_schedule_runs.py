@@ -134,7 +134,8 @@ def test_a_pipe_takes_what_a_run_prints_as_fast_as_it_is_read_and_one_that_nobod
     work.ends_clean()
     assert told(work)["read"]["error"] == ""
     assert (
-        told(work)["unread"]["error"] == f"its output cannot be written to {driven.root}/unread: nobody reads this pipe"
+        told(work)["unread"]["error"]
+        == f"its output cannot be written to {driven.root}/unread: no process reads this pipe"
     )
     assert "unread body" not in driven.witness.lines
 

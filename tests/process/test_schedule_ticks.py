@@ -199,7 +199,7 @@ def test_a_timing_that_a_deploy_changed_makes_nothing_due_that_is_old(
     last_tick(redis, app, 50 * HOUR, mark="e3600")
     began = time.time()
     host = open_host(app=app)
-    host.scheduler._reaches["redis"].late = 0
+    host.scheduler._connections["redis"].late = 0
     host.turns(lambda: host.said("schedule.sent"))
     late = [float(line.split("late=")[1]) for line in host.said("schedule.sent") if "late=" in line]
     assert max(late, default=0.0) < time.time() - began + 1

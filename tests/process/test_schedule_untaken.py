@@ -40,7 +40,7 @@ def test_what_operators_say_is_looked_at_each_second(
     notes.pause(host.scheduler._control.store, ["report(7)"], by="ann", reason="stocktaking")
     ahead = 1.0
     host.scheduler.turn()
-    assert list(host.scheduler._standing.pauses) == ["report(7)"]
+    assert list(host.scheduler._flags.pauses) == ["report(7)"]
 
 
 def test_a_pause_is_obeyed_and_its_ticks_are_told_as_skipped(
@@ -191,7 +191,7 @@ def test_a_function_nobody_can_tell_of_is_told_as_skipped(
     host.turns(lambda: field(redis, app))
     lose(lambda: redis.call("HSET", "qd:ticks", "touch", f"{round(time.time() * 1000) + 500} other e1"))
     host.turns(lambda: host.said("schedule.skipped"))
-    assert "the connection broke while it was taken" in host.said("schedule.skipped")[0]
+    assert "the connection broke while it was claimed" in host.said("schedule.skipped")[0]
 
 
 def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(

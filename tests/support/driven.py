@@ -45,14 +45,14 @@ mailbox = signals.Mailbox()
 mailbox.open([signal.SIGCHLD, signal.SIGTERM])
 for word in sys.argv[1:]:
     entry = jobs.entries[word]
-    if (why := runs.waits(entry)) is not None:
+    if (why := runs.blocked_by(entry)) is not None:
         say(entry, waits=why)
     else:
         runs.start(entry, 1700000000.0, "token")
 told(runs.reap())
 runs.renew()
 while runs.alive:
-    if signal.SIGTERM in mailbox.wait(min(runs.wants, 1.0)):
+    if signal.SIGTERM in mailbox.wait(min(runs.due_in, 1.0)):
         told(runs.end())
     told(runs.reap())
     runs.renew()

@@ -41,7 +41,7 @@ class Host:
             nonlocal due
             if time.monotonic() >= due:
                 wait = self.scheduler.turn()
-                due = time.monotonic() + (0.0 if self.scheduler.runs.alive or self.scheduler._asking else wait)
+                due = time.monotonic() + (0.0 if self.scheduler.runs.alive or self.scheduler._filters else wait)
             return until()
 
         eventually(turned, seconds, every=0.002)

@@ -158,7 +158,7 @@ def test_a_tick_calls_send_at_once_although_the_job_says_after_commit(app: FakeQ
     app.schedule(Charge().using(after_commit=True)).hourly()
     job = job_of(app, app.schedule.entries()[0], Guard())
     assert job is not None
-    job.by_hand(job.parcel())
+    job.send_itself(job.message())
     assert asked == ["default"]
 
 

@@ -147,10 +147,10 @@ zoneinfo.reset_tzpath(to=[])
 sys.modules["tzdata"] = None
 from datetime import time
 from qd.cli.schedule.state import moment
-from qd.schedule.builder import between
+from qd.schedule.builder import hours
 from qd.schedule.timing import Cron
 print(Cron("0 7 * * *").next_after(0))
-print(between(time(6), time(8), "UTC").passes(7 * 3600), moment(0, "UTC"))
+print(hours(time(6), time(8), "UTC", True).passes(7 * 3600), moment(0, "UTC"))
 try:
     Cron("0 7 * * *", "Europe/Berlin")
 except ValueError as error:

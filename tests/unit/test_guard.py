@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from qd.process.shield import shield
-from qd.scheduler.entry_job import Broke, Guard
+from qd.scheduler.entry_job import Guard, UserCodeFailed
 
 
 def hang() -> None:
@@ -27,13 +27,15 @@ def test_what_it_returns_is_handed_on():
 
 @pytest.mark.parametrize("body", [lambda: 1 / 0, sys.exit, lambda: signal.raise_signal(signal.SIGINT)])
 def test_whatever_it_raises_is_told(body):
-    with pytest.raises(Broke, match=r"raised (ZeroDivisionError: division by zero|SystemExit|KeyboardInterrupt)"):
+    with pytest.raises(
+        UserCodeFailed, match=r"raised (ZeroDivisionError: division by zero|SystemExit|KeyboardInterrupt)"
+    ):
         Guard().run(body)
 
 
 def test_what_hangs_is_ended_and_no_timer_is_left():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(Broke, match=r"took longer than 0.05 s"):
+    with pytest.raises(UserCodeFailed, match=r"took longer than 0.05 s"):
         Guard(0.05).run(hang)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     assert signal.getsignal(signal.SIGALRM) == before
@@ -50,7 +52,7 @@ def test_a_call_to_a_server_is_not_torn_apart():
             done.append("whole")
         done.append("after")
 
-    with pytest.raises(Broke, match="took longer"):
+    with pytest.raises(UserCodeFailed, match="took longer"):
         Guard(0.02).run(sends)
     assert done == ["whole"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qd.schedule.timing import Cron, Every
-from qd.scheduler.due import MOST, Backlog, Due, Moments, Reckoner, decided, latest
+from qd.scheduler.due import MOST, Backlog, Due, Moments, TickCache, decide, latest
 
 LATE = 60_000
 
@@ -15,7 +15,7 @@ def seconds(at: int) -> int:
 
 
 def due(last: int, now: int, missed: str = "skip") -> Due | None:
-    return decided(seconds, last, now, LATE, missed)  # type: ignore[arg-type]
+    return decide(seconds, last, now, LATE, missed)  # type: ignore[arg-type]
 
 
 def test_nothing_is_due_before_its_tick_and_it_is_at_it():
@@ -51,7 +51,7 @@ def test_all_runs_the_latest_thousand():
 
 
 def test_a_timing_that_never_comes_again_is_never_due():
-    assert decided(lambda at: None, 0, 100_000, LATE, "all") is None
+    assert decide(lambda at: None, 0, 100_000, LATE, "all") is None
 
 
 def test_a_month_of_seconds_is_passed_over_without_looking_at_each():
@@ -62,7 +62,7 @@ def test_a_month_of_seconds_is_passed_over_without_looking_at_each():
         return seconds(at)
 
     month = 30 * 86_400_000
-    assert decided(counted, 0, month, LATE, "skip") == Due(month - LATE - 1000, runs=False, missed=MOST)
+    assert decide(counted, 0, month, LATE, "skip") == Due(month - LATE - 1000, runs=False, missed=MOST)
     assert len(asked) < 3 * MOST
 
 
@@ -92,11 +92,11 @@ def test_entries_of_equal_timing_share_one_reckoning(monkeypatch):
         return real(self, at)
 
     monkeypatch.setattr(Every, "next_after", counted)
-    reckoner, timing = Reckoner(), Every(10)
-    assert [reckoner.next_after(timing, ("Every", timing.mark), 5000) for _ in range(3)] == [10_000] * 3
-    assert reckoner.next_after(timing, ("Every", timing.mark), 10_000) == 20_000
+    cache, timing = TickCache(), Every(10)
+    assert [cache.next_after(timing, ("Every", timing.mark), 5000) for _ in range(3)] == [10_000] * 3
+    assert cache.next_after(timing, ("Every", timing.mark), 10_000) == 20_000
     assert asked == [5.0, 10.0]
-    assert reckoner.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
+    assert cache.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
 
 
 def test_what_is_behind_comes_one_by_one_the_earliest_first_and_of_one_moment_in_order():
@@ -118,9 +118,9 @@ def test_ticks_that_are_known_to_be_few_are_not_counted_again():
         asked.append(at)
         return seconds(at)
 
-    assert decided(counted, 5000, 900_000, LATE, "all", (5000, 700_000)) == Due(6000)
+    assert decide(counted, 5000, 900_000, LATE, "all", (5000, 700_000)) == Due(6000)
     assert len(asked) == 1
     for few in ((6000, 700_000), (1000, 6000)):  # the field went back; the last of them is taken
         asked.clear()
-        assert decided(counted, 5000, 900_000, LATE, "all", few) == Due(6000)
+        assert decide(counted, 5000, 900_000, LATE, "all", few) == Due(6000)
         assert len(asked) > 100

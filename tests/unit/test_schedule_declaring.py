@@ -112,7 +112,7 @@ def test_a_password_of_a_url_is_in_no_name(app, report):
 def test_a_payload_of_each_tick_is_a_new_one(app, report):
     app.schedule(report.bind(7)).daily()
     task = only(app).task
-    one, other = task.parcel(), task.parcel()
+    one, other = task.message(), task.message()
     assert (one.name, one.queue, one.data) == ("shop.report", "default", b'{"month":7}')
     assert one.uuid != other.uuid
 
@@ -236,18 +236,18 @@ BAD = {
     "never": (lambda app: app.schedule(tick, cron="0 0 31 2 *"), r"never comes"),
     "missed": (lambda app: app.schedule(tick, missed="onse"), r"'onse'.*did you mean 'once'"),
     "overlap": (lambda app: app.schedule(tick, overlap="no"), r"overlap='no'"),
-    "word": (lambda app: app.schedule(tick, crn="* * * * *"), r"unknown word 'crn' \(did you mean 'cron'\?\)"),
+    "word": (lambda app: app.schedule(tick, crn="* * * * *"), r"unknown keyword 'crn' \(did you mean 'cron'\?\)"),
     "both": (lambda app: app.schedule(tick).every(10).daily(), r"every\(...\) counts seconds"),
     "both again": (lambda app: app.schedule(tick).daily().every(10), r"every\(...\) counts seconds"),
-    "name": (lambda app: app.schedule(tick).name(" "), r"' ' is no name"),
-    "star": (lambda app: app.schedule(tick).name("*"), r"'\*' is no name"),
-    "environments": (lambda app: app.schedule(tick).environments(), r"names no environments"),
-    "no time": (lambda app: app.schedule(tick).between("8:00", "8:00"), r"no time at all"),
+    "name": (lambda app: app.schedule(tick).name(" "), r"' ' is not a name"),
+    "star": (lambda app: app.schedule(tick).name("*"), r"'\*' is not a name"),
+    "environments": (lambda app: app.schedule(tick).environments(), r"does not name environments"),
+    "no time": (lambda app: app.schedule(tick).between("8:00", "8:00"), r"8:00 to 8:00 is empty"),
     "async filter": (lambda app: app.schedule(tick).when(atick), r"when\(atick\) is async"),
-    "filter": (lambda app: app.schedule(tick).skip("yes"), r"skip\('yes'\) cannot be asked"),
+    "filter": (lambda app: app.schedule(tick).skip("yes"), r"skip\('yes'\) cannot be called"),
     "hook": (lambda app: app.schedule(tick).before(len), r"before\(len\) cannot be called"),
     "timeout": (lambda app: app.schedule(tick).timeout("5m"), r"timeout: '5m' is a text"),
-    "output": (lambda app: app.schedule(tick).output_to(""), r"names no file"),
+    "output": (lambda app: app.schedule(tick).output_to(""), r"does not name a file"),
     "arguments": (lambda app: app.schedule(len), r"len wants arguments"),
     "class": (lambda app: app.schedule(dict), r"dict is a class"),
     "no function": (lambda app: app.schedule(7), r"7 cannot be run"),
@@ -279,13 +279,13 @@ def test_what_is_wrong_is_refused_where_it_is_declared(app, case):
 
 
 LATE = {
-    "no frequency": (lambda app: app.schedule(tick), r"it says nothing of when: add .daily\(\)"),
-    "days only": (lambda app: app.schedule(tick).weekdays(), r"on which days, not when"),
+    "no frequency": (lambda app: app.schedule(tick), r"nothing says when it runs: add .daily\(\)"),
+    "days only": (lambda app: app.schedule(tick).weekdays(), r"it has days but no time"),
     "never": (lambda app: app.schedule(tick).yearly_on(2, 30), r"never comes"),
-    "a lambda": (lambda app: app.schedule(lambda: None).daily(), r"wrong: a lambda has no name of its own"),
+    "a lambda": (lambda app: app.schedule(lambda: None).daily(), r"wrong: a lambda has no name"),
     "a partial": (
         lambda app: app.schedule(functools.partial(print, 7)).daily(),
-        r"a partial of print has no name of its own",
+        r"a partial of print has no name",
     ),
 }
 
@@ -316,7 +316,7 @@ def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
 
 @pytest.mark.parametrize(("word", "meant"), [("dailyAt", "daily_at"), ("everyFiveMinutes", "every_five_minutes")])
 def test_a_word_of_laravels_spelling_names_qds(app, word, meant):
-    with pytest.raises(AttributeError, match=rf"no word '{word}' \(did you mean '{meant}'\?\)"):
+    with pytest.raises(AttributeError, match=rf"no method '{word}' \(did you mean '{meant}'\?\)"):
         getattr(app.schedule(tick), word)
     assert not hasattr(app.schedule(tick), "_nothing")
 
@@ -338,7 +338,7 @@ def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, repor
     first = here()
     app.schedule(report.bind(7)).daily()
     app.schedule(report.bind(7)).weekly()
-    with pytest.raises(DeclarationError, match=r"called 'shop.report\(7\)', too") as error:
+    with pytest.raises(DeclarationError, match=r"the name 'shop.report\(7\)', too") as error:
         app.schedule.entries()
     assert first in str(error.value)
 
@@ -356,7 +356,7 @@ def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, repor
     ],
 )
 def test_what_is_about_a_run_is_refused_of_a_job(app, report, word, given):
-    with pytest.raises(DeclarationError, match=f"{word} is about a run, and the run of a job is a worker's"):
+    with pytest.raises(DeclarationError, match=f"{word} is for runs, and a job is run by a worker"):
         getattr(app.schedule(report), word)(*given)
 
 

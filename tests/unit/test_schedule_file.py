@@ -65,7 +65,7 @@ def test_a_job_with_arguments(shop):
     )
     assert (entry.environments, entry.missed, entry.alone) == (("production",), "once", True)
     assert entry.origin == ("qd.toml", 5)
-    parcel = entry.task.parcel()
+    parcel = entry.task.message()
     assert (parcel.name, parcel.queue) == ("shop.cleanup", "high")
     assert json.loads(parcel.data) == {"days": 7, "before": "2026-11-21T07:00:00+00:00"}
 
@@ -87,7 +87,9 @@ def test_a_function_a_line_and_a_command(shop):
 def test_entries_of_the_code_come_first_and_no_two_have_one_name(shop):
     shop.app.schedule(refill).daily().name("refill")
     shop.said("entries.refill = {shell = 'true', every = 1}")
-    with pytest.raises(DeclarationError, match=r"qd.toml:4 is wrong: .*test_schedule_file.py:\d+ is called 'refill'"):
+    with pytest.raises(
+        DeclarationError, match=r"qd.toml:4 is wrong: .*test_schedule_file.py:\d+ has the name 'refill'"
+    ):
         shop.app.schedule.entries()
     shop.said("entries.other = {shell = 'true', every = 1}")
     for _ in range(2):
@@ -140,9 +142,9 @@ SHELL = "shell = 'ls'"
         ("shell = 'ls', qd = 'declared', every = 1", "shell and qd both say what it runs"),
         (SHELL, "nothing says when it runs: add cron or every"),
         (f"{SHELL}, every = 1, cron = '* * * * *'", "cron and every both say when"),
-        (f"{SHELL}, every = 1, queue = 'a'", "queue does not go with shell, that is about jobs"),
-        ("job = 'shop.cleanup', every = 1, timeout = 5", "timeout does not go with job, the run of a job is a worker's"),
-        (f"{SHELL}, every = 1, append = true", "nothing says where: add output_to"),
+        (f"{SHELL}, every = 1, queue = 'a'", "queue does not go with shell, it is for jobs"),
+        ("job = 'shop.cleanup', every = 1, timeout = 5", "timeout does not go with job, a job is run by a worker"),
+        (f"{SHELL}, every = 1, append = true", "append needs a file: add output_to"),
         (f"{SHELL}, cron = '61 * * * *'", "61"),
         (f"{SHELL}, cron = '0 0 31 2 *'", "never comes"),
         ("job = 'shop.cleanup', every = 1, connection = 'nope'", "unknown connection 'nope'"),
@@ -151,11 +153,11 @@ SHELL = "shell = 'ls'"
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_seen_without_the_app(shop, keys, says):
-    from qd.schedule.declare import look
+    from qd.schedule.declare import check
 
     settings = shop.said(f"\n\nentries.a = {{{keys}}}")
     with pytest.raises(DeclarationError) as error:
-        look(settings.schedule.entries[0], settings)
+        check(settings.schedule.entries[0], settings)
     assert "qd.toml:6" in str(error.value)
     assert "[schedule.entries.a]" in str(error.value)
     assert says in str(error.value)
@@ -169,7 +171,7 @@ def test_what_does_not_fit_together_is_seen_without_the_app(shop, keys, says):
         ("job = 'shop.cleanup'", "job 'shop.cleanup' needs days: write args = {days = ...}"),
         ("job = 'shop.cleanup', args = {days = 'many'}", "days"),
         ("job = 'shop.cleanup', args = {dyas = 7}", "dyas"),
-        ("call = 'shop.stock'", "is no function (written 'shop.stock:refill')"),
+        ("call = 'shop.stock'", "is not a function (write 'shop.stock:refill')"),
         ("call = 'no_such_module:f'", "does not import: ModuleNotFoundError"),
         ("call = 'os.path:no_such'", "does not import: AttributeError"),
         ("call = 'json:dumps'", "wants arguments"),

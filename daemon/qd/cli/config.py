@@ -121,12 +121,13 @@ def _check_schedule(found: Settings) -> None:
     if not found.schedule.entries and not _said(found):
         return
     from qd.cli.schedule.state import fault
-    from qd.schedule.declare import look, mistake
+    from qd.schedule.declare import check as check_entry
+    from qd.schedule.declare import mistake
     from qd.schedule.frequencies import wrong
 
-    for said in found.schedule.entries:
-        if why := fault(look(said, found)):
-            raise mistake(said, why)
+    for entry in found.schedule.entries:
+        if why := fault(check_entry(entry, found)):
+            raise mistake(entry, why)
     for origin, why in _of_code(found) if _said(found) else ():
         if why:
             raise wrong(origin, why)

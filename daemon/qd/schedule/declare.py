@@ -1,13 +1,9 @@
-"""app.schedule: what declares entries.
+"""app.schedule, which declares entries; and the entries of qd.toml, [schedule.entries.NAME], made into the same builders.
 
 app.schedule(report.bind(7)).weekdays().at("7:00")
 app.schedule(clean_up, every=60)
 app.schedule.shell("pg_dump", "shop", {"file": "/backup/shop.sql"}).daily()
 app.schedule.qd("failed forget --older-than 30d", cron="0 3 * * 0")
-
-The entries of qd.toml, [schedule.entries.NAME]: looked at, and made into the same builders as those of the code.
-
-Whether the jobs of entries can be sent where they are to go, asked before a scheduler starts.
 """
 
 from __future__ import annotations
@@ -32,29 +28,36 @@ from qd.schedule.tasks import Parameter
 if TYPE_CHECKING:
     from qd.drivers.base import Factory
 
+MakeCall = Callable[[str, bytes], Call[Any]]  # makes the call of a job from its name and JSON arguments
+KINDS = ("job", "call", "shell", "qd")
+OF_JOBS = ("args", "queue", "connection")
+OF_RUNS = ("in_background", "timeout", "output_to", "append")
+DEFAULTS = {field.name: field.default for field in fields(EntrySettings)}
+
 
 class Schedule:
-    """The entries of an app, in the order in which they were declared; those of the file behind them."""
+    """The entries of an app in declaration order, followed by those of the file."""
 
     def __init__(self, settings: Callable[[], Settings], registry: Registry, call: MakeCall) -> None:
-        """call: makes the call of a job, by its name and arguments."""
         self._settings, self._registry, self._call = settings, registry, call
         self._scheduled: list[Scheduled] = []
         self._taken: Names = {}
 
     def __call__(self, what: Call[Any] | Callable[[], object], /, **words: Unpack[Words]) -> Scheduled:
-        """Let this run again and again: job.bind(...), an instance of a class job, a chain, or a function, sync or async.
-        How often is said behind it, or in words: cron=, every=. Raises DeclarationError."""
+        """Run this repeatedly: job.bind(...), an instance of a class job, a chain, or a sync or async function.
+
+        Set how often with the methods of the result, or with cron= or every=. Raises DeclarationError.
+        """
         if isinstance(what, Call | JobFunction):
             return self._add(lambda: tasks.job(what, self._registry), caller(), words)
         return self._add(lambda: tasks.function(what), caller(), words)
 
     def shell(self, line: str, /, *parameters: Parameter, **words: Unpack[Words]) -> Scheduled:
-        """Let /bin/sh run this line, as it is. What stands behind it is quoted: "a b", 7, {"days": 7, "force": True}."""
+        """Let /bin/sh run this line. The parameters are quoted and appended: "a b", 7, {"days": 7, "force": True}."""
         return self._add(lambda: tasks.shell(line, parameters), caller(), words)
 
     def qd(self, line: str, /, *parameters: Parameter, **words: Unpack[Words]) -> Scheduled:
-        """Run a command of qd's: "failed forget --older-than 30d"."""
+        """Run a qd command: "failed forget --older-than 30d"."""
         return self._add(lambda: tasks.qd(line, parameters), caller(), words)
 
     def _add(self, make: Callable[[], tuple[Task, str]], origin: tuple[str, int], words: Words) -> Scheduled:
@@ -68,104 +71,90 @@ class Schedule:
         return scheduled
 
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, checked. Raises DeclarationError, ConfigError."""
-
+        """All entries, checked. Raises DeclarationError, ConfigError."""
         settings = self._settings()
-        said = [scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
+        of_file = [scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
         found: dict[str, Entry] = {}
-        for builder in (*self._scheduled, *said):
+        for builder in (*self._scheduled, *of_file):
             entry = builder._entry(settings.schedule.timezone)
             if isinstance(entry.task, JobTask):
-                check_connection(entry, entry.task, settings)
+                try:
+                    settings.connection(entry.task.plan.options.connection)
+                except ConfigError as error:
+                    raise wrong(entry.origin, str(error)) from None
             other = found.setdefault(entry.name, entry)
             if other is not entry:
-                raise wrong(
-                    entry.origin,
-                    f"the entry at {shown(other.origin)} is called '{entry.name}', too: give one of them another name "
-                    "with .name('nightly')",
-                )
+                fact = f"the entry at {shown(other.origin)} has the name '{entry.name}', too: rename one with .name()"
+                raise wrong(entry.origin, fact)
         return tuple(found.values())
 
     def here(self, environment: str) -> tuple[Entry, ...]:
-        """Those that run in this environment: Settings.env. Raises as entries."""
+        """The entries that run in this environment (Settings.env). Raises as `entries`."""
         return meant_for(environment, self.entries())
 
     def __len__(self) -> int:
-        """Those of the code."""
+        """Number of entries declared in code."""
         return len(self._scheduled)
 
 
-def check_connection(entry: Entry, task: JobTask, settings: Settings) -> None:
-    """Raises DeclarationError: its job is to go to a connection that is not configured."""
+def scheduled(table: EntrySettings, settings: Settings, taken: Names, call: MakeCall) -> Scheduled:
+    """Raises DeclarationError."""
+    check(table, settings)
     try:
-        settings.connection(task.plan.options.connection)
-    except ConfigError as error:
-        raise wrong(entry.origin, str(error)) from None
-
-
-MakeCall = Callable[[str, bytes], Call[Any]]
-KINDS = ("job", "call", "shell", "qd")
-OF_JOBS = ("args", "queue", "connection")
-OF_RUNS = ("in_background", "timeout", "output_to", "append")
-DEFAULTS = {field.name: field.default for field in fields(EntrySettings)}
-
-
-def scheduled(said: EntrySettings, settings: Settings, taken: Names, call: MakeCall) -> Scheduled:
-    """Raises DeclarationError. call: makes the call of a job of the app, by its name and arguments."""
-    look(said, settings)
-    try:
-        task = task_of(said, call)
+        task = task_of(table, call)
     except (QdError, ValueError) as error:
-        raise mistake(said, str(error)) from None
-    return spoken(begun(said, task, taken), said)
+        raise mistake(table, str(error)) from None
+    return builder_of(table, task, taken)
 
 
-def look(said: EntrySettings, settings: Settings) -> Task:
-    """All that can be seen without the app, and what it runs; of a job and a function something that stands for them.
-    Raises DeclarationError."""
-    kind = only_one(said, KINDS, "what it runs")
-    only_one(said, ("cron", "every"), "when it runs")
-    if strangers := given(said, OF_RUNS if kind == "job" else OF_JOBS):
-        why = "the run of a job is a worker's" if kind == "job" else "that is about jobs"
-        raise mistake(said, f"{strangers[0]} does not go with {kind}, {why}: leave it out")
-    if said.append and not said.output_to:
-        raise mistake(said, "append says how to write, but nothing says where: add output_to")
+def check(table: EntrySettings, settings: Settings) -> Task:
+    """Check what can be checked without the app. Returns what it runs; for a job or a function a stand-in.
+
+    Raises DeclarationError.
+    """
+    kind = only_one(table, KINDS, "what it runs")
+    only_one(table, ("cron", "every"), "when it runs")
+    if wrong_keys := given(table, OF_RUNS if kind == "job" else OF_JOBS):
+        why = "a job is run by a worker" if kind == "job" else "it is for jobs"
+        raise mistake(table, f"{wrong_keys[0]} does not go with {kind}, {why}: leave it out")
+    if table.append and not table.output_to:
+        raise mistake(table, "append needs a file: add output_to")
     try:
-        settings.connection(said.connection)
-        task: Task = CallTask(print) if kind in ("job", "call") else task_of(said)
+        settings.connection(table.connection)
+        task: Task = CallTask(print) if kind in ("job", "call") else task_of(table)
     except (QdError, ValueError) as error:
-        raise mistake(said, str(error)) from None
-    spoken(begun(said, task, {}), said)._timing("UTC")
+        raise mistake(table, str(error)) from None
+    builder_of(table, task, {})._timing("UTC")
     return task
 
 
-def task_of(said: EntrySettings, call: MakeCall | None = None) -> Task:
-    """Raises ValueError, and QdError: no such job, or other arguments than it takes."""
-    if said.shell:
-        return tasks.shell(said.shell, ())[0]
-    if said.qd:
-        return tasks.qd(said.qd, ())[0]
-    if said.call:
-        return tasks.function(found(said.call))[0]
+def task_of(table: EntrySettings, call: MakeCall | None = None) -> Task:
+    """Raises ValueError; QdError if there is no such job, or it takes other arguments."""
+    if table.shell:
+        return tasks.shell(table.shell, ())[0]
+    if table.qd:
+        return tasks.qd(table.qd, ())[0]
+    if table.call:
+        return tasks.function(imported(table.call))[0]
     assert call is not None
     try:
-        made = call(said.job, said.args.encode())
+        made = call(table.job, table.args.encode())
     except UnknownParameters as error:
         if not error.missing:
             raise
         wanted = ", ".join([f"{name} = ..." for name in error.missing])
-        raise ValueError(f"job '{said.job}' needs {', '.join(error.missing)}: write args = {{{wanted}}}") from None
-    options = {key: getattr(said, key) for key in ("queue", "connection") if getattr(said, key)}
+        raise ValueError(f"job '{table.job}' needs {', '.join(error.missing)}: write args = {{{wanted}}}") from None
+    options = {key: getattr(table, key) for key in ("queue", "connection") if getattr(table, key)}
     made = made.using(**options) if options else made
     made._to_send()
     return JobTask(made)
 
 
-def found(path: str) -> Callable[[], object]:
+def imported(path: str) -> Callable[[], object]:
     """The function of MODULE:FUNCTION. Raises ValueError."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise ValueError(f"call = '{path}' is no function (written 'shop.stock:refill')")
+        raise ValueError(f"call = '{path}' is not a function (write 'shop.stock:refill')")
     try:
         target = reduce(getattr, name.split("."), cast(Any, import_module(module)))
     except (Exception, SystemExit) as error:
@@ -175,55 +164,49 @@ def found(path: str) -> Callable[[], object]:
     return cast(Callable[[], object], target)
 
 
-def begun(said: EntrySettings, task: Task, taken: Names) -> Scheduled:
-    """What is wrong with it names its table."""
-    entry = Scheduled(task, said.name, (said.file, said.line), taken)
-    entry._place = place_of(said)
-    return entry
-
-
-def spoken(entry: Scheduled, said: EntrySettings) -> Scheduled:
-    """The words of the code, one for each key that is given."""
-    entry.name(said.name).missed(cast(Missed, said.missed))
-    for word in given(said, ("cron", "every", "timezone")):
-        getattr(entry, word)(getattr(said, word))
-    if said.environments:
-        entry.environments(*said.environments)
+def builder_of(table: EntrySettings, task: Task, taken: Names) -> Scheduled:
+    """Calls the method of each given key. Its errors name the table."""
+    entry = Scheduled(task, table.name, (table.file, table.line), taken)
+    entry._place = place_of(table)
+    entry.name(table.name).missed(cast(Missed, table.missed))
+    for word in given(table, ("cron", "every", "timezone")):
+        getattr(entry, word)(getattr(table, word))
+    if table.environments:
+        entry.environments(*table.environments)
     for word in ("without_overlapping", "on_every_host", "even_in_maintenance_mode", "in_background"):
-        if getattr(said, word):
+        if getattr(table, word):
             getattr(entry, word)()
-    if said.timeout:
-        entry.timeout(said.timeout)
-    if said.output_to:
-        entry.output_to(said.output_to, append=said.append)
+    if table.timeout:
+        entry.timeout(table.timeout)
+    if table.output_to:
+        entry.output_to(table.output_to, append=table.append)
     return entry
 
 
-def only_one(said: EntrySettings, keys: Sequence[str], what: str) -> str:
+def only_one(table: EntrySettings, keys: Sequence[str], what: str) -> str:
     """The one of these keys that is given."""
-    there = given(said, keys)
-    listed = f"{', '.join(keys[:-1])} or {keys[-1]}"
+    there = given(table, keys)
     if not there:
-        raise mistake(said, f"nothing says {what}: add {listed}")
+        raise mistake(table, f"nothing says {what}: add {', '.join(keys[:-1])} or {keys[-1]}")
     if len(there) > 1:
-        raise mistake(said, f"{' and '.join(there)} both say {what}: keep one of them")
+        raise mistake(table, f"{' and '.join(there)} both say {what}: keep one of them")
     return there[0]
 
 
-def given(said: EntrySettings, keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if getattr(said, key) != DEFAULTS[key]]
+def given(table: EntrySettings, keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if getattr(table, key) != DEFAULTS[key]]
 
 
-def mistake(said: EntrySettings, fact: str) -> DeclarationError:
-    return wrong((said.file, said.line), f"{place_of(said)}{fact}")
+def mistake(table: EntrySettings, fact: str) -> DeclarationError:
+    return wrong((table.file, table.line), f"{place_of(table)}{fact}")
 
 
-def place_of(said: EntrySettings) -> str:
-    return f"[schedule.entries.{said.name}] "
+def place_of(table: EntrySettings) -> str:
+    return f"[schedule.entries.{table.name}] "
 
 
 def check_homes(entries: Iterable[Entry], settings: Settings, own: Mapping[str, Factory]) -> None:
-    """Raises ConfigError naming the first whose connection takes no job of the schedule. Nothing is connected."""
+    """Raises ConfigError for the first entry whose connection cannot take scheduled jobs. Does not connect."""
     for entry in entries:
         if not isinstance(entry.task, JobTask):
             continue

@@ -1,9 +1,4 @@
-"""One entry of the schedule as the scheduler takes it: frozen facts, checked when they were declared.
-
-The next tick that an entry's own hours let through. What the user's filters will say is not asked. Pure.
-
-The name that an entry has by itself: the same on every host, and short.
-"""
+"""`Entry`: one entry of the schedule, frozen and checked when it was declared; its default name, and its next tick. Pure."""
 
 from __future__ import annotations
 
@@ -33,19 +28,19 @@ Act = Callable[[], object]
 
 
 class JobTask(msgspec.Struct, frozen=True):
-    """Send this job: its run is a worker's business."""
+    """Send this job, which a worker runs."""
 
     call: Call[Any]
 
-    def parcel(self) -> Message:
-        """The payload of one tick, a new one each time. Raises what dispatch raises before it sends."""
+    def message(self) -> Message:
+        """The payload of one tick, new each time. Raises what dispatch() raises before it sends."""
         if isinstance(self.call, Chain):
             return self.call._parcel()
         sender, plan, data = self.call._to_send()
         return cast("Dispatcher", sender).parcel(plan, data)
 
     def early(self, at: float) -> Message | None:
-        """The payload of a tick that is yet to come, unix seconds. None: code of the app's may have a part in it."""
+        """The payload of a future tick, unix seconds. None if the app's own code takes part in making it."""
         if type(self.call) is not Call:
             return None
         sender, plan, data = self.call._to_send()
@@ -53,12 +48,12 @@ class JobTask(msgspec.Struct, frozen=True):
 
     @property
     def plan(self) -> Plan:
-        """How it is sent; of a chain its first job."""
+        """How it is sent; for a chain, its first job."""
         return self.call._members[0].plan if isinstance(self.call, Chain) else self.call._to_send()[1]
 
 
 class CallTask(msgspec.Struct, frozen=True):
-    """Call a function without arguments, sync or async, in a process of its own."""
+    """Call a function without arguments, sync or async, in a separate process."""
 
     function: Act
 
@@ -70,7 +65,7 @@ class ShellTask(msgspec.Struct, frozen=True):
 
 
 class QdTask(msgspec.Struct, frozen=True):
-    """Run a command of qd's, as these words: ("failed", "forget", "--older-than", "30d")."""
+    """Run the qd command with these arguments: ("failed", "forget", "--older-than", "30d")."""
 
     words: tuple[str, ...]
 
@@ -79,19 +74,22 @@ Task = JobTask | CallTask | ShellTask | QdTask
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Whether a tick is taken. why: what is told of a tick that was not ("outside of 8:00-17:00"). passes: called with the
-    tick's unix seconds; it may be the user's code, and raise, or hang. shut_until: of a tick that does not pass, a moment up
-    to which none will; None: nobody knows."""
+    """Whether a tick is taken.
+
+    passes: called with the tick, unix seconds; may be user code, and raise or hang. why: reported when a tick does not pass
+    ("outside of 8:00-17:00"). foreign: it is user code. shut_until: called with a tick that does not pass; a time up to
+    which no other will. None if that is unknown.
+    """
 
     passes: Callable[[float], object]
     why: str
-    foreign: bool = False  # the user's code
+    foreign: bool = False
     shut_until: Callable[[float], float] | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """name: one of its own among all entries of the app, the same on all hosts. timeout: seconds, 0 for none.
-    origin: file and line that declared it."""
+    """name: unique in the app, the same on all hosts. timeout: seconds, 0 for none. origin: file and line of the
+    declaration."""
 
     name: str
     task: Task
@@ -118,28 +116,28 @@ class Entry(msgspec.Struct, frozen=True):
         return KINDS[type(self.task)]
 
     def runs_in(self, environment: str) -> bool:
-        """environment: Settings.env, what QD_ENV says. Without one, only the entries that name none run."""
+        """environment: Settings.env, from QD_ENV. Without one, only entries that name no environment run."""
         return not self.environments or environment in self.environments
 
 
 def meant_for(environment: str, entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Those that run there, in their order."""
+    """The entries that run there, in order."""
     return tuple(entry for entry in entries if entry.runs_in(environment))
 
 
 KINDS: dict[type[object], str] = {JobTask: "job", CallTask: "call", ShellTask: "shell", QdTask: "qd"}
-
-
-YEAR = 366 * 86400.0
+YEAR = 366 * 86400.0  # seconds
+LONGEST = 64  # characters of a default name
+PLAIN = re.compile(r"[\w@.:/+-]+")
 
 
 def next_of(entry: Entry, now: float) -> float | None:
-    """Unix seconds. None: it never comes again, or no tick of a year passes qd's own filters."""
+    """The next tick, unix seconds, by qd's own filters. None if none comes, or none passes within a year."""
     return passing(entry, now, [each for each in entry.filters if not each.foreign])
 
 
 def closed(entry: Entry, now: float) -> str:
-    """What its ticks of a year are told by its hours, where none of them comes: "outside of 23:00-23:30". Else ""."""
+    """Why no tick of the next year passes its hours ("outside of 23:00-23:30"), or ""."""
     hours = [each for each in entry.filters if each.shut_until is not None]
     due = entry.timing.next_after(now)
     if not hours or due is None or passing(entry, now, hours) is not None:
@@ -148,7 +146,7 @@ def closed(entry: Entry, now: float) -> str:
 
 
 def passing(entry: Entry, now: float, filters: Iterable[Filter]) -> float | None:
-    """Goes from tick to tick, and over those hours of which a filter knows that it says no."""
+    """The first tick that passes, within a year. Jumps over times at which a filter is known to reject all."""
     at = entry.timing.next_after(now)
     end = (at or now) + YEAR
     while at is not None and at <= end:
@@ -161,22 +159,18 @@ def passing(entry: Entry, now: float, filters: Iterable[Filter]) -> float | None
     return None
 
 
-LONGEST = 64  # letters
-PLAIN = re.compile(r"[\w@.:/+-]+")
-
-
 def of_call(declared: Declared, data: bytes) -> str:
-    """`report(7)`: the job, and what it is given. Arguments stand by place, or by name where those before are left out."""
+    """`report(7)`: the job with its arguments, positional up to the first one that is left out."""
     given = msgspec.json.decode(data) if data else {}
     if not isinstance(given, dict):
         return short(f"{declared.name}({plain(given)})")
-    said, by_place = [], True
+    words, positional = [], True
     for parameter in declared.signature.parameters:
-        by_place = by_place and parameter.positional and parameter.name in given
-        if by_place:
-            said.append(plain(given.pop(parameter.name)))
-    said += [f"{name}={plain(value)}" for name, value in given.items()]
-    return short(f"{declared.name}({', '.join(said)})" if said else declared.name)
+        positional = positional and parameter.positional and parameter.name in given
+        if positional:
+            words.append(plain(given.pop(parameter.name)))
+    words += [f"{name}={plain(value)}" for name, value in given.items()]
+    return short(f"{declared.name}({', '.join(words)})" if words else declared.name)
 
 
 def of_command(line: str) -> str:
@@ -184,14 +178,14 @@ def of_command(line: str) -> str:
 
 
 def plain(value: object) -> str:
-    """JSON, and a text that cannot be mistaken for anything else as it is."""
+    """Strings without special characters as they are, anything else as JSON."""
     if isinstance(value, str) and PLAIN.fullmatch(value):
         return value
     return msgspec.json.encode(value).decode()
 
 
 def short(name: str) -> str:
-    """Without passwords of urls; one that is too long is cut, with a few letters that tell it from others like it."""
+    """Passwords in urls are masked. A long name is cut, with a hash to keep it unique."""
     clean = "".join(letter if letter.isprintable() else " " for letter in mask_urls(name))
     if len(clean) <= LONGEST:
         return clean
@@ -199,7 +193,7 @@ def short(name: str) -> str:
 
 
 def called(function: object) -> str:
-    """What a function is called in a message."""
+    """The name of a function, for messages."""
     if isinstance(function, partial):
         return f"a partial of {called(function.func)}"
     name: str = getattr(function, "__qualname__", "") or (

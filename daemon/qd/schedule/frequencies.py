@@ -1,10 +1,6 @@
-"""The six fields of an entry's cron expression, each of which a frequency may write: so that frequencies compose.
+"""How often and on which days an entry is due: cron(), every(), and the methods of Laravel's scheduler in Python spelling.
 
-days.py and frequencies.py are the words that write them; scheduled.py reads them.
-
-On which days, months and years an entry is due: the words of Laravel's scheduler, in Python's spelling.
-
-How often an entry is due: a cron expression, every so many seconds, or the words of Laravel's scheduler.
+Each method writes some of the six fields of the entry's cron expression and leaves the others, so that methods combine.
 """
 
 from __future__ import annotations
@@ -19,17 +15,19 @@ from qd.options.kinds import did_you_mean, span_in_code
 from qd.schedule.timing import Every
 
 FIELDS = ("second", "minute", "hour", "day", "month", "weekday")
-Number = int | str  # 5 or "5": Laravel's own take texts
+Number = int | str  # 5 or "5"; Laravel accepts strings, too
+Weekday = int | str  # 0 and 7: Sunday, 1: Monday ...; or its name, "monday", "mon"
+WEEKDAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _TIME = re.compile(r"([0-9]{1,2})(?::([0-9]{1,2}))?")
 _DIGITS = re.compile(r"[0-9]{1,2}")
 
 
 class Fields:
-    """What is written of each field; nothing yet: an entry without a frequency. origin: file and line of the entry."""
+    """The fields written so far; none in the beginning. origin: file and line of the entry."""
 
     def __init__(self, origin: tuple[str, int]) -> None:
         self._origin = origin
-        self._place = ""  # "[schedule.entries.NAME] " of the file
+        self._place = ""  # "[schedule.entries.NAME] " if it is from the file
         self._written: dict[str, str] = {}
         self._seconds: float | None = None  # every(...)
 
@@ -44,19 +42,19 @@ class Fields:
 
     @property
     def _expression(self) -> str:
-        """Five fields, six where seconds are written."""
+        """Five fields, or six if seconds are written."""
         first = FIELDS[0 if "second" in self._written else 1 :]
         return " ".join([self._written.get(name, "*") for name in first])
 
     @property
-    def _says_when(self) -> bool:
-        """Whether more is written than days: of those alone nobody knows the hour."""
+    def _has_time(self) -> bool:
+        """Whether a time of the day is written, not just days."""
         return any(name in self._written for name in ("second", "minute", "hour"))
 
     def _refuse(self, fact: str) -> Never:
         raise wrong(self._origin, self._place + fact)
 
-    # --- what the words are given
+    # --- arguments
 
     def _number(self, value: object, low: int, high: int, what: str) -> int:
         number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
@@ -65,7 +63,7 @@ class Fields:
         return number
 
     def _numbers(self, value: Number | Sequence[Number], low: int, high: int, what: str) -> str:
-        """One of them, or several: [0, 30], "0,30"."""
+        """One number or several: [0, 30], "0,30"."""
         given: Sequence[Number] = [value] if isinstance(value, int | str) else value
         several = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each])]
         if not several:
@@ -86,27 +84,23 @@ class Fields:
 
 
 def wrong(origin: tuple[str, int], fact: str) -> DeclarationError:
-    """The error of an entry: where it is declared, and what is wrong."""
+    """The error of an entry: its origin, and what is wrong."""
     return DeclarationError(f"the entry of the schedule at {shown(origin)} is wrong: {fact}")
 
 
 def shown(origin: tuple[str, int]) -> str:
-    """`shop/jobs.py:12`; the file alone where no line is known."""
+    """`shop/jobs.py:12`; only the file if the line is unknown."""
     file, line = origin
     return f"{file}:{line}" if line else file
 
 
-WEEKDAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
-Weekday = int | str  # 0 and 7: Sunday, 1: Monday ...; or its name, "monday", "mon"
-
-
 class Days(Fields):
-    """Each word writes a few fields of the expression, and leaves the others as they are."""
+    """Methods for days."""
 
-    # --- days of the week: which, not when
+    # --- days of the week; they need a time as well
 
     def days(self, *days: Weekday | Sequence[Weekday]) -> Self:
-        """On these days of the week: 0 and 7 are Sunday, 1 is Monday; or by name, "monday", "mon". A text may hold several:
+        """On these days of the week: 0 and 7 are Sunday, 1 is Monday; or by name, "monday", "mon". A string may hold more:
         "1-5", "mon,wed"."""
         several = [part for each in flat(days) for part in (each.split(",") if isinstance(each, str) else [each])]
         if not several:
@@ -142,7 +136,7 @@ class Days(Fields):
     def sundays(self) -> Self:
         return self._write(weekday=0)
 
-    # --- weeks, months, years: at midnight unless a time is given
+    # --- weeks, months, years; at midnight unless a time is given
 
     def weekly(self) -> Self:
         """Sundays at 0:00."""
@@ -157,7 +151,7 @@ class Days(Fields):
         return self._write(minute=0, hour=0, day=1)
 
     def monthly_on(self, day: Number = 1, time: str = "0:00") -> Self:
-        """On this day of each month that has it."""
+        """On this day of each month, if the month has it."""
         return self._write_time(time)._write(day=self._day(day))
 
     def twice_monthly(self, first: Number = 1, second: Number = 16, time: str = "0:00") -> Self:
@@ -165,11 +159,11 @@ class Days(Fields):
         return self.days_of_month(first, second)._write_time(time)
 
     def last_day_of_month(self, time: str = "0:00") -> Self:
-        """On the last day of each month, whichever that is in it."""
+        """On the last day of each month."""
         return self._write_time(time)._write(day="L")
 
     def days_of_month(self, *days: Number | Sequence[Number]) -> Self:
-        """On these days of each month that has them, at 0:00; `.days_of_month(1, 15).at("13:00")`."""
+        """On these days of each month, if the month has them, at 0:00; `.days_of_month(1, 15).at("13:00")`."""
         return self._write(minute=0, hour=0, day=self._numbers(flat(days), 1, 31, "day of a month"))
 
     def quarterly(self) -> Self:
@@ -192,7 +186,7 @@ class Days(Fields):
         return self._number(value, 1, 31, "day of a month")
 
     def _days(self, value: object) -> str:
-        """One of them, or from one to another: "1-5"."""
+        """One day, or a range: "1-5"."""
         first, to, last = value.partition("-") if isinstance(value, str) else (value, "", "")
         if not to:
             return str(self._weekday(first))
@@ -212,16 +206,16 @@ class Days(Fields):
 
 
 def flat(given: Sequence[object]) -> list[Any]:
-    """(1, [2, 3]) -> [1, 2, 3]: days may be given one by one, or as a list."""
+    """(1, [2, 3]) -> [1, 2, 3]: days may be given one by one or as a list."""
     return [one for each in given for one in (each if isinstance(each, list | tuple | range) else [each])]
 
 
 class Frequencies(Days):
-    """Each word writes a few fields of the expression, and leaves the others as they are."""
+    """Methods for times."""
 
     def cron(self, expression: str) -> Self:
-        """As a line of crontab says it, five fields, or six with the seconds first; names, ranges, L, #, @daily."""
-        from qd.schedule.timing import read  # not on the way of `import qd`
+        """A crontab expression: five fields, or six with seconds first; names, ranges, L, #, @daily."""
+        from qd.schedule.timing import read  # cronsim is not imported by `import qd`
 
         try:
             second, *fields = read(expression).split()
@@ -232,7 +226,7 @@ class Frequencies(Days):
         return self._write(**dict(zip(FIELDS[-len(fields) :], fields, strict=True)))
 
     def every(self, span: float | timedelta = 0, *, seconds: float = 0, minutes: float = 0, hours: float = 0) -> Self:
-        """Each time that this long has passed since 1970-01-01 0:00 UTC: the same moments on all hosts. span: seconds, or a
+        """At multiples of this interval since 1970-01-01 0:00 UTC, at the same times on all hosts. span: seconds, or a
         timedelta."""
         try:
             parts = [span_in_code(each) for each in (span, seconds, minutes, hours)]
@@ -308,7 +302,7 @@ class Frequencies(Days):
         return self._write_time(time)
 
     def at(self, time: str) -> Self:
-        """The same as daily_at; it reads better behind days: `.mondays().at("8:00")`."""
+        """The same as daily_at; it reads better after days: `.mondays().at("8:00")`."""
         return self._write_time(time)
 
     def twice_daily(self, first: Number = 1, second: Number = 13) -> Self:
@@ -320,7 +314,7 @@ class Frequencies(Days):
         hours = self._numbers([first, second], 0, 23, "hour")
         return self._write(minute=self._number(minute, 0, 59, "minute"), hour=hours)
 
-    # --- seconds: in each minute that the other fields name
+    # --- seconds; in each minute that the other fields name
 
     def every_second(self) -> Self:
         return self._write(second="*", minute="*")

@@ -1,8 +1,7 @@
-"""The names of qd's commands, as an entry of the schedule may run them: a producer that declares entries loads no
-command line. Their options are looked at by `qd doctor`.
+"""What an entry runs, checked and made from the arguments of app.schedule, with the name that it has by default.
 
-What an entry runs, made of what app.schedule was given, and the name that it has by itself. What is wrong with it is a
-ValueError: declare.py knows where it stands.
+Mistakes raise ValueError; declare.py adds the origin. The names of qd's commands are listed here, because a producer that
+declares entries does not import the command line. `qd doctor` checks their options.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ COMMANDS = (
     "cancel", *GROUPS, "doctor", "init", "migrate",
 )  # fmt: skip
 ENDLESS = {("work",), ("schedule", "work")}
+Word = str | int | float | Path
+Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
 
 
 def check(words: Sequence[str]) -> None:
-    """Raises ValueError: qd has no such command, or it does not end. What begins with an option is not looked at."""
+    """Raises ValueError if there is no such command, or it does not end. Options before the command are not checked."""
     if words[0].startswith("-"):
         return
     known(words[0], COMMANDS)
@@ -57,15 +58,11 @@ def known(word: str, names: Sequence[str]) -> None:
         raise ValueError(f"unknown command '{word}' of qd{near}")
 
 
-Word = str | int | float | Path
-Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
-
-
 def job(call: Call[object] | JobFunction[..., object, object], registry: Registry) -> tuple[JobTask, str]:
-    """The job with its arguments, and its name with them. It counts as sent."""
+    """The job with its arguments, and its name. The call counts as sent."""
     try:
         bound = call.bind() if isinstance(call, JobFunction) else call
-        bound._origin = None  # it is as good as sent
+        bound._origin = None  # no warning that it was never sent
         if isinstance(bound, Chain):
             return JobTask(bound), f"chain of {', '.join([each.plan.declared.name for each in bound._members])}"
         if isinstance(bound, BatchCall):
@@ -82,7 +79,7 @@ def job(call: Call[object] | JobFunction[..., object, object], registry: Registr
 
 
 def function(given: Callable[[], object]) -> tuple[CallTask, str]:
-    """A function that needs no arguments. Its name is "" where it has none that is the same on all hosts."""
+    """A function without arguments, and its name; "" if it has none that is the same on all hosts."""
     if isinstance(given, type):
         way = f"an instance, {given.__name__}(...)" if issubclass(given, Job) else "a function"
         raise ValueError(f"{called(given)} is a class: give {way}")
@@ -101,7 +98,7 @@ def function(given: Callable[[], object]) -> tuple[CallTask, str]:
 
 
 def shell(line: str, parameters: Sequence[Parameter]) -> tuple[ShellTask, str]:
-    """A line for /bin/sh, as it is, with the parameters behind it, each quoted."""
+    """A line for /bin/sh, with the parameters quoted and appended."""
     if not isinstance(line, str) or not line.strip() or "\0" in line:
         raise ValueError(f"{line!r} is no command line (written 'pg_dump shop')")
     whole = " ".join([line.strip(), *map(shlex.quote, words(parameters))])
@@ -109,7 +106,7 @@ def shell(line: str, parameters: Sequence[Parameter]) -> tuple[ShellTask, str]:
 
 
 def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
-    """A command of qd's, written as after `qd`, and parameters as its further words."""
+    """A qd command, without `qd`, and parameters as further words."""
     try:
         found = shlex.split(line) if isinstance(line, str) else []
     except ValueError as error:
@@ -135,7 +132,7 @@ def words(parameters: Sequence[Parameter]) -> list[str]:
 
 
 def option(name: str, value: object) -> list[str]:
-    """An option of the command. True: without a value; False and None: none; several: each."""
+    """An option of the command. True: without a value. False, None: left out. A sequence: repeated."""
     flag = name if name.startswith("-") else f"--{name}"
     if value is None or isinstance(value, bool):
         return [flag] if value else []

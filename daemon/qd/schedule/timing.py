@@ -1,16 +1,10 @@
-"""Wall clocks to moments: what a cron expression means in a time zone whose clocks are changed twice a year.
+"""When an entry is due. `Cron` and `Every` give ticks as unix seconds, the same on all hosts. Pure: `at` is an argument.
 
-As Debian's cron does it. An expression of moments (`30 2 * * *`) comes once: what the change leaves out comes as the
-new time begins, what it repeats comes the first time only. A beat (its minute or hour begins with `*`) follows the hands
-of the clock as they are: what is left out does not come, what is repeated comes again, so that it goes by elapsed time.
+    Cron -> Ticks (a time zone whose clocks change twice a year) -> Walls (wall clock times, by cronsim, without a zone)
 
-A cron expression, read and checked, and the moments on a wall clock that it names. Zones are clock.py's.
-
-Read by cronsim, which is asked for wall clocks only: it never sees a time zone.
-
-When an entry is due: its ticks, as moments of the clock that all hosts share. Pure: `at` is handed in.
-
-Time zones by their names: those of the installed zone data, and UTC, which needs none.
+Clock changes are handled as Debian's cron does. An expression with fixed times (`30 2 * * *`) runs once: times that the
+change skips run when the new time begins, repeated times run the first time only. If minute or hour begins with `*`, the
+expression is a beat and follows the clock: skipped times do not run, repeated times run again.
 """
 
 from __future__ import annotations
@@ -30,15 +24,16 @@ from qd.options import kinds
 from qd.options.kinds import KINDS, span_text
 
 EPOCH = datetime(1970, 1, 1)
-LONGEST = 3 * 3600  # seconds; a longer gap is no change of the clock: Samoa had no 30 December 2011, nothing ran for it
+LONGEST = 3 * 3600  # seconds; a longer gap is not a clock change (Samoa had no 30 December 2011), nothing runs for it
 NEVER = math.inf
-LAST = 200_000_000_000  # in the year 8307: nothing comes after it, for the calendar ends in 9999
+LAST = 200_000_000_000  # unix seconds, in the year 8307; no tick comes later, since datetime ends in 9999
+SHORTEST_MS = 10
 
 
 class Ticks:
-    """The moments (unix seconds) at which an expression is due in a zone. One for all entries that say the same.
+    """The times (unix seconds) at which an expression is due in a zone; shared by all entries with the same text.
 
-    expression: as cron.read returns it. It remembers the last answer: not for several threads at once.
+    expression: as returned by `read`. Remembers the last result: not for several threads at once.
     """
 
     def __init__(self, expression: str, zone: str) -> None:
@@ -50,7 +45,7 @@ class Ticks:
         self._from, self._next = 0.0, -NEVER
 
     def after(self, at: float) -> float:
-        """The first that is later than `at`; infinite when there is none."""
+        """The first tick after `at`; infinite if there is none."""
         if not self._from <= at < self._next:
             self._from, self._next = at, self._find(math.floor(at)) if at < LAST else NEVER
         return self._next
@@ -69,14 +64,14 @@ class Ticks:
         return NEVER
 
     def _once(self, wall: datetime) -> float | None:
-        """The moment at which the clock shows `wall` for the first time; the end of the gap if it never does."""
+        """When the clock first shows `wall`; the end of the gap if it never does."""
         before, after = self._moments(wall)
         if before <= after:
             return before
         return self._end_of_gap(after, before) if before - after <= LONGEST else None
 
     def _end_of_gap(self, start: float, end: float) -> float:
-        """The moment after `start`, up to `end`, at which the clock is put forward."""
+        """When, after `start` and up to `end`, the clock is put forward."""
         span = range(int(start), int(end))
         new = self._wall(span.stop).utcoffset()
         return float(span.start + bisect_left(span, True, key=lambda second: self._wall(second).utcoffset() == new))
@@ -90,14 +85,14 @@ class Ticks:
         if back <= 0 or here.fold:
             return found
         if found <= second + back and self._wall(int(found)).utcoffset() == here.utcoffset():
-            return found  # the clock has not been put back yet
+            return found  # the clock has not yet been put back
         return min(found, self._shown(wall - timedelta(seconds=back), second))
 
     def _shown(self, wall: datetime, second: int) -> float:
-        """The first moment after `second` at which the clock shows what is named, of all that is later than `wall`."""
+        """The first time after `second` at which the clock shows a matching time later than `wall`."""
         while (named := self._walls.after(wall)) is not None:
             first, again = self._moments(named)
-            if first <= again and again > second:  # else it is in a gap, or over
+            if first <= again and again > second:  # else it is in a gap, or in the past
                 return first if first > second else again
             wall = named
         return NEVER
@@ -106,7 +101,7 @@ class Ticks:
         return datetime.fromtimestamp(second, self._zone)
 
     def _moments(self, wall: datetime) -> tuple[float, float]:
-        """When the clock shows `wall`: equal, two where it is shown twice, the later one first where it never is."""
+        """When the clock shows `wall`: two equal times; two different ones if it repeats; the later one first in a gap."""
         first = wall.replace(tzinfo=self._zone)
         return first.timestamp(), first.replace(fold=1).timestamp()
 
@@ -130,14 +125,14 @@ FIELDS = (
 )
 SIZES = (60, 60, 24, 31, 12, 7)
 ORDER = "minute, hour, day of the month, month, day of the week"
-TO_SUNDAY = re.compile(r"(?<!SUN)(?<!0)-SUN")  # SAT-SUN: Sunday is 0 where it is named, and would be before Saturday
+TO_SUNDAY = re.compile(r"(?<!SUN)(?<!0)-SUN")  # in SAT-SUN Sunday must be 7, not 0
 START = datetime(2000, 1, 1)
 
 
 def read(expression: str) -> str:
-    """The expression in one way of writing it: six fields, one blank between them, capitals; "@daily" -> "0 0 0 * * *".
+    """The expression in its normal form: six fields, single blanks, capitals; "@daily" -> "0 0 0 * * *".
 
-    Raises ValueError: it is none, or it never comes.
+    Raises ValueError if it is malformed, or never comes.
     """
     fields = _long(expression.strip()).upper().split()
     if len(fields) not in (5, 6):
@@ -152,7 +147,7 @@ def read(expression: str) -> str:
 
 
 def _long(text: str) -> str:
-    """What an alias stands for; anything else as it is."""
+    """Replace an alias; return anything else unchanged."""
     if not text.startswith("@"):
         return text
     word = text.lower()
@@ -184,7 +179,7 @@ def _check(expression: str, fields: list[str]) -> None:
 
 
 def _check_steps(expression: str, fields: list[str]) -> None:
-    """A step that is larger than its field is somebody's mistake: */70 minutes is minute 0."""
+    """A step larger than its field is a mistake: */70 minutes means minute 0."""
     for (name, _), size, part in zip(FIELDS, SIZES, fields, strict=True):
         for step in re.findall(r"/([0-9]+)", part):
             if int(step) > size:
@@ -195,7 +190,7 @@ def _check_steps(expression: str, fields: list[str]) -> None:
 
 
 def _comes(fields: list[str]) -> bool:
-    """Whether it is one, and names a day of the next 50 years: 29 February on a Sunday is 40 away at most."""
+    """Whether the fields are valid and come within 50 years: a 29 February on a Sunday is 40 away at most."""
     try:
         return next(CronSim(" ".join(fields), START), None) is not None
     except CronSimError:
@@ -203,21 +198,21 @@ def _comes(fields: list[str]) -> bool:
 
 
 def _stands(place: int, field: str) -> bool:
-    """Whether this is a field, whatever the others are."""
+    """Whether this field is valid by itself."""
     fields = ["*"] * 6
     fields[place] = field
     return _comes(fields)
 
 
 def fixed(expression: str) -> bool:
-    """Whether it names moments of the day (true), or a beat: its minute or its hour begins with a star.
-    expression: as `read` returns it."""
+    """Whether the expression (as returned by `read`) names fixed times; else it is a beat: its minute or hour begins with a
+    star."""
     _, minute, hour, *_ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 class Walls:
-    """The wall-clock moments that an expression names, in order. expression: as `read` returns it."""
+    """The wall clock times of an expression (as returned by `read`), in order."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -226,9 +221,9 @@ class Walls:
         self._next: datetime | None = None
 
     def after(self, wall: datetime) -> datetime | None:
-        """The first that is later than `wall` (no zone, whole seconds). None: it never comes again."""
+        """The first after `wall` (without a zone, whole seconds). None if there is none."""
         if self._next is not None and wall >= self._next:
-            self._step()  # asked for one tick after the other, the expression is read once
+            self._step()  # for consecutive ticks the expression is parsed once
         if wall < self._from or (self._next is not None and wall >= self._next):
             self._seek(wall)
         return self._next
@@ -242,34 +237,31 @@ class Walls:
         self._from, self._next = self._next, next(self._walk, None)
 
 
-SHORTEST_MS = 10
-
-
 class Timing(Protocol):
-    """Ticks are whole unix seconds, or fractions for entries that come more often than that."""
+    """Ticks are whole unix seconds, or fractions for shorter intervals."""
 
     @property
     def text(self) -> str:
-        """As it is shown: the expression, or "every 10s"."""
+        """For display: the expression, or "every 10s"."""
 
     @property
     def zone(self) -> str:
-        """The time zone it is reckoned in, "UTC" where none matters."""
+        """Its time zone, "UTC" if none matters."""
 
     @property
     def mark(self) -> str:
-        """A few letters that change when the ticks do: a scheduler that finds another mark in the store knows that what was
-        due before its own declaration is not its own."""
+        """Changes when the ticks do: a scheduler that finds another mark in the store ignores ticks from before its own
+        declaration."""
 
     def next_after(self, at: float) -> float | None:
-        """The first tick that is later than `at` (unix seconds). None: it never comes."""
+        """The first tick after `at` (unix seconds). None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Each multiple of `seconds` since 1970-01-01 00:00 UTC: the same moments on all hosts, whenever they started.
+    """Each multiple of `seconds` since 1970-01-01 00:00 UTC, the same times on all hosts.
 
-    Whole milliseconds, 0.01 seconds or more. Raises ValueError.
+    Whole milliseconds, at least 0.01 seconds. Raises ValueError.
     """
 
     seconds: float
@@ -291,14 +283,14 @@ class Every:
     def next_after(self, at: float) -> float | None:
         step = round(self.seconds * 1000)
         number = math.floor(at * 1000) // step + 1
-        while number * step / 1000 <= at:  # `at` is such a tick, and a hair below it once multiplied
+        while number * step / 1000 <= at:  # `at` is a tick, and its floating point value is a little less
             number += 1
         return number * step / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression in a time zone, checked here (ValueError). What a change of the clock does: clock.py."""
+    """A cron expression in a time zone. Raises ValueError."""
 
     expression: str
     zone: str = "UTC"
@@ -308,7 +300,7 @@ class Cron:
         if not isinstance(self.expression, str):
             raise ValueError(f"{self.expression!r} is not a cron expression: write a text like '0 7 * * *'")
         object.__setattr__(self, "zone", KINDS["zone"](self.zone))
-        object.__setattr__(self, "_ticks", _shared(_read(self.expression), self.zone))
+        object.__setattr__(self, "_ticks", _ticks(_read(self.expression), self.zone))
 
     @property
     def text(self) -> str:
@@ -325,20 +317,18 @@ class Cron:
 
 @cache
 def _read(expression: str) -> str:
-
     return read(expression)
 
 
 @cache
-def _shared(expression: str, zone: str) -> Ticks:
-
+def _ticks(expression: str, zone: str) -> Ticks:
     return Ticks(expression, zone)
 
 
 def zone_of(name: str) -> tzinfo:
-    """name: as options.kinds reads a zone."""
+    """name: a zone as options.kinds returns it."""
     if name == "UTC":
         return UTC
-    from zoneinfo import ZoneInfo  # not on the way of `import qd`; it keeps those that it has read
+    from zoneinfo import ZoneInfo  # slow to import; caches its zones
 
     return ZoneInfo(name)

@@ -1,14 +1,14 @@
 """The scheduler: takes the ticks of the schedule, each exactly once.
 
-connection    One connection: clock, claims, away and back.
-due           When something is due; missed ticks. Pure.
-entry_job     The job of an entry, made anew at each tick; user code guarded.
-filters       The user's when/skip, asked in processes of their own.
-overlaps      Leases of entries without_overlapping.
-process       The scheduler's process.
-report        Log, events and history of ticks.
-runner        One run in its own process.
-runs          Runs: forked, watched, reaped, told.
-scheduler     Scheduler: due, taken, run, told.
-ticks         How one tick is decided, claimed and sent; which runs wait for which.
+process       the scheduler's process, a child of the master
+scheduler     Scheduler: poll, take due ticks, reap
+connection    one connection: the server's clock, the state of entries, outages
+due           when an entry is due; missed ticks. Pure
+ticks         how one tick is claimed; which runs wait for which
+entry_job     the job of an entry, made again at each tick; user code guarded
+filters       the user's when() and skip(), in processes of their own
+runs          runs: forked, watched, reaped
+runner        one run in its own process
+overlaps      leases of without_overlapping() entries
+report        log, events and history of ticks
 """

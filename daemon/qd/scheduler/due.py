@@ -1,9 +1,9 @@
-"""When something is due, and what becomes of what nobody took in time. Pure: moments are handed in, unix milliseconds.
+"""When an entry is due, and what happens to missed ticks. Pure: times are passed in, in unix milliseconds.
 
-decided(...)    the first tick after the last one: it runs, or so many were missed
-Moments         what is due when; entries of one moment stand together
-Backlog         what should have been taken long ago: one after the other, after all that is in time
-Reckoner        the tick after a moment; entries of equal timing share one reckoning
+decide(...)     the next tick to take, and how many were missed
+Moments         items by the time at which they are due
+Backlog         overdue items, taken one by one after all punctual ones
+TickCache       the tick after a time; entries with the same timing share the result
 """
 
 from __future__ import annotations
@@ -19,33 +19,38 @@ from qd.schedule.timing import Timing
 
 T = TypeVar("T")
 Next = Callable[[int], int | None]  # the first tick that is later
-MOST = 1000  # missed ticks of one entry that run, at most, and as many are counted
-WINDOW = 60_000  # ms, the first look back for the latest tick
+MOST = 1000  # missed ticks of one entry that are run, and that are counted
+WINDOW = 60_000  # ms; the first step back in search of the latest tick
 
 
 class Due(NamedTuple):
-    """A tick to be taken. runs: False where it is only passed over. missed: how many were, with this one if it does not run;
-    from MOST on there may be more. said: what the user's filters say, None: they were not asked, "": it runs."""
+    """A tick to take, unix ms.
+
+    runs: False if it is only skipped. missed: number of missed ticks, including this one if it does not run; MOST means
+    that or more. answer: of the user's filters; None if they were not asked, "" if it runs, else why not.
+    """
 
     at: int
     runs: bool = True
     missed: int = 0
-    said: str | None = None
+    answer: str | None = None
 
 
-def decided(
-    next_after: Next, last: int, now: int, late: int, missed: Missed, few: tuple[int, int] = (0, 0)
+def decide(
+    next_after: Next, last: int, now: int, late: int, missed: Missed, complete: tuple[int, int] = (0, 0)
 ) -> Due | None:
-    """What is to be done next about an entry whose last tick was `last`. late: ms after which a tick is missed. few: later
-    than the first and earlier than the second there are no more ticks than may run; so nobody counts them again. None:
-    nothing is due yet."""
+    """The next tick of an entry whose last tick was `last`. None if nothing is due yet.
+
+    late: ms after which a tick counts as missed. complete: no more ticks than may run are between these two, so that
+    they need not be counted again.
+    """
     first = next_after(last)
     if first is None or first > now:
         return None
     if now - first <= late:
         return Due(first)
     before = now - late
-    if missed == "all" and few[0] <= last and first < few[1]:
+    if missed == "all" and complete[0] <= last and first < complete[1]:
         return Due(first)
     if missed == "all":
         kept = latest(next_after, last, before, MOST)
@@ -56,8 +61,10 @@ def decided(
 
 
 def latest(next_after: Next, after: int, before: int, most: int) -> list[int]:
-    """The last ticks, `most` at most, later than `after` and earlier than `before`; there is one. Looks back in growing
-    steps: a timing of seconds that stood still for a month has millions."""
+    """The last `most` ticks after `after` and before `before`; there is at least one.
+
+    Looks back in growing steps: a timing of seconds that was stopped for a month has millions.
+    """
     window = WINDOW
     while True:
         start = max(after, before - window)
@@ -76,7 +83,7 @@ def ticks(next_after: Next, after: int, before: int) -> list[int]:
 
 
 def counted(next_after: Next, after: int, before: int) -> int:
-    """How many there are between the two, MOST at most."""
+    """The number of ticks between the two, at most MOST."""
     count, at = 0, next_after(after)
     while at is not None and at < before and count < MOST:
         count += 1
@@ -84,8 +91,8 @@ def counted(next_after: Next, after: int, before: int) -> int:
     return count
 
 
-class Reckoner:
-    """Timings in milliseconds. The last answer of each is kept: as a rule all entries of a timing ask for the same."""
+class TickCache:
+    """Keeps the last result of each timing: usually all its entries ask for the same."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[int, int | None]] = {}
@@ -100,22 +107,22 @@ class Reckoner:
 
 
 class Moments(Generic[T]):
-    """Things by the moment at which they are due."""
+    """Items by the time at which they are due."""
 
     def __init__(self) -> None:
         self._heap: list[int] = []
         self._at: dict[int, list[T]] = {}
 
-    def add(self, at: int, what: T) -> None:
+    def add(self, at: int, item: T) -> None:
         found = self._at.get(at)
         if found is None:
-            self._at[at] = [what]
+            self._at[at] = [item]
             heapq.heappush(self._heap, at)
         else:
-            found.append(what)
+            found.append(item)
 
     def pop(self, now: float = math.inf) -> list[tuple[int, list[T]]]:
-        """All that is due, the earliest first, in the order of add()."""
+        """All due items, the earliest first, in the order of add()."""
         found = []
         while self._heap and self._heap[0] <= now:
             at = heapq.heappop(self._heap)
@@ -127,7 +134,7 @@ class Moments(Generic[T]):
         return self._heap[0] if self._heap else None
 
     def at(self, moment: int) -> Sequence[T]:
-        """What is due then, in the order of add()."""
+        """The items due then, in the order of add()."""
         return self._at.get(moment, ())
 
     def __len__(self) -> int:
@@ -135,17 +142,17 @@ class Moments(Generic[T]):
 
 
 class Backlog(Generic[T]):
-    """Things that are far behind. They come one by one: who takes them may stop after each."""
+    """Overdue items, one by one: the caller may stop after each."""
 
     def __init__(self) -> None:
         self._moments: Moments[T] = Moments()
         self._together: deque[T] = deque()
 
-    def add(self, at: int, what: T) -> None:
-        self._moments.add(at, what)
+    def add(self, at: int, item: T) -> None:
+        self._moments.add(at, item)
 
     def next(self, order: Callable[[T], int]) -> T | None:
-        """The earliest; of one moment the first by `order`."""
+        """The earliest item; of several due at one time the first by `order`."""
         if not self._together and (at := self._moments.next) is not None:
             ((_, together),) = self._moments.pop(at)
             self._together.extend(sorted(together, key=order))
@@ -153,11 +160,11 @@ class Backlog(Generic[T]):
 
     @property
     def together(self) -> bool:
-        """The next one was due at the same moment as the one that was taken last."""
+        """Whether the next item was due at the same time as the last one."""
         return bool(self._together)
 
     def clear(self) -> list[T]:
-        """What was left."""
+        """Remove and return all items."""
         found = [*self._together, *[one for _, several in self._moments.pop() for one in several]]
         self._together.clear()
         return found

@@ -1,7 +1,7 @@
-"""User code in the scheduler's own process: listeners, what makes a payload. It may raise or hang; neither ends or
-holds up the scheduler for more than a few seconds.
+"""The job of an entry, made again at each tick as dispatch() would: payload hooks, signature, limits, locks, keys.
 
-The job of an entry, made anew at each tick as dispatch() would make it: payload hooks, signature, bounds, locks, keys.
+User code that runs in the scheduler's own process (listeners, payload hooks) may raise or hang; Guard limits it to a few
+seconds, so that it neither ends nor delays the scheduler.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from qd.process.shield import in_main_thread, shield
 from qd.schedule.entry import Entry, JobTask
 
 T = TypeVar("T")
-SECONDS = 5.0  # that a filter, a listener or a payload may take
+SECONDS = 5.0  # that a filter, a listener or a payload hook may take
 
 
 class TooLong(EndJob):
-    """It is not an Exception: an `except Exception` of the user's cannot swallow it."""
+    """Not an Exception, so that an `except Exception` in user code cannot swallow it."""
 
 
-class Broke(Exception):
-    """The user's code raised or hung; its text says which, for a log line."""
+class UserCodeFailed(Exception):
+    """User code raised or hung; the text says which, for a log line."""
 
 
-def said(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
     text = ""
-    with suppress(Exception):  # its words are the user's code, too
+    with suppress(Exception):  # __str__ is user code, too
         text = str(error)
     return f"raised {type(error).__name__}: {text}" if text else f"raised {type(error).__name__}"
 
 
 class Guard:
-    """Uses the alarm of the main thread; elsewhere nothing ends what hangs."""
+    """Uses SIGALRM in the main thread; in other threads nothing ends code that hangs."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
-        self.before: Callable[[float], object] = float  # called with the seconds that the next piece of it may take
+        self.before: Callable[[float], object] = float  # called with the seconds that the user code may take
         self._inside = False
 
     def run(self, body: Callable[[], T]) -> T:
-        """What body returns. Raises Broke."""
+        """Returns the result of `body`. Raises UserCodeFailed."""
         self.before(self.seconds)
         try:
             return self._timed(body) if in_main_thread() else body()
         except TooLong:
-            raise Broke(f"took longer than {self.seconds:g} s") from None
+            raise UserCodeFailed(f"took longer than {self.seconds:g} s") from None
         except BaseException as error:
-            raise Broke(said(error)) from error
+            raise UserCodeFailed(raised(error)) from error
 
     def _timed(self, body: Callable[[], T]) -> T:
         before = handle(signal.SIGALRM, self._ring)
@@ -77,7 +77,7 @@ class Guard:
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if not self._inside:
             return
-        if shield.depth:  # a call to a server must not be torn apart
+        if shield.depth:  # do not interrupt a call to a server
             shield.overdue = self._raise
         else:
             self._raise()
@@ -89,51 +89,50 @@ class Guard:
 
 
 class EntryJob:
-    """after_commit means nothing here, where no transaction is open. A job whose class has a send() of its own is sent by
-    that, after its tick was taken."""
+    """after_commit has no effect here, as no transaction is open. A job whose class has a send() of its own is sent by that,
+    after the claim."""
 
     def __init__(self, app: Qd, entry: Entry, task: JobTask, guard: Guard) -> None:
         self._send, self._guard = app._send, guard
-        self._task = kept_single(entry, task)
+        self._task = as_unique(entry, task)
 
     def home(self) -> tuple[str, str]:
         """The connection and the queue it is sent to. Raises ConfigError."""
         route = self._send.route(self._task.plan)
         return route.connection, route.queue
 
-    def parcel(self) -> Message:
-        """Raises Broke: it cannot be made, or the user's code that makes it raised."""
+    def message(self) -> Message:
+        """The payload of one tick. Raises UserCodeFailed."""
         if self._send.hooks:
-            return self._guard.run(self._task.parcel)
+            return self._guard.run(self._task.message)
         try:
-            return self._task.parcel()
+            return self._task.message()
         except Exception as error:
-            raise Broke(said(error)) from error
+            raise UserCodeFailed(raised(error)) from error
 
     def early(self, at: int) -> Message | None:
-        """As parcel(), for the tick `at`, unix ms, which is yet to come. None: that is to be made, or what is wrong with it
-        to be told, at its moment."""
+        """The payload of a future tick, unix ms. None if it must be made (or its error reported) when the tick is due."""
         try:
             return None if self._send.hooks else self._task.early(at / 1000)
         except Exception:
             return None
 
-    def outgoing(self, parcel: Message) -> Outgoing | None:
-        """What is sent in the step that takes the tick. None: it sends itself."""
-        return None if sends_itself(parcel) else outgoing(parcel)
+    def outgoing(self, message: Message) -> Outgoing | None:
+        """What is sent in the step of the claim. None if its class has a send() of its own."""
+        return None if sends_itself(message) else outgoing(message)
 
-    def by_hand(self, parcel: Message) -> None:
-        """Raises Broke."""
-        self._guard.run(lambda: self._send._hand_over(parcel))
+    def send_itself(self, message: Message) -> None:
+        """Call its send(). Raises UserCodeFailed."""
+        self._guard.run(lambda: self._send._hand_over(message))
 
 
 def job_of(app: Qd, entry: Entry, guard: Guard) -> EntryJob | None:
-    """None: it sends none, and is run by whoever takes its tick."""
+    """None if the entry sends no job: the scheduler that takes its tick runs it."""
     return EntryJob(app, entry, entry.task, guard) if isinstance(entry.task, JobTask) else None
 
 
-def kept_single(entry: Entry, task: JobTask) -> JobTask:
-    """Of an entry without_overlapping a unique job, made so once: what is known of its plan is kept from tick to tick."""
+def as_unique(entry: Entry, task: JobTask) -> JobTask:
+    """For a without_overlapping() entry a unique job, made once so that the plan is computed once."""
     if not entry.alone or isinstance(task.call, Chain):
         return task
     return JobTask(task.call.using(unique=str(literal(f"schedule:{entry.name}")), unique_until="done"))

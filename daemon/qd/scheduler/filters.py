@@ -1,10 +1,8 @@
-"""The user's own filters of a tick (`when`, `skip`), asked in a process of its own: whatever they do there, hang in C,
-crash, fork or leave, the scheduler goes on.
+"""The user's own filters (`when`, `skip`), run in a separate process: they may hang in C, crash, fork or exit there.
 
-    due -> ask -> (forked: the filters, in order) -> a page of memory that both see -> reap -> back among what is due,
-    with its answer -> claimed
+    due -> ask -> fork: filters in order -> shared page -> reap -> due again, with the answer -> claimed
 
-While an entry is asked about it stands nowhere else: one question of each at a time, and none waits for another's.
+An entry has at most one question at a time, and no question waits for another one.
 """
 
 from __future__ import annotations
@@ -27,28 +25,28 @@ from qd.process.exit_codes import told
 from qd.schedule.entry import Entry, Filter
 from qd.scheduler.connection import EntryState, ScheduleConnection
 from qd.scheduler.due import Due
-from qd.scheduler.entry_job import SECONDS, Broke, Guard
+from qd.scheduler.entry_job import SECONDS, Guard, UserCodeFailed
 from qd.scheduler.runner import Runner, RunRecord, end_trees
 
-MOST = 20  # processes at once; what is due beyond that waits for one of them
-GRACE = 1.0  # seconds after its own alarm in which one that hears none is ended
-HEAD = struct.Struct("<q")  # 0: no answer yet; else bytes of the text behind, and one more
-SIZE = 4096
+MOST = 20  # processes at once; further questions wait
+GRACE = 1.0  # seconds after its own alarm at which a process that did not react is killed
+HEAD = struct.Struct("<q")  # 0: no answer yet; else the length of the text in bytes, plus one
+SIZE = 4096  # bytes
 
 
 class Page:
-    """What the filters have said: why the tick does not run, "" when it does."""
+    """The answer, in shared memory: why the tick does not run, or ""."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, SIZE)
 
-    def write(self, said: str) -> None:
-        text = said.encode("utf-8", "backslashreplace")[: SIZE - HEAD.size]
+    def write(self, answer: str) -> None:
+        text = answer.encode("utf-8", "backslashreplace")[: SIZE - HEAD.size]
         self._page[HEAD.size : HEAD.size + len(text)] = text
         HEAD.pack_into(self._page, 0, len(text) + 1)
 
     def read(self) -> str | None:
-        """None: nothing was said."""
+        """None if there is no answer."""
         length = HEAD.unpack_from(self._page)[0] - 1
         if not 0 <= length <= SIZE - HEAD.size:
             return None
@@ -60,10 +58,10 @@ class Page:
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """deadline: monotonic seconds. overdue: it was ended for that."""
+    """deadline: monotonic seconds. overdue: killed after the deadline."""
 
-    reach: ScheduleConnection
-    place: EntryState
+    connection: ScheduleConnection
+    state: EntryState
     due: Due
     page: Page = field(default_factory=Page)
     deadline: float = 0.0
@@ -71,8 +69,8 @@ class Question:
 
 
 class FilterProcess:
-    """owner: the master's token. forked: called first in each process, to close there what is the scheduler's. seconds: for
-    all filters of an entry together."""
+    """owner: the master's token. forked: called first in each process, to close the scheduler's connections. seconds: limit
+    for all filters of an entry together."""
 
     def __init__(
         self,
@@ -87,23 +85,23 @@ class FilterProcess:
         self._app, self._settings, self._log = app, settings, log
         self._token = owner.partition("/")[0]
         self._forked, self._seconds = forked, seconds
-        self._asked: dict[int, Question] = {}
+        self._running: dict[int, Question] = {}
         self._waiting: deque[Question] = deque()
         self._dropped: list[int] = []
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._asked) + len(self._waiting)
+        return len(self._running) + len(self._waiting)
 
     @property
-    def wants(self) -> float:
-        """Seconds until `reap` has something to do by the clock; inf: nothing."""
-        first = min((each.deadline for each in self._asked.values() if not each.overdue), default=float("inf"))
+    def due_in(self) -> float:
+        """Seconds until `reap` must be called; inf if SIGCHLD is enough."""
+        first = min((each.deadline for each in self._running.values() if not each.overdue), default=float("inf"))
         return max(0.0, first - time.monotonic())
 
-    def ask(self, reach: ScheduleConnection, place: EntryState, due: Due, known: str) -> None:
-        """`place` is due again on `reach` when the answer is there. known: why it does not run, whatever they would say."""
-        question = Question(reach, place, due)
+    def ask(self, connection: ScheduleConnection, state: EntryState, due: Due, known: str) -> None:
+        """Make the tick due again once there is an answer. known: why it does not run, if that is known already."""
+        question = Question(connection, state, due)
         if known:
             self._answered(question, known)
         else:
@@ -111,31 +109,31 @@ class FilterProcess:
             self._begin()
 
     def reap(self) -> None:
-        """Take the answers that have come, and end who takes too long. At each SIGCHLD, and when `wants` is over."""
+        """Collect answers, and kill processes that take too long. Call at each SIGCHLD, and after `due_in` seconds."""
         self._end_overdue()
         for pid in [pid for pid in self._dropped if waited(pid) is not None]:
             self._dropped.remove(pid)
-        for pid, question in list(self._asked.items()):
+        for pid, question in list(self._running.items()):
             if (status := waited(pid)) is not None:
-                del self._asked[pid]
-                self._answered(question, self._said(question, status))
+                del self._running[pid]
+                self._answered(question, self._result(question, status))
         self._begin()
 
     def drop(self) -> None:
-        """Ask no more; what was asked about is due as it was."""
-        dropped = [*self._asked.values(), *self._waiting]
-        if self._asked:
-            end_trees(list(self._asked))
-            self._dropped += self._asked
-        self._asked, self._waiting = {}, deque()
+        """Drop all questions; their ticks become due again without an answer."""
+        dropped = [*self._running.values(), *self._waiting]
+        if self._running:
+            end_trees(list(self._running))
+            self._dropped += self._running
+        self._running, self._waiting = {}, deque()
         for question in dropped:
             question.page.close()
-            back(question, None)
+            due_again(question, None)
 
     # -- one question
 
     def _begin(self) -> None:
-        while self._waiting and len(self._asked) < MOST:
+        while self._waiting and len(self._running) < MOST:
             question = self._waiting.popleft()
             try:
                 pid = fork.fork(partial(self._in_child, question), own_group=False)
@@ -143,71 +141,71 @@ class FilterProcess:
                 self._answered(question, f"no process could be started for its filter: {error.strerror}")
                 continue
             question.deadline = time.monotonic() + self._seconds + GRACE
-            self._asked[pid] = question
+            self._running[pid] = question
             self._count += 1
 
     def _in_child(self, question: Question) -> int:
         self._forked()
-        entry, tick, own = question.place.entry, question.due.at / 1000, os.getpid()
-        owner = f"{self._token}/run-{os.getppid()}-ask{self._count}"  # what is left of it is found as that of a run
+        entry, tick, own = question.state.entry, question.due.at / 1000, os.getpid()
+        owner = f"{self._token}/run-{os.getppid()}-ask{self._count}"  # its leftovers are found like those of a run
         runner = Runner(self._app, self._settings, self._log, entry, tick, RunRecord(), owner)
         runner.begin(f"qd: filter of {entry.name}")
-        said = refusal([each for each in entry.filters if each.foreign], tick, Guard(self._seconds))
-        if os.getpid() == own:  # else a copy that a filter has forked, and that came back from it
-            question.page.write(said)
+        answer = refusal([each for each in entry.filters if each.foreign], tick, Guard(self._seconds))
+        if os.getpid() == own:  # else a filter forked, and this is the copy
+            question.page.write(answer)
         return 0
 
     def _end_overdue(self) -> None:
         at = time.monotonic()
-        overdue = {pid: each for pid, each in self._asked.items() if at >= each.deadline and not each.overdue}
+        overdue = {pid: each for pid, each in self._running.items() if at >= each.deadline and not each.overdue}
         if overdue:
             end_trees(list(overdue))
         for each in overdue.values():
             each.overdue = True
 
-    def _said(self, question: Question, status: int) -> str:
-        if (said := question.page.read()) is not None:
-            return said
+    def _result(self, question: Question, status: int) -> str:
+        if (answer := question.page.read()) is not None:
+            return answer
         if question.overdue:
             return f"its filter took longer than {self._seconds:g} s"
         how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else told(status)
         return f"its filter ended its process ({how})"
 
-    def _answered(self, question: Question, said: str) -> None:
+    def _answered(self, question: Question, answer: str) -> None:
         question.page.close()
-        back(question, question.due._replace(said=said))
+        due_again(question, question.due._replace(answer=answer))
 
 
-def back(question: Question, answered: Due | None) -> None:
-    """It is due again; where the server's clock was put back meanwhile, when that says so."""
-    reach, place, due = question.reach, question.place, question.due
-    if due.at > reach.now:
-        return reach.saw(place, place.raw)
-    place.answered = answered
-    reach.moments.add(min(due.at, reach.now), place)  # the clock may have been put back meanwhile
+def due_again(question: Question, answered: Due | None) -> None:
+    """If the server's clock was put back meanwhile, the tick becomes due by the new clock."""
+    connection, state, due = question.connection, question.state, question.due
+    if due.at > connection.now:
+        return connection.update(state, state.raw)
+    state.answered = answered
+    connection.moments.add(min(due.at, connection.now), state)  # the clock may have been put back meanwhile
 
 
-def asks(entry: Entry) -> bool:
+def has_user_filters(entry: Entry) -> bool:
     return bool(entry.filters) and any(each.foreign for each in entry.filters)
 
 
 def refusal(filters: Sequence[Filter], tick: float, guard: Guard) -> str:
-    """What of these filters, asked in order, says of the tick: why it does not run, "" when it does."""
+    """Why these filters, asked in order, reject the tick, or ""."""
     if not filters:
         return ""
 
-    def asked() -> str:
+    def first_refusal() -> str:
         return next((each.why for each in filters if not each.passes(tick)), "")
 
     try:
-        return guard.run(asked)
-    except Broke as broke:
-        return f"its filter {broke}"
+        return guard.run(first_refusal)
+    except UserCodeFailed as failure:
+        return f"its filter {failure}"
 
 
 def waited(pid: int) -> int | None:
-    """Its wait status; None: it still runs."""
-    with suppress(ChildProcessError):  # somebody else has waited for it: foreign code in this process
+    """The wait status, or None if the process still runs."""
+    with suppress(ChildProcessError):  # foreign code in this process has waited for it
         found, status = os.waitpid(pid, os.WNOHANG)
         return status if found else None
     return 0

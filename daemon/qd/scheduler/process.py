@@ -1,8 +1,8 @@
-"""The scheduler's process: its boot, and the loop that gives Scheduler its turns. A child of the master.
+"""The scheduler's process, a child of the master: its boot, and the loop around Scheduler.turn().
 
-    TERM: no more ticks, what runs may finish    USR2, CONT: pause, resume    CHLD: a run has ended    USR1: stacks
+    TERM: take no more ticks, let runs finish    USR2, CONT: pause, resume    CHLD: a run has ended    USR1: print stacks
 
-The master watches it by its sign of life, and kills it with all that it has started.
+The master watches its heartbeat, and kills it together with everything it has started.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from setproctitle import setproctitle
 
@@ -31,11 +30,10 @@ from qd.scheduler.scheduler import Scheduler
 from qd.worker import boot
 from qd.worker.worker import ExitConditions
 
-T = TypeVar("T")
-HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
-BEFORE_KILL = 0.6  # seconds before the end of a stop at which the runs that are left are ended
-LOOK = 0.02  # seconds between two looks for the keeper's first word, and at the end of a stop
-FIRST_WORD = 5.0  # seconds for which the keeper's first word is waited for; it may have no server
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
+BEFORE_KILL = 0.6  # seconds before the end of a stop at which the remaining runs are killed
+POLL = 0.02  # seconds between two checks, for the keeper's first contact and at the end of a stop
+FIRST_CONTACT = 5.0  # seconds to wait for the keeper's first contact; its server may be unreachable
 
 
 def serve(
@@ -43,23 +41,23 @@ def serve(
     settings: Settings,
     context: ChildContext,
     assignment: Assignment,
-    between: Callable[[], None] | None = None,
+    between_turns: Callable[[], None] | None = None,
 ) -> int:
-    """Become the scheduler in `assignment` and work until told to leave. Returns the exit code.
+    """Become the scheduler of this assignment and work until stopped. Returns the exit code.
 
-    between: called between two turns.
+    between_turns: called between two turns.
     """
     context, stack_fd = boot.settled(context, assignment)
-    child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between)
+    child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.part)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return child.run(partial(context.sender.send, ready, stack_fd))
 
 
 class Child:
-    """The scheduler in its assignment: what it hears goes to Scheduler, and what that does onto the board.
+    """The scheduler as a child process: passes signals to Scheduler, and its state to the scoreboard.
 
-    entries: those that run here. between: called between two turns.
+    entries: those that run here. between_turns: called between two turns.
     """
 
     def __init__(
@@ -69,9 +67,9 @@ class Child:
         entries: Sequence[Entry],
         context: ChildContext,
         assignment: Assignment,
-        between: Callable[[], None] | None,
+        between_turns: Callable[[], None] | None,
     ) -> None:
-        self.entries, self.context, self.between = entries, context, between
+        self.entries, self.context, self.between_turns = entries, context, between_turns
         self.board, self.slot = context.board, context.board.slot(assignment.slot)
         self.mailbox = Mailbox()
         self.scheduler = Scheduler(
@@ -84,32 +82,32 @@ class Child:
             force=settings.work.force,
         )
         self.scheduler.paused, self.force = assignment.paused, settings.work.force
-        self.scheduler.beats(lambda seconds, *doing: self._about(min(seconds, SECONDS), *doing))
+        self.scheduler.beats(lambda seconds, *doing: self._beat(min(seconds, SECONDS), *doing))
         self.leaving = ExitConditions(settings.work, self.slot)
         self._opened = now()
         self._head = "qd: scheduler" + (f" [{settings.work.pool}]" if settings.work.pool else "")
         self._title = self._run = self._doing = ""
 
     def run(self, ready: Callable[[], None]) -> int:
-        """Until it is told to leave and nothing runs any more. `ready` is called once it hears signals."""
-        self.mailbox.open(HEARD)
+        """Work until stopped and all runs have ended. `ready` is called once the signal handlers are installed."""
+        self.mailbox.open(SIGNALS)
         self.leaving.open()
         self.slot[W.ENTRIES] = len(self.entries)
-        self._about()
+        self._beat()
         self._show()
         ready()
         try:
             why = StopReason.SIGNAL
             while not self._over:
                 if not self.scheduler.runs.alive and (reason := self.leaving.reason(0)) is not None:
-                    why = reason  # another takes its place
+                    why = reason  # the master starts a replacement
                     self.scheduler.drain()
                 wait = self._turn()
                 self._show()
                 if not self._over:
                     self.mailbox.peek(wait)
                 self._after_wait()
-            self.slot[W.STATE] = SlotState.IDLE  # it leaves by itself
+            self.slot[W.STATE] = SlotState.IDLE  # an orderly exit
             return why.code
         finally:
             self.scheduler.close()
@@ -120,60 +118,60 @@ class Child:
         return self.scheduler.drained and self.scheduler.idle
 
     def _turn(self) -> float:
-        """Returns the seconds until the next one."""
-        self._hear()
+        """Returns the seconds until the next turn."""
+        self._read_signals()
         self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
-        if self._knows_nothing() and not self.scheduler.drained:
-            return LOOK
+        if self._awaiting_keeper() and not self.scheduler.drained:
+            return POLL
         wait = self.scheduler.turn()
-        self._about(doing="")
+        self._beat(doing="")
         if self.mailbox.mend() and self.board.header(H.STOP_AT):
-            self.scheduler.drain()  # what the app's own code did to our handlers may have cost us the word
+            self.scheduler.drain()  # the app's code had replaced our handlers, so we may have missed SIGTERM
         return min(wait, self._before_the_end())
 
     def _before_the_end(self) -> float:
-        """Seconds until the runs that are left are ended: a moment before the master would kill them with us, so that they
-        are told, and free their leases."""
+        """Seconds until the remaining runs are killed. This happens just before the master would kill them together with
+        this process, so that they are reported and their leases freed."""
         at = self.board.header(H.STOP_AT)
         if not at or not self.scheduler.drained:
             return math.inf
         left = (at - now()) / 1e9 - BEFORE_KILL
         if left <= 0:
             self.scheduler.end()
-        return max(LOOK, left)
+        return max(POLL, left)
 
-    def _knows_nothing(self) -> bool:
-        """The keeper has not said yet whether this is maintenance."""
-        return not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_WORD
+    def _awaiting_keeper(self) -> bool:
+        """Whether the keeper has not yet reported maintenance mode or its absence."""
+        return not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         came = set(self.mailbox.read())
         if signal.SIGTERM in came and not self.scheduler.drained:
             self.scheduler.drain()
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
-            self.scheduler.paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell
+            self.scheduler.paused = bool(self.board.header(H.PAUSED))  # the order of the two is unknown
         elif came & {signal.SIGUSR2, signal.SIGCONT}:
             self.scheduler.paused = signal.SIGUSR2 in came
 
     def _after_wait(self) -> None:
-        if os.getppid() != self.context.master:  # where the kernel does not tell (macOS)
+        if os.getppid() != self.context.master:  # for kernels that do not signal the master's death (macOS)
             os._exit(1)
-        self._about()
-        if self.between is not None:
-            self.between()
+        self._beat()
+        if self.between_turns is not None:
+            self.between_turns()
 
-    def _about(self, seconds: float = 0.0, doing: str | None = None) -> None:
-        """A sign of life for the master; the next one may take `seconds`. doing: the entry whose turn it is, "" nobody's."""
+    def _beat(self, seconds: float = 0.0, doing: str | None = None) -> None:
+        """A heartbeat; the next may take `seconds`. doing: the name of the current entry, or ""."""
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
         if doing is not None and doing != self._doing:
             self._doing = doing
             self._note()
 
     def _note(self) -> None:
-        """What the master tells when this process dies: what ran, and whose turn it was."""
+        """What the master reports if this process dies: the run and the current entry."""
         self.slot.say(self._run.encode("utf-8", "replace"), self._doing.encode("utf-8", "replace"))
 
-    # -- what people see
+    # -- process title and status
 
     def _show(self) -> None:
         running = self.scheduler.runs.running
@@ -184,10 +182,10 @@ class Child:
             SlotState.BUSY if running else SlotState.IDLE if self.scheduler.paused else SlotState.WAITING
         )
         if not running:
-            self._say(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")
+            self._set_title(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")
 
     def _show_runs(self, running: list[tuple[str, int]]) -> None:
-        """The one that began first, with how many there are."""
+        """Show the oldest run, and how many there are."""
         name, began = running[0] if running else ("", 0)
         since = time.time() - (now() - began) / 1e9 if running else 0
         self.slot[W.RUNS], self.slot[W.JOB_AT] = len(running), began
@@ -195,9 +193,9 @@ class Child:
         self._note()
         if running:
             more = f" and {len(running) - 1} more" if running[1:] else ""
-            self._say(f"{name}{more} since {time.strftime('%H:%M:%S', time.localtime(since))}")
+            self._set_title(f"{name}{more} since {time.strftime('%H:%M:%S', time.localtime(since))}")
 
-    def _say(self, text: str) -> None:
+    def _set_title(self, text: str) -> None:
         if text != self._title:
             self._title = text
             setproctitle(f"{self._head} {text}")

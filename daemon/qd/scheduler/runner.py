@@ -1,18 +1,12 @@
-"""A shell line or a command of qd's as a subprocess of its run, and the last that it wrote to stderr.
+"""One run of a function or command, in a process forked by the scheduler; and how such processes are ended.
 
-What a run tells its scheduler: a page of memory that both see, so that no closed descriptor loses it.
+    Starting, output file, `before` -> function or command -> `after`, on_success | on_failure, Finished | Failed
 
-The run writes, the scheduler reads. What the function's own code may have scribbled over it is never a reason to fall: it
-counts as not told.
+No hook or listener changes how the run ended. If this process ends before it has reported everything, the scheduler sees
+that on the run's record, and forks a second process for the rest (`aftermath`).
 
-One run of a function or command, in a process of its own that its scheduler has forked.
-
-    Starting, the output's file, `before` -> the function or command -> `after`, on_success | on_failure, Finished | Failed
-
-No hook and no listener changes how the run ended. Whatever ends this process before it has told all, the scheduler sees
-on the record, and has a second process tell the rest (`aftermath`).
-
-Ending a process with everything that it has started.
+The record is a page of shared memory, so that the run cannot lose it by closing descriptors. The run writes, the scheduler
+reads; user code may scribble over the page, so a record that makes no sense counts as not written.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -48,16 +42,18 @@ from qd.redaction import redact
 from qd.schedule.entry import Act, CallTask, Entry, QdTask, ShellTask
 from qd.traces import shown
 from qd.worker import boot
-from qd.worker.settle import LINE as settle_LINE
-from qd.worker.settle import full, short
+from qd.worker.settle import LINE, full, short
 
-KEPT = 4096  # bytes of what it wrote last
-LINE = 250  # characters of its last line that are told
-LOOK = 100  # ms between two looks whether it has ended, where no descriptor tells
+KEPT = 4096  # bytes at the end of stderr that are kept
+STDERR_LINE = 250  # characters of the last line of stderr that are reported
+POLL_MS = 100  # between two checks whether the command has ended, if the kernel has no pidfd
+SIZE = 1 << 16  # bytes of a record; memory is only used as far as it is written
+HEAD = struct.Struct("<qqq")  # stage, monotonic ns at which it began, length of the outcome that follows
+SECONDS = 1.0  # for finding all descendants; processes that appear faster die with the scheduler's group
 
 
-def words_of(task: ShellTask | QdTask, settings: Settings) -> list[str]:
-    """What is executed. A command of qd's reads the configuration that the scheduler has read."""
+def command_of(task: ShellTask | QdTask, settings: Settings) -> list[str]:
+    """The argv of the task. A qd command uses the configuration of the scheduler."""
     if isinstance(task, ShellTask):
         return ["/bin/sh", "-c", task.line]
     config = ["--config", str(settings.file)] if settings.file else []
@@ -66,31 +62,25 @@ def words_of(task: ShellTask | QdTask, settings: Settings) -> list[str]:
 
 
 def run(words: Sequence[str], written: bool) -> tuple[int, str]:
-    """Run it to its end. written: stderr is a file of the entry's own (output_to), and is read from there; else it passes
-    through here. Returns its exit code, below 0 a signal, and how it failed, "" when it did not. Raises OSError."""
+    """Run the command to its end. Returns its exit code (below 0: a signal), and why it failed or "". Raises OSError.
+
+    written: stderr is the file of output_to(), and is read from there; else it is forwarded through this process.
+    """
     start = file_end() if written else 0
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stderr=None if written else subprocess.PIPE,
-        preexec_fn=partial(fork.die_with, os.getpid()),  # whatever kills this run kills the command, too
+        preexec_fn=partial(fork.die_with, os.getpid()),  # if this run is killed, so is the command
     )
-    last = b"" if process.stderr is None else passed_on(process, process.stderr.fileno())
+    last = b"" if process.stderr is None else forward_stderr(process, process.stderr.fileno())
     code = process.wait()
-    return code, how(code, read_from(start) if written else last)
-
-
-def how(code: int, last: bytes) -> str:
     if not code:
-        return ""
-    said = last_line(last)
+        return code, ""
+    text = redact((read_from(start) if written else last).decode("utf-8", "replace"))
+    line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     ended = f"exit code {code}" if code > 0 else f"signal {-code} ({signal_name(-code)})"
-    return f"{ended}: {said}" if said else ended
-
-
-def last_line(text: bytes) -> str:
-    lines = [line.strip() for line in redact(text.decode("utf-8", "replace")).splitlines()]
-    return cut(next((line for line in reversed(lines) if line), ""), LINE)
+    return code, f"{ended}: {cut(line, STDERR_LINE)}" if line else ended
 
 
 def file_end() -> int:
@@ -100,7 +90,7 @@ def file_end() -> int:
 
 
 def read_from(start: int) -> bytes:
-    """The end of the file that stderr is, no further back than `start`. What cannot be read says nothing."""
+    """The end of the file that stderr is, from `start` at the earliest; empty if it cannot be read."""
     with suppress(OSError):
         size = os.fstat(2).st_size
         path = os.open("/dev/fd/2", os.O_RDONLY | os.O_NONBLOCK)
@@ -111,15 +101,15 @@ def read_from(start: int) -> bytes:
     return b""
 
 
-def passed_on(process: subprocess.Popen[bytes], pipe: int) -> bytes:
-    """Hand on to stderr what the process writes there, until it has ended. Returns the last of it."""
+def forward_stderr(process: subprocess.Popen[bytes], pipe: int) -> bytes:
+    """Forward the stderr of the process until it has ended. Returns the end of it."""
     last, ended = b"", pid_descriptor(process.pid)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if ended is not None:
         poll.register(ended, select.POLLIN)
     while True:
-        ready = [fd for fd, _ in poll.poll(None if ended is not None else LOOK)]
+        ready = [fd for fd, _ in poll.poll(None if ended is not None else POLL_MS)]
         if pipe in ready:
             part = os.read(pipe, 65536)
             if not part:
@@ -127,21 +117,21 @@ def passed_on(process: subprocess.Popen[bytes], pipe: int) -> bytes:
             write_all(part)
             last = (last + part)[-KEPT:]
         elif process.poll() is not None:
-            pass_on_later(pipe)
+            forward_rest(pipe)
             return last
 
 
 def pid_descriptor(pid: int) -> int | None:
-    """Readable when the process has ended. None: this kernel has no such thing."""
+    """A descriptor that is readable once the process has ended. None if the kernel has no pidfd."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
 
 
-def pass_on_later(pipe: int) -> None:
-    """The command has ended and has left something running that still may write: a copy of this process goes on handing that
-    on, so that it is not ended by a closed pipe."""
+def forward_rest(pipe: int) -> None:
+    """The command has ended, but its children may still write: a copy of this process forwards that, so that the children
+    are not ended by a closed pipe."""
 
     def go_on() -> int:
         while part := os.read(pipe, 65536):
@@ -158,10 +148,6 @@ def write_all(part: bytes) -> None:
             part = part[os.write(2, part) :]
 
 
-SIZE = 1 << 16  # bytes; used as far as it is written
-HEAD = struct.Struct("<qqq")  # stage, monotonic ns at which it began, bytes of the outcome behind
-
-
 class Stage(IntEnum):
     BEFORE = 0  # the event Starting, opening the output, `before`
     BODY = 1  # the function or the command
@@ -170,8 +156,8 @@ class Stage(IntEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a function or command ended. runtime: seconds. code: the exit code, below 0 a signal, None where there is none.
-    error: in words, "" when it ended well."""
+    """How a function or command ended. runtime: seconds. code: exit code, below 0 a signal, None for functions. error: why
+    it failed, or ""."""
 
     runtime: float
     code: int | None = None
@@ -186,11 +172,11 @@ class RunRecord:
         self.enter(Stage.BEFORE)
 
     def enter(self, stage: Stage, length: int = 0) -> None:
-        """The run is in this stage from now on. length: of the outcome that has been written, 0: as before."""
+        """Set the stage. length: of the outcome that was written, 0: unchanged."""
         HEAD.pack_into(self._page, 0, stage, time.monotonic_ns(), length or self._head()[2])
 
     def settle(self, outcome: Outcome) -> None:
-        """The function or command has ended like this; `AFTER` begins. An outcome too long for the page loses its trace."""
+        """Write the outcome and begin AFTER. If it does not fit on the page, its trace is dropped."""
         text = encoded(outcome)
         if len(text) > SIZE - HEAD.size:
             text = encoded(msgspec.structs.replace(outcome, trace=None))
@@ -204,13 +190,13 @@ class RunRecord:
 
     @property
     def since(self) -> int:
-        """The monotonic ns at which the stage began."""
+        """Monotonic ns at which the stage began."""
         found = self._head()[1]
         return found if self._made <= found <= time.monotonic_ns() else self._made
 
     @property
     def outcome(self) -> Outcome | None:
-        """None: the function or command had not ended."""
+        """None if the function or command had not ended."""
         length = self._head()[2]
         if not 0 < length <= SIZE - HEAD.size:
             return None
@@ -228,7 +214,7 @@ class RunRecord:
 
 
 def encoded(outcome: Outcome) -> bytes:
-    """A text of the user's may have in it what is no text (a file name, say)."""
+    """User texts may contain surrogates, which JSON cannot (from a file name, for example)."""
     plain = {"error": plain_text(outcome.error), "trace": outcome.trace and plain_text(outcome.trace)}
     return msgspec.json.encode(msgspec.structs.replace(outcome, **plain))
 
@@ -248,20 +234,20 @@ class Runner:
         self._pid = 0
 
     def run(self) -> int:
-        """In the forked process: all of it. Returns its exit code."""
+        """All of it, in the forked process. Returns the exit code."""
         self.begin(f"qd: run {self.entry.name} since {time.strftime('%H:%M:%S')}")
-        self._tell(events.ScheduledTaskStarting, self.entry.name, self.tick)
+        self._emit(events.ScheduledTaskStarting, self.entry.name, self.tick)
         refused = self._redirect()
         self._hooks("before", self.entry.before)
         self.record.enter(Stage.BODY)
         outcome = Outcome(0.0, None, refused) if refused else self._perform()
-        self._only_here(int(bool(outcome.error)))
+        self._exit_copy(int(bool(outcome.error)))
         self.record.settle(outcome)
         self._after(outcome)
         return int(bool(outcome.error))
 
     def aftermath(self, outcome: Outcome) -> int:
-        """In another process, when the one of the run is gone and had not told how it ended."""
+        """In a second process, if the run's own ended before it had reported its end."""
         self.begin(f"qd: run {self.entry.name} since {time.strftime('%H:%M:%S')}")
         self.record.enter(Stage.AFTER)
         self._redirect(append=True)
@@ -269,7 +255,7 @@ class Runner:
         return 0
 
     def begin(self, title: str) -> None:
-        """First steps in a process that the scheduler has forked."""
+        """First steps of a process forked by the scheduler."""
         self._pid = os.getpid()
         os.environ["QD_OWNER"] = self.owner
         setproctitle(title)
@@ -281,29 +267,26 @@ class Runner:
         boot.print_by_line()
 
     def _own_log(self) -> None:
-        """Our own lines go where they went, whatever becomes of descriptor 2."""
+        """Keep a descriptor for the log, as descriptor 2 may be redirected or closed."""
         with suppress(OSError):
             self.log = self.log.of("run", WaitingLogWriter(os.dup(2)))
         root = logging.getLogger()
         for handler in [each for each in root.handlers if isinstance(each, JobRecords)]:
             root.removeHandler(handler)
-        boot.log_job_records(self.log, self._named)
+        boot.log_job_records(self.log, lambda: {"entry": self.entry.name})
 
-    def _named(self) -> Mapping[str, object]:
-        return {"entry": self.entry.name}
-
-    # -- its parts
+    # -- steps
 
     def _redirect(self, append: bool = False) -> str:
-        """What is printed from now on goes into the entry's file. Returns why it cannot."""
+        """Redirect stdout and stderr to the entry's file. Returns why that failed, or ""."""
         if self.entry.output is None:
             return ""
         path = self.settings.root / self.entry.output
-        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append or self.entry.append else os.O_TRUNC)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append or self.entry.append else os.O_TRUNC)
         try:
-            fd = os.open(path, how | os.O_NONBLOCK, 0o666)  # a FIFO that nobody reads would hold us for ever
+            fd = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader would block
         except OSError as error:
-            why = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            why = "no process reads this pipe" if error.errno == errno.ENXIO else error.strerror
             return f"its output cannot be written to {path}: {why}"
         os.set_blocking(fd, True)
         for standard in (1, 2):
@@ -319,82 +302,79 @@ class Runner:
             code, error = self._act()
         except SystemExit as leaving:
             code = exit_code(leaving)
-            error = cut(f"left with sys.exit({leaving.code!r})", settle_LINE) if code else ""
+            error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
-            self._print_of_copy(raised)
+            self._print_in_copy(raised)
             error, trace = plain_text(short(raised)), full(raised, self.log)
         return Outcome(time.monotonic() - began, code, error, trace)
 
     def _act(self) -> tuple[int | None, str]:
         task = self.entry.task
         if isinstance(task, CallTask):
-            called(task.function)
+            call(task.function)
             return None, ""
         assert isinstance(task, ShellTask | QdTask)
-        return run(words_of(task, self.settings), self.entry.output is not None)
+        return run(command_of(task, self.settings), self.entry.output is not None)
 
     def _after(self, outcome: Outcome) -> None:
         entry, failed = self.entry, bool(outcome.error)
         self._hooks("after", entry.after)
         self._hooks("on_failure" if failed else "on_success", entry.on_failure if failed else entry.on_success)
-        told = (entry.name, self.tick, outcome.runtime)
+        facts = (entry.name, self.tick, outcome.runtime)
         if failed:
-            self._tell(events.ScheduledTaskFailed, *told, outcome.error, outcome.code)
+            self._emit(events.ScheduledTaskFailed, *facts, outcome.error, outcome.code)
         else:
-            self._tell(events.ScheduledTaskFinished, *told)
+            self._emit(events.ScheduledTaskFinished, *facts)
         if entry.background:
-            self._tell(events.ScheduledBackgroundTaskFinished, *told, outcome.code)
+            self._emit(events.ScheduledBackgroundTaskFinished, *facts, outcome.code)
         self.record.enter(Stage.OVER)
 
-    # -- what is not ours
+    # -- user code
 
     def _hooks(self, kind: str, hooks: Iterable[Act]) -> None:
         for hook in hooks:
             try:
-                called(hook)
+                call(hook)
             except BaseException as error:
-                self._print_of_copy(error)
-                self._only_here(1)
-                fields = {"entry": self.entry.name, "hook": kind, "error": short(error), "trace": full(error, self.log)}
-                self.log.error("schedule.hook_failed", **fields)
-            self._only_here(0)
+                self._print_in_copy(error)
+                self._exit_copy(1)
+                self._log_failed(kind, error)
+            self._exit_copy(0)
 
-    def _tell(self, event: Callable[..., events.Event], *facts: object) -> None:
+    def _emit(self, event: Callable[..., events.Event], *facts: object) -> None:
         if not self.app._listeners.has(event):  # type: ignore[arg-type]
             return
         try:
             self.app._listeners.emit(event(*facts))
         except BaseException as error:
-            self._only_here(1)
-            fields = {
-                "entry": self.entry.name,
-                "hook": "a listener",
-                "error": short(error),
-                "trace": full(error, self.log),
-            }
-            self.log.error("schedule.hook_failed", **fields)
-        self._only_here(0)
+            self._exit_copy(1)
+            self._log_failed("a listener", error)
+        self._exit_copy(0)
 
-    def _only_here(self, code: int) -> None:
-        """A copy of this process that the function has forked, and that came back from it, ends here."""
+    def _log_failed(self, hook: str, error: BaseException) -> None:
+        fields = {"entry": self.entry.name, "hook": hook, "error": short(error), "trace": full(error, self.log)}
+        self.log.error("schedule.hook_failed", **fields)
+
+    def _exit_copy(self, code: int) -> None:
+        """Exit if this is a copy that user code has forked and that returned from it."""
         if os.getpid() != self._pid:
             fork.leave(code)
 
-    def _print_of_copy(self, error: BaseException) -> None:
+    def _print_in_copy(self, error: BaseException) -> None:
         if os.getpid() != self._pid and not isinstance(error, SystemExit):
             sys.stderr.write(shown(error))
 
 
 def exit_code(leaving: SystemExit) -> int:
-    """As Python makes it; a text is printed."""
+    """As Python does; a text is printed."""
     try:
         return fork.code_of(leaving)
-    except Exception:  # stderr is closed
+    except Exception:  # stderr may be closed
         return 1
 
 
-def called(function: Act) -> None:
-    """Call it; what is awaitable is run to its end. What it has printed is out then."""
+def call(function: Act) -> None:
+    """Call it, run an awaitable to its end, and flush what was printed."""
     try:
         result = function()
         if inspect.isawaitable(result):
@@ -406,8 +386,8 @@ def called(function: Act) -> None:
 
 
 def run_async(result: Awaitable[object]) -> None:
-    """What it raises is told from its own code on, without the event loop's."""
-    import asyncio  # only who has async functions pays for it
+    """The traceback of an exception begins with the user's code, without the frames of the event loop."""
+    import asyncio  # slow; only needed for async functions
 
     try:
         asyncio.run(awaited(result))
@@ -423,12 +403,9 @@ async def awaited(result: Awaitable[object]) -> None:
     await result
 
 
-SECONDS = 1.0  # for finding all of it: what starts processes faster than that goes with the scheduler's group
-
-
 def end_trees(pids: Collection[int]) -> None:
-    """SIGKILL children of ours and their descendants. They are stopped first, so that none starts another meanwhile, and
-    none loses the parent by which it is found."""
+    """SIGKILL children and their descendants. They are stopped first, so that none forks meanwhile, and none is
+    reparented before it is found."""
     stopped, until = set[int](), time.monotonic() + SECONDS
     while (found := {*pids, *descendants(pids)} - stopped) and time.monotonic() < until:
         for each in found:
@@ -439,26 +416,26 @@ def end_trees(pids: Collection[int]) -> None:
 
 
 def end_marked(owner: str, began: int) -> None:
-    """SIGKILL what carries this QD_OWNER and started at the monotonic ns `began` or later, whoever its parent is by now."""
+    """SIGKILL processes with this QD_OWNER that started at `began` (monotonic ns) or later, whatever their parent."""
     dead_workers.end_of_job(owner, began, lambda: None)
 
 
 def end_all_marked(token: str) -> None:
-    """The same of every run of this process."""
+    """SIGKILL the processes of all runs of this scheduler."""
     dead_workers.end_of_runs(token, os.getpid(), lambda: None)
 
 
 def descendants(pids: Collection[int]) -> set[int]:
-    import psutil  # only where something is ended
+    import psutil  # slow; only needed here
 
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process.pid)
-    found, look = set[int](), list(pids)
-    while look:
-        new = [child for child in children.get(look.pop(), ()) if child not in found]
+    found, pending = set[int](), list(pids)
+    while pending:
+        new = [child for child in children.get(pending.pop(), ()) if child not in found]
         found.update(new)
-        look += new
+        pending += new
     return found
 
 

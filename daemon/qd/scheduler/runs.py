@@ -1,8 +1,8 @@
-"""The runs of functions and commands that a scheduler has forked: starting, watching, reaping, and telling how they went.
+"""The runs of functions and commands that a scheduler has forked: started, watched, reaped and reported.
 
 start -> schedule.started -> (runner.py, in the run) -> reap -> schedule.done | schedule.failed
 
-Nothing here waits for a run. Runs stay in the scheduler's process group and die with it.
+Nothing here blocks on a run. Runs stay in the scheduler's process group and die with it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from qd.scheduler.overlaps import HeldOverlap, Overlaps
 from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_all_marked, end_marked, end_trees
 from qd.store.base import Store
 
-HOOK_SECONDS = 60.0  # what hooks and listeners before the function, and those after it, may take together
-GONE_WITHIN = 2.0  # seconds that killed runs have to be gone
+HOOK_SECONDS = 60.0  # that the hooks and listeners before a function may take together; the same after it
+GONE_WITHIN = 2.0  # seconds in which killed runs must have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that is over. tick: unix seconds; runtime: seconds of the function or command; code: its exit code, below 0 a
-    signal, None where there is none; error: in words, "" when it ended well."""
+    """A run that has ended. tick: unix seconds. runtime: seconds. code: exit code, below 0 a signal, None for functions.
+    error: why it failed, or ""."""
 
     entry: Entry
     tick: float
@@ -45,22 +45,22 @@ class Ended:
 
 @dataclass(slots=True)
 class Run:
-    """ended_for: why we have killed it. telling: a process that only tells how another one ended. held: its lease, of an
-    entry without_overlapping."""
+    """aftermath: a second process, which only reports how the first one ended. ended_for: why we killed it. held: the lease
+    of a without_overlapping() entry."""
 
     entry: Entry
     tick: float
     owner: str
     record: RunRecord
-    telling: bool = False
+    aftermath: bool = False
     began: int = field(default_factory=time.monotonic_ns)
     ended_for: str = ""
     held: HeldOverlap | None = None
 
 
 class Runs:
-    """store: on the control connection, of the scheduler's own. forked: called first in each run, to close there what is the
-    scheduler's. hook_seconds: see HOOK_SECONDS."""
+    """store: on the scheduler's own control connection. forked: called first in each run, to close the scheduler's
+    connections. hook_seconds: see HOOK_SECONDS."""
 
     def __init__(
         self,
@@ -79,26 +79,26 @@ class Runs:
             store, host or socket.gethostname(), settings.schedule.lease, self._lease_lost, self._lease_refused
         )
         self._runs: dict[int, Run] = {}
-        self._unborn: list[Ended] = []
+        self._failed_starts: list[Ended] = []
         self._count = 0
         self._token = ""
         self._ending = False
         self._oom = OomKills()
 
-    # -- what the scheduler's loop calls
+    # -- called by the scheduler
 
-    def waits(self, entry: Entry) -> str | None:
-        """None: the entry may run now; of one without_overlapping the lease is taken, and `start` or `forgo` is to follow.
-        Else why not: who runs it. Raises ConnectionLost."""
+    def blocked_by(self, entry: Entry) -> str | None:
+        """None if the entry may run now, else why not. Takes the lease of a without_overlapping() entry: `start` or `forgo`
+        must follow. Raises ConnectionLost."""
         return self._overlaps.take(entry) if entry.alone else None
 
     def forgo(self, entry: Entry) -> None:
-        """It was not started after all."""
+        """Free the lease: the entry is not started."""
         self._overlaps.forgo(entry.name)
 
     def start(self, entry: Entry, tick: float, owner: str) -> None:
-        """Fork a run of it, and return. owner: the master's token (or a word of its own where there is none): what the run
-        starts is known by it. A process that cannot be had is a failed run."""
+        """Fork a run and return. owner: the master's token, or a text of the caller's; marks what the run starts. If fork
+        fails, the run counts as failed."""
         self._count += 1
         self._token = owner.partition("/")[0]
         run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", RunRecord())
@@ -107,47 +107,46 @@ class Runs:
             pid = self._fork(run, runner.run)
         except OSError as error:
             run.record.close()
-            self._not_started(entry, tick, error)
-            return
+            return self._not_started(entry, tick, error)
         run.held = self._overlaps.begun(entry.name, pid)
         self.log.info("schedule.started", entry=entry.name, at=moment(tick), pid=pid)
 
     def reap(self) -> list[Ended]:
-        """Take the runs that have ended, and end those whose time is over. To be called at each SIGCHLD, and when `wants`
-        is over. Asks no server."""
+        """Collect ended runs, and kill those over their limit. Call at each SIGCHLD, and after `due_in` seconds. Does not
+        query the server."""
         self._end_overdue()
-        unborn, self._unborn = self._unborn, []
+        ended, self._failed_starts = self._failed_starts, []
         reaped = [self._reap(pid, run) for pid, run in list(self._runs.items())]
-        return [*unborn, *(ended for ended in reaped if ended is not None)]
+        return [*ended, *(each for each in reaped if each is not None)]
 
     def renew(self) -> None:
-        """Free the leases of runs that have ended, renew those of the others when it is time. After each `reap`. Raises
-        ConnectionLost; the next call goes on then."""
+        """Free the leases of ended runs, and renew the others when it is time. Call after `reap`. If it raises
+        ConnectionLost, the next call continues."""
         self._overlaps.renew()
 
-    def later(self) -> None:
-        """Instead of `renew`, while the server is away: `wants` lets it rest."""
-        self._overlaps.later()
+    def postpone(self) -> None:
+        """Call instead of `renew` while the server is unreachable: `due_in` then waits."""
+        self._overlaps.postpone()
 
     @property
     def alive(self) -> int:
-        """Processes that still run, those that only tell how another ended among them."""
+        """Number of processes, including aftermaths."""
         return len(self._runs)
 
     @property
     def running(self) -> list[tuple[str, int]]:
-        """The entries that run and since when (monotonic ns), the first one first."""
-        return [(run.entry.name, run.began) for run in self._runs.values() if not run.telling]
+        """The running entries and since when (monotonic ns), the oldest first."""
+        return [(run.entry.name, run.began) for run in self._runs.values() if not run.aftermath]
 
     @property
-    def wants(self) -> float:
-        """Seconds until `reap` or `renew` has something to do by the clock; inf: nothing."""
+    def due_in(self) -> float:
+        """Seconds until `reap` or `renew` must be called; inf if SIGCHLD is enough."""
         at = time.monotonic_ns()
         timers = [max(0.0, (deadline - at) / 1e9) for run in self._runs.values() if (deadline := self._deadline(run))]
-        return min([self._overlaps.wants, *timers])
+        return min([self._overlaps.due_in, *timers])
 
     def end(self) -> list[Ended]:
-        """Kill all that still run, and take them. Their hooks and listeners are not called any more."""
+        """Kill and collect all runs. Their hooks and listeners are not called."""
         self._ending = True
         for run in self._runs.values():
             run.ended_for = run.ended_for or "ended: its scheduler stops"
@@ -164,19 +163,19 @@ class Runs:
         return ended
 
     def run_here(self, entry: Entry, tick: float, owner: str) -> Ended:
-        """Run one to its end and wait for it, hooks and listeners too: `qd schedule test`. Nothing else may run by these
-        Runs. No lease is asked for. An exception that comes meanwhile (Ctrl-C) ends the run."""
+        """Run one to its end, including hooks and listeners (`qd schedule test`), without a lease. No other runs may be
+        alive. An exception, such as KeyboardInterrupt, ends the run."""
         ended = list[Ended]()
         try:
             self.start(entry, tick, owner)
             while not ended or self._runs:
                 ended += self.reap()
-                time.sleep(min(self.wants, 0.01))
+                time.sleep(min(self.due_in, 0.01))
         finally:
             self.end()
         return ended[0]
 
-    # -- beginning
+    # -- starting
 
     def _runner(self, run: Run) -> Runner:
         return Runner(self.app, self.settings, self.log, run.entry, run.tick, run.record, run.owner)
@@ -192,14 +191,14 @@ class Runs:
 
     def _not_started(self, entry: Entry, tick: float, error: OSError) -> None:
         self._overlaps.forgo(entry.name)
-        words = f"no process could be started for it: {error.strerror}"
-        self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=words)
-        self._unborn.append(Ended(entry, tick, 0.0, None, words, 0))
+        reason = f"no process could be started for it: {error.strerror}"
+        self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=reason)
+        self._failed_starts.append(Ended(entry, tick, 0.0, None, reason, 0))
 
     # -- watching
 
     def _deadline(self, run: Run) -> int:
-        """Monotonic ns, 0: none."""
+        """Monotonic ns, 0 for none."""
         if run.ended_for:
             return 0
         seconds = run.entry.timeout if run.record.stage == Stage.BODY else self._hook_seconds
@@ -210,27 +209,25 @@ class Runs:
         for pid, run in self._runs.items():
             deadline = self._deadline(run)
             if deadline and at >= deadline:
-                body = run.record.stage == Stage.BODY
-                what = f"ran longer than its timeout ({run.entry.timeout:g}s)"
-                self._kill(pid, run, what if body else f"its hooks or listeners took more than {self._hook_seconds:g}s")
-
-    def _kill(self, pid: int, run: Run, why: str) -> None:
-        run.ended_for = why
-        end_trees([pid])
+                if run.record.stage == Stage.BODY:
+                    run.ended_for = f"ran longer than its timeout ({run.entry.timeout:g}s)"
+                else:
+                    run.ended_for = f"its hooks or listeners took more than {self._hook_seconds:g}s"
+                end_trees([pid])
 
     # -- reaping
 
     def _reap(self, pid: int, run: Run) -> Ended | None:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it: foreign code in this process
+        except ChildProcessError:  # foreign code in this process has waited for it
             found, status = pid, 0
         if not found:
             return None
         del self._runs[pid]
         if os.WIFSIGNALED(status) and not self._ending:
             end_marked(run.owner, run.began)
-        ended = None if run.telling else self._over(pid, run, status)
+        ended = None if run.aftermath else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:
             how = run.ended_for or told(status)
             self.log.warning("schedule.hooks_cut", entry=run.entry.name, at=moment(run.tick), pid=pid, reason=how)
@@ -243,31 +240,31 @@ class Runs:
         outcome = run.record.outcome
         if outcome is None:
             outcome = self._died(run, status)
-            self._tell_later(run, outcome)
+            self._fork_aftermath(run, outcome)
         fields = {"entry": entry.name, "at": moment(run.tick), "took": outcome.runtime, "pid": pid}
         if outcome.error:
-            more = {"code": outcome.code, "error": outcome.error, "trace": outcome.trace}
-            self.log.error("schedule.failed", **fields, **more)
+            failure = {"code": outcome.code, "error": outcome.error, "trace": outcome.trace}
+            self.log.error("schedule.failed", **fields, **failure)
         else:
             self.log.info("schedule.done", **fields)
         return Ended(entry, run.tick, outcome.runtime, outcome.code, outcome.error, pid)
 
     def _died(self, run: Run, status: int) -> Outcome:
-        """It has ended without a word."""
+        """The process ended without an outcome on its record."""
         runtime = (time.monotonic_ns() - run.record.since) / 1e9 if run.record.stage == Stage.BODY else 0.0
         code = os.waitstatus_to_exitcode(status)
         oom = ", out of memory (the kernel)" if self._oom.killed(status) else ""
-        words = f"left with exit code {code} before it returned (os._exit)" if code >= 0 else told(status) + oom
-        return Outcome(runtime, code, run.ended_for or words)
+        reason = f"left with exit code {code} before it returned (os._exit)" if code >= 0 else told(status) + oom
+        return Outcome(runtime, code, run.ended_for or reason)
 
-    def _tell_later(self, run: Run, outcome: Outcome) -> None:
-        """Hooks and listeners hear of it from a process of its own: nothing of theirs runs in the scheduler."""
+    def _fork_aftermath(self, run: Run, outcome: Outcome) -> None:
+        """Call hooks and listeners in a separate process: none of them runs in the scheduler."""
         if self._ending:
             return
-        telling = Run(run.entry, run.tick, run.owner, RunRecord(), telling=True)
-        runner = self._runner(telling)
+        aftermath = Run(run.entry, run.tick, run.owner, RunRecord(), aftermath=True)
+        runner = self._runner(aftermath)
         with suppress(OSError):
-            self._fork(telling, lambda: runner.aftermath(outcome))
+            self._fork(aftermath, lambda: runner.aftermath(outcome))
 
     def _lease_lost(self, name: str, reason: str) -> None:
         self.log.error("schedule.lease_lost", entry=name, reason=reason)
@@ -277,7 +274,7 @@ class Runs:
 
 
 def moment(tick: float) -> str:
-    """As lines of the log say it: UTC, with a fraction where the tick has one."""
+    """As written in log lines: UTC, with milliseconds if the tick has any."""
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(tick))
     fraction = f"{tick % 1:.3f}"[1:]
     return f"{text}{fraction if fraction != '.000' else ''}Z"

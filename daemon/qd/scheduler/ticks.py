@@ -1,16 +1,16 @@
-"""How a tick is decided: by pauses, maintenance mode and filters whether it runs; one claim; what is told of it then.
+"""Ticks: whether one runs, how it is claimed, what is reported; and in which order runs start.
 
-Jobs of the next moment, made in the second before it, while nothing else is to be done: some at a time.
+    TickTaker   pauses, maintenance mode and filters -> one claim per tick -> the server decides -> report
+    EarlyJobs   makes the jobs of the next tick in the second before it, some at each turn. Nothing is claimed, reported
+                or decided then; a job that is not used is thrown away
+    RunQueue    runs of functions and commands. Each is claimed when its turn comes, and started at once
 
-Nothing is asked of a server, told, or decided then. What a tick is, whether it runs, and who takes it is found out at its
-moment as ever; a parcel that was made for it and is not used is thrown away.
+RunQueue keeps two kinds of waiting runs:
 
-Which runs wait for which. Each is claimed when its turn comes, and started at once.
-
-line      the runs of one moment, one after the other, in the order of their declaration. Nobody stands in it for longer
-          than until the next tick of its own entry: then it starts beside the others
-behind    whose next tick has come, too, waits while many such runs of its entry are alive: after an outage an entry of
-          every second is no thousand processes
+    line   the runs of one tick, one after the other, in declaration order. A run leaves the line when the next tick of
+           its own entry comes, and starts alongside the others
+    late   those that left the line. They wait while too many late runs of their entry are alive, so that an
+           entry of every second does not start a thousand processes after an outage
 """
 
 from __future__ import annotations
@@ -27,241 +27,243 @@ from qd.errors import ConnectionLost, ServerBusy
 from qd.schedule.entry import Entry
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim, Tokens
 from qd.scheduler.due import Due
-from qd.scheduler.entry_job import Broke, EntryJob, Guard
+from qd.scheduler.entry_job import EntryJob, Guard, UserCodeFailed
 from qd.scheduler.filters import refusal
 from qd.scheduler.report import TickReport
 from qd.scheduler.runs import Ended, Runs
 from qd.store.controls import by_and_why
 from qd.store.schedule import Field, pause_of, written_field
 
-HOLDS = 30.0  # seconds that user code may hold up one tick: hooks of the payload, listeners
-AGAIN = 1000  # ms until a claim that was refused is tried again
+HOLDS = 30.0  # seconds for which user code (payload hooks, listeners) may delay one tick
+AGAIN = 1000  # ms until a refused claim is tried again
+LEAD = 1500  # ms before a tick at which its jobs are made; more than the longest wait between two turns
+NEAR = 5  # ms before a tick at which no more jobs are made
+STEP = 100  # jobs made in advance in one turn
+ABREAST = 8  # late runs of one entry at a time; of missed ticks only one
 
 
 class TakenTick(NamedTuple):
-    """holder: who has the lock of its job, which was not sent. now: unix seconds; took: seconds that the claim took."""
+    """holder: id of the job that has the lock, so that this one was not sent. now: unix seconds. took: seconds."""
 
-    want: TickClaim
+    claim: TickClaim
     holder: str
     now: float
     took: float
 
 
-def still(seconds: float, doing: str = "") -> None:
-    """Nobody watches."""
+def no_beat(seconds: float, doing: str = "") -> None:
+    """In place of a heartbeat, where none is needed."""
 
 
 class ClaimRequest(NamedTuple):
-    """Claims whose answers nobody has waited for yet. began: monotonic seconds."""
+    """Claims that were sent, and their future answers. began: monotonic seconds."""
 
-    wants: Sequence[TickClaim]
+    claims: Sequence[TickClaim]
     began: float
     answers: Answers
 
 
 class TickTaker:
-    """down: maintenance mode, as whoever owns the scheduler knows it; theirs: its words where no note of ours says so.
-    alive: called with the seconds that the next step may take, and with the entry if it is one's turn now, "" nobody's."""
+    """down: maintenance mode as the owner of the scheduler knows it. maintenance_reason: used if no note explains it.
 
-    def __init__(self, standing: ControlFlags, teller: TickReport, guard: Guard) -> None:
-        self.teller, self.standing, self.down = teller, standing, False
-        self.theirs = "maintenance mode"
-        self.alive: Callable[..., None] = still
+    beat: called with the seconds that the next step may take and, if it changes, the name of the current entry or "".
+    """
+
+    def __init__(self, flags: ControlFlags, report: TickReport, guard: Guard) -> None:
+        self.report, self.flags, self.down = report, flags, False
+        self.maintenance_reason = "maintenance mode"
+        self.beat: Callable[..., None] = no_beat
         self._guard, self._tokens = guard, Tokens()
         self._refused: set[str] = set()
 
-    def ask(self, reach: ScheduleConnection, wants: Sequence[TickClaim]) -> ClaimRequest | None:
-        """Claim them. None: the server is away; they are due again."""
-        if not reach.up:
-            for want in wants:
-                reach.moments.add(want.due.at, want.place)
+    def request(self, connection: ScheduleConnection, claims: Sequence[TickClaim]) -> ClaimRequest | None:
+        """Send the claims. Returns None if the server is unreachable: they become due again."""
+        if not connection.up:
+            for claim in claims:
+                connection.moments.add(claim.due.at, claim.state)
             return None
         began = time.monotonic()
-        for want in wants:
-            self._make_ready(want)
-        self.alive(HOLDS, "")
-        parcels = [want.parcel for want in wants if want.parcel is not None]
-        self.teller.queueing(parcels)
-        answers = reach.claim(wants)
+        for claim in claims:
+            self._make_ready(claim)
+        self.beat(HOLDS, "")
+        self.report.queueing([claim.message for claim in claims if claim.message is not None])
+        answers = connection.begin(claims)
         if answers is None:
-            self._unsure(reach, wants)
+            self._keep_unsure(connection, claims)
             return None
-        return ClaimRequest(wants, began, answers)
+        return ClaimRequest(claims, began, answers)
 
-    def taken(self, reach: ScheduleConnection, asked: Sequence[ClaimRequest | None]) -> list[TakenTick]:
-        """Those that were taken, to be told; what is due next of each entry is planned."""
-        each_asked, found = [each for each in asked if each is not None], list[TakenTick]()
-        for each, answers in zip(each_asked, reach.answers([each.answers for each in each_asked]), strict=True):
+    def collect(self, connection: ScheduleConnection, requests: Sequence[ClaimRequest | None]) -> list[TakenTick]:
+        """Wait for the answers. Returns the ticks taken by this scheduler; plans the next tick of each entry."""
+        sent, found = [each for each in requests if each is not None], list[TakenTick]()
+        for each, answers in zip(sent, connection.answers([each.answers for each in sent]), strict=True):
             if answers is None:
-                self._unsure(reach, each.wants)
+                self._keep_unsure(connection, each.claims)
                 continue
             took = time.monotonic() - each.began
-            for want, answer in zip(each.wants, answers, strict=True):
-                mine = self._answered(reach, want, answer)
+            for claim, answer in zip(each.claims, answers, strict=True):
+                mine = self._answered(connection, claim, answer)
                 if mine is not None:
                     found.append(TakenTick(mine, answer.holder, answer.now, took))
         return found
 
-    def _unsure(self, reach: ScheduleConnection, wants: Sequence[TickClaim]) -> None:
-        """Whether they were taken is found out when they are claimed again."""
-        for want in wants:
-            want.place.unsure[want.after] = want
-            reach.moments.add(want.due.at, want.place)
+    def _keep_unsure(self, connection: ScheduleConnection, claims: Sequence[TickClaim]) -> None:
+        """The next claim shows whether these were taken."""
+        for claim in claims:
+            claim.state.unsure[claim.after] = claim
+            connection.moments.add(claim.due.at, claim.state)
 
-    def _make_ready(self, want: TickClaim) -> None:
-        place, due = want.place, want.due
-        want.after = want.after or self._after(want)
-        if not due.runs or not place.raw:
+    def _make_ready(self, claim: TickClaim) -> None:
+        state, due = claim.state, claim.due
+        claim.after = claim.after or self._after(claim)
+        if not due.runs or not state.raw:
             return
-        want.skip = self.why_not(place.entry, due.at / 1000) or due.said or ""
-        if want.skip:
-            want.parcel = want.job = None
-        elif place.job is not None and want.parcel is None:
-            self._make(place.job, want)
+        claim.skip = self.why_not(state.entry, due.at / 1000) or due.answer or ""
+        if claim.skip:
+            claim.message = claim.job = None
+        elif state.job is not None and claim.message is None:
+            self._make(state.job, claim)
 
-    def _after(self, want: TickClaim) -> bytes:
-        return written_field(Field(want.due.at, self._tokens.next(), want.place.key[1]))
+    def _after(self, claim: TickClaim) -> bytes:
+        return written_field(Field(claim.due.at, self._tokens.next(), claim.state.key[1]))
 
-    def _make(self, job: EntryJob, want: TickClaim) -> None:
-        self.alive(HOLDS, want.place.entry.name)
+    def _make(self, job: EntryJob, claim: TickClaim) -> None:
+        self.beat(HOLDS, claim.state.entry.name)
         try:
-            want.parcel = job.parcel()
-            want.job = job.outgoing(want.parcel)
-        except Broke as broke:
-            want.error = f"its job could not be made: {broke}"
+            claim.message = job.message()
+            claim.job = job.outgoing(claim.message)
+        except UserCodeFailed as failure:
+            claim.error = f"its job could not be made: {failure}"
 
-    def make_early(self, place: EntryState, at: int) -> None:
-        """What can be made of a tick that is yet to come. Whether it runs is decided at its moment."""
-        job, place.early = place.job, None
-        if job is None or not place.raw or place.entry.filters:
-            return  # to be run, not seen yet, or to be asked about
-        if (parcel := job.early(at)) is not None:
-            want = place.early = TickClaim(place, Due(at), job=job.outgoing(parcel), parcel=parcel)
-            want.after = self._after(want)
+    def make_early(self, state: EntryState, at: int) -> None:
+        """Make the job of a future tick. Whether it runs is decided when it is due."""
+        job, state.early = state.job, None
+        if job is None or not state.raw or state.entry.filters:
+            return  # it is a run, has no field yet, or has filters
+        if (message := job.early(at)) is not None:
+            claim = state.early = TickClaim(state, Due(at), job=job.outgoing(message), message=message)
+            claim.after = self._after(claim)
 
     def why_not(self, entry: Entry, tick: float) -> str:
-        """Why this tick does not run as far as the scheduler itself can tell, "" when it does; the user's own filters are
-        asked elsewhere (asking.py)."""
-        standing = self.standing
-        if standing.pauses and (note := pause_of(standing.pauses, entry.name)):
+        """Why this tick does not run, "" if it does. Does not ask the user's own filters (see filters.py)."""
+        flags = self.flags
+        if flags.pauses and (note := pause_of(flags.pauses, entry.name)):
             return f"paused{by_and_why(note)}"
-        if (standing.down or self.down) and not entry.in_maintenance:
-            return standing.down or self.theirs
+        if (flags.down or self.down) and not entry.in_maintenance:
+            return flags.down or self.maintenance_reason
         if not entry.filters:
             return ""
         return refusal([each for each in entry.filters if not each.foreign], tick, self._guard)
 
-    def _answered(self, reach: ScheduleConnection, want: TickClaim, answer: Claimed) -> TickClaim | None:
-        """The tick that was taken: this one, or one whose reply had been lost before."""
-        place = want.place
+    def _answered(self, connection: ScheduleConnection, claim: TickClaim, answer: Claimed) -> TickClaim | None:
+        """The tick that was taken: this one, or an earlier one whose reply was lost."""
+        state = claim.state
         if answer.taken:
-            place.unsure.clear()
-            place.raw, place.last = want.after, want.due.at
-            reach.plan(place)
-            self._refused.discard(place.entry.name)
-            return want
+            state.unsure.clear()
+            state.raw, state.last = claim.after, claim.due.at
+            connection.plan(state)
+            self._refused.discard(state.entry.name)
+            return claim
         if answer.early:
-            reach.early(place, want.due.at)
+            connection.early(state, claim.due.at)
         elif answer.found is not None:
-            mine = place.unsure.pop(answer.found, None)
-            reach.saw(place, answer.found)
-            self._forget_unsure(place, reach.now / 1000)
+            mine = state.unsure.pop(answer.found, None)
+            connection.update(state, answer.found)
+            self._forget_unsure(state, connection.now / 1000)
             return mine
         elif isinstance(answer.refused, ServerBusy):
-            reach.moments.add(want.due.at, place)
+            connection.moments.add(claim.due.at, state)
         else:
-            self._refuse(reach, place, answer.refused)
-            reach.moments.add(reach.now + AGAIN, place)
+            self._refuse(connection, state, answer.refused)
+            connection.moments.add(connection.now + AGAIN, state)
         return None
 
-    def _forget_unsure(self, place: EntryState, now: float) -> None:
-        """Another went on before we could ask: whether we had taken those ticks nobody can tell any more. A job was sent
-        with its tick, by whoever took it; what is run may have been ours to run."""
-        for after, want in list(place.unsure.items()):
-            if want.due.at <= place.last:
-                del place.unsure[after]
-                if place.job is None and want.due.runs and want.due.at < place.last:
-                    reason = "the connection broke while it was taken, and another host went on: nobody may have run it"
-                    self.teller.skipped(want, reason, now)
+    def _forget_unsure(self, state: EntryState, now: float) -> None:
+        """Another scheduler has taken a later tick, so nobody knows who took the unsure ones. A job was sent by the one
+        that took it; a run may have been ours."""
+        for after, claim in list(state.unsure.items()):
+            if claim.due.at <= state.last:
+                del state.unsure[after]
+                if state.job is None and claim.due.runs and claim.due.at < state.last:
+                    reason = (
+                        "the connection broke while it was claimed, and another host continued: it may not have run"
+                    )
+                    self.report.skipped(claim, reason, now)
 
-    def _refuse(self, reach: ScheduleConnection, place: EntryState, error: Exception | None) -> None:
-        name = place.entry.name
+    def _refuse(self, connection: ScheduleConnection, state: EntryState, error: Exception | None) -> None:
+        name = state.entry.name
         if name not in self._refused:
             self._refused.add(name)
-            self.alive(HOLDS)  # of ten thousand entries each key is looked at
-            self.teller.log.error("schedule.refused", entry=name, error=reach.strange(place) or str(error))
+            self.beat(HOLDS)  # checks every key, which takes long with ten thousand entries
+            self.report.log.error("schedule.refused", entry=name, error=connection.wrong_type(state) or str(error))
 
-    # -- taken
+    # -- after the claim
 
-    def tell(self, taken: Sequence[TakenTick]) -> list[TickClaim]:
-        """What became of them. Returns those runs that are to be started."""
-        return [each.want for each in taken if self._told(*each)]
+    def finish(self, taken: Sequence[TakenTick]) -> list[TickClaim]:
+        """Report these ticks. Returns the runs that must be started."""
+        return [each.claim for each in taken if self._finish(*each)]
 
-    def _told(self, want: TickClaim, holder: str, now: float, took: float) -> bool:
-        """Whether it is a run that is to be started."""
-        place = want.place
-        self.alive(HOLDS, place.entry.name)
-        if want.due.missed:
-            self.teller.missed(want, now)
-        if not want.due.runs:
+    def _finish(self, claim: TickClaim, holder: str, now: float, took: float) -> bool:
+        state = claim.state
+        self.beat(HOLDS, state.entry.name)
+        if claim.due.missed:
+            self.report.missed(claim, now)
+        if not claim.due.runs:
             return False
-        if want.skip:
-            self.teller.skipped(want, want.skip, now)
-        elif want.error:
-            self.teller.failed(want, want.error, now)
-        elif place.job is None:
+        if claim.skip:
+            self.report.skipped(claim, claim.skip, now)
+        elif claim.error:
+            self.report.failed(claim, claim.error, now)
+        elif state.job is None:
             return True
         elif holder:
-            self.teller.held(want, holder, now)
+            self.report.held(claim, holder, now)
         else:
-            self._send(place.job, want, now, took)
+            self._send(state.job, claim, now, took)
         return False
 
-    def _send(self, job: EntryJob, want: TickClaim, now: float, took: float) -> None:
-        if want.job is None and want.parcel is not None:  # its class has a send() of its own
+    def _send(self, job: EntryJob, claim: TickClaim, now: float, took: float) -> None:
+        if claim.job is None and claim.message is not None:  # its class has a send() of its own
             try:
-                job.by_hand(want.parcel)
-            except Broke as broke:
-                return self.teller.failed(want, f"its send() {broke}", now)
-        self.teller.sent(want, now, took)
+                job.send_itself(claim.message)
+            except UserCodeFailed as failure:
+                return self.report.failed(claim, f"its send() {failure}", now)
+        self.report.sent(claim, now, took)
 
 
-LEAD = 1500  # ms before a moment at which it begins: more than the longest wait between two turns
-NEAR = 5  # ms before it in which nothing more is begun
-STEP = 100  # entries of one turn
+class EarlyJobs:
+    """For the entries of one connection."""
 
-
-class Early:
-    """Of the entries of one server."""
-
-    def __init__(self, reach: ScheduleConnection, taker: TickTaker) -> None:
-        self._reach, self._taker = reach, taker
+    def __init__(self, connection: ScheduleConnection, taker: TickTaker) -> None:
+        self._connection, self._taker = connection, taker
         self._at = self._seen = 0
 
     def step(self) -> bool:
-        """Make some. True: there is more to make."""
-        at = self._reach.moments.next
-        if at is None or not self._reach.up or not NEAR < at - self._reach.now < LEAD:
+        """Make some jobs. Returns whether there are more to make."""
+        at = self._connection.moments.next
+        if at is None or not self._connection.up or not NEAR < at - self._connection.now < LEAD:
             return False
         if at != self._at:
             self._at, self._seen = at, 0
-        places = self._reach.moments.at(at)
-        for place in places[self._seen : self._seen + STEP]:
-            self._taker.make_early(place, at)
-        self._seen = min(self._seen + STEP, len(places))
-        return self._seen < len(places)
+        states = self._connection.moments.at(at)
+        for state in states[self._seen : self._seen + STEP]:
+            self._taker.make_early(state, at)
+        self._seen = min(self._seen + STEP, len(states))
+        return self._seen < len(states)
 
 
-ABREAST = 8  # such runs of one entry at a time; of ticks that were missed there is one
+class WaitingRun(NamedTuple):
+    state: EntryState
+    due: Due
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """taken: claimed, and not started yet. running: name of the entry, tick in seconds. late: the entry whose run this is,
-    which had stood behind; "" for others. at: its moment, ms, where others may join it."""
+    """taken: claimed, but not started. running: name of the entry, tick in unix seconds. late: name of the entry whose late
+    run this is, or "". at: the tick, unix ms, if others may join; or 0."""
 
-    reach: ScheduleConnection
-    waiting: deque[tuple[EntryState, Due]] = field(default_factory=deque)
+    connection: ScheduleConnection
+    waiting: deque[WaitingRun] = field(default_factory=deque)
     taken: TickClaim | None = None
     running: tuple[str, float] | None = None
     late: str = ""
@@ -276,102 +278,103 @@ class RunQueue:
     def __init__(self, runs: Runs, taker: TickTaker, owner: str) -> None:
         self._runs, self._taker, self._owner = runs, taker, owner
         self._lanes: list[Lane] = []
-        self._behind: list[
-            tuple[ScheduleConnection, EntryState, Due]
-        ] = []  # one of an entry: it is planned anew once this is taken
+        self._late: list[
+            tuple[ScheduleConnection, WaitingRun]
+        ] = []  # one per entry: the next is planned once it is taken
 
     def __len__(self) -> int:
-        """How many have something to run, or something that runs."""
-        return sum(not lane.empty for lane in self._lanes) + len(self._behind)
+        """Number of runs that wait or are alive."""
+        return sum(not lane.empty for lane in self._lanes) + len(self._late)
 
-    def add(self, reach: ScheduleConnection, waiting: Sequence[tuple[EntryState, Due]]) -> None:
-        """Runs of one moment. Where an entry still catches up, the one in time is behind, too."""
-        late = {lane.late for lane in self._lanes}
-        line = deque(
-            [waits for waits in waiting if waits[0].entry.name not in late and not self._joined(reach, *waits)]
-        )
-        self._behind += [(reach, *waits) for waits in waiting if waits[0].entry.name in late]
+    def add(self, connection: ScheduleConnection, runs: Sequence[tuple[EntryState, Due]]) -> None:
+        """Add the runs of one tick. A punctual run waits behind the late runs of its entry."""
+        late, line = {lane.late for lane in self._lanes}, deque[WaitingRun]()
+        for run in map(WaitingRun._make, runs):
+            if run.state.entry.name in late:
+                self._late.append((connection, run))
+            elif not self._join(connection, run):
+                line.append(run)
         if line:
-            place, due = line[0]
-            self._lanes.append(Lane(reach, line, at=0 if place.entry.background else due.at))
+            self._lanes.append(Lane(connection, line, at=0 if line[0].state.entry.background else line[0].due.at))
 
-    def _joined(self, reach: ScheduleConnection, place: EntryState, due: Due) -> bool:
-        """Whether it found its line: those of its moment that had no filter to ask are in it already."""
-        if due.said is None or place.entry.background:
+    def _join(self, connection: ScheduleConnection, run: WaitingRun) -> bool:
+        """Add a run whose filters were asked to the line of its tick. Returns whether there is one."""
+        if run.due.answer is None or run.state.entry.background:
             return False
-        line = next((lane for lane in self._lanes if lane.reach is reach and lane.at == due.at), None)
-        if line is not None:
-            line.waiting = deque(sorted([*line.waiting, (place, due)], key=lambda waits: waits[0].order))
-        return line is not None
+        lane = next((lane for lane in self._lanes if lane.connection is connection and lane.at == run.due.at), None)
+        if lane is not None:
+            lane.waiting = deque(sorted([*lane.waiting, run], key=lambda each: each.state.order))
+        return lane is not None
 
-    def wants(self, reach: ScheduleConnection) -> float:
-        """Seconds until somebody leaves a line of this connection's."""
-        lines = [lane.waiting for lane in self._lanes if lane.reach is reach]
-        leave = min([leaves(reach, *waits) for line in lines for waits in line], default=math.inf)
-        return max(0.0, (leave - reach.now) / 1000)
+    def due_in(self, connection: ScheduleConnection) -> float:
+        """Seconds until a run leaves its line."""
+        waiting = [run for lane in self._lanes if lane.connection is connection for run in lane.waiting]
+        first = min([leaves_at(connection, run) for run in waiting], default=math.inf)
+        return max(0.0, (first - connection.now) / 1000)
 
-    def _out_of_line(self, reach: ScheduleConnection) -> None:
-        for lane in [lane for lane in self._lanes if lane.reach is reach and lane.waiting]:
-            for waits in [waits for waits in lane.waiting if leaves(reach, *waits) <= reach.now]:
-                lane.waiting.remove(waits)
-                self._behind.append((reach, *waits))
+    def _leave_line(self, connection: ScheduleConnection) -> None:
+        for lane in [lane for lane in self._lanes if lane.connection is connection]:
+            for run in [run for run in lane.waiting if leaves_at(connection, run) <= connection.now]:
+                lane.waiting.remove(run)
+                self._late.append((connection, run))
 
-    def _catch_up(self, reach: ScheduleConnection) -> None:
-        for late in [late for late in self._behind if late[0] is reach]:
-            _, place, due = late
-            most = 1 if reach.now - due.at > reach.late else ABREAST
-            if sum(lane.late == place.entry.name for lane in self._lanes) < most:
-                self._behind.remove(late)
-                self._lanes.append(Lane(reach, deque([(place, due)]), late=place.entry.name))
+    def _start_late(self, connection: ScheduleConnection) -> None:
+        for late in [late for late in self._late if late[0] is connection]:
+            run, name = late[1], late[1].state.entry.name
+            most = 1 if connection.now - run.due.at > connection.late else ABREAST
+            if sum(lane.late == name for lane in self._lanes) < most:
+                self._late.remove(late)
+                self._lanes.append(Lane(connection, deque([run]), late=name))
 
-    def run(self, reach: ScheduleConnection, want: TickClaim) -> None:
-        """What is taken already."""
-        self._lanes.append(Lane(reach, taken=want))
+    def run(self, connection: ScheduleConnection, claim: TickClaim) -> None:
+        """Start a run that is claimed already."""
+        self._lanes.append(Lane(connection, taken=claim))
 
     def drain(self) -> None:
-        """What was not claimed yet is left to others."""
-        self._behind.clear()
+        """Forget what is not claimed: other hosts take it."""
+        self._late.clear()
         for lane in self._lanes:
             lane.waiting.clear()
 
-    def step(self, reach: ScheduleConnection, claims: bool) -> None:
-        """Go on with what runs on this connection; without `claims` only what is taken is started."""
+    def step(self, connection: ScheduleConnection, claims: bool) -> None:
+        """Start what can start on this connection. Without `claims` only runs that are claimed already."""
         if claims:
-            self._out_of_line(reach)
-            self._catch_up(reach)
-        for lane in [lane for lane in self._lanes if lane.reach is reach]:
-            while not lane.running and (lane.taken or (claims and lane.waiting)) and reach.up:
-                self._next(lane, reach)
+            self._leave_line(connection)
+            self._start_late(connection)
+        for lane in [lane for lane in self._lanes if lane.connection is connection]:
+            while not lane.running and (lane.taken or (claims and lane.waiting)) and connection.up:
+                self._next(lane, connection)
         self._lanes = [lane for lane in self._lanes if not lane.empty]
 
-    def _next(self, lane: Lane, reach: ScheduleConnection) -> None:
+    def _next(self, lane: Lane, connection: ScheduleConnection) -> None:
         if lane.taken is None:
-            taken = self._taker.taken(reach, [self._taker.ask(reach, [TickClaim(*lane.waiting.popleft())])])
-            lane.taken = next(iter(self._taker.tell(taken)), None)
+            request = self._taker.request(connection, [TickClaim(*lane.waiting.popleft())])
+            taken = self._taker.collect(connection, [request])
+            lane.taken = next(iter(self._taker.finish(taken)), None)
         if lane.taken is not None:
-            self._start(lane, lane.taken, reach)
+            self._start(lane, lane.taken, connection)
 
-    def _start(self, lane: Lane, want: TickClaim, reach: ScheduleConnection) -> None:
-        """Unless it runs already, here or elsewhere."""
-        entry, tick = want.place.entry, want.due.at / 1000
+    def _start(self, lane: Lane, claim: TickClaim, connection: ScheduleConnection) -> None:
+        """Start the run, unless an earlier one of the entry is alive, here or on another host."""
+        entry, tick = claim.state.entry, claim.due.at / 1000
         try:
-            waits = self._runs.waits(entry)
+            blocked = self._runs.blocked_by(entry)
         except ServerBusy as error:
-            return reach.refuses(error)
+            return connection.mark_busy(error)
         except ConnectionLost as error:
-            return reach.lost(error)  # it is taken, and started when the server is back
-        lane.taken, reach.busy = None, reach.busy and not entry.alone
-        if waits:
-            return self._taker.teller.skipped(want, waits, reach.now / 1000)
+            return connection.lost(error)  # it is claimed, and starts when the server is back
+        lane.taken, connection.busy = None, connection.busy and not entry.alone
+        if blocked:
+            return self._taker.report.skipped(claim, blocked, connection.now / 1000)
         self._runs.start(entry, tick, self._owner)
         lane.running = (entry.name, tick)
 
     def leave_taken(self) -> None:
-        """The scheduler stops: what cannot be begun, since its server is away, is not waited for."""
+        """The scheduler stops: report claimed runs that cannot start because their server is unreachable."""
         for lane in self._lanes:
-            if lane.taken is not None and not lane.reach.up:
-                reason = "taken, and then the server was away until the scheduler was told to stop"
-                self._taker.teller.skipped(lane.taken, reason, lane.reach.now / 1000)
+            if lane.taken is not None and not lane.connection.up:
+                reason = "it was claimed, then the server was unreachable until the scheduler stopped"
+                self._taker.report.skipped(lane.taken, reason, lane.connection.now / 1000)
                 lane.taken = None
 
     def ended(self, ended: Ended) -> None:
@@ -380,7 +383,7 @@ class RunQueue:
                 lane.running = None
 
 
-def leaves(reach: ScheduleConnection, place: EntryState, due: Due) -> float:
-    """The ms at which it stands in line no more; infinite where its entry never comes again."""
-    found = reach.next_after(place, due.at)
+def leaves_at(connection: ScheduleConnection, run: WaitingRun) -> float:
+    """When the run leaves its line, unix ms; infinite if its entry has no further tick."""
+    found = connection.next_after(run.state, run.due.at)
     return math.inf if found is None else found

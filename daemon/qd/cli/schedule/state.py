@@ -108,15 +108,15 @@ def what(entry: Entry) -> str:
 
 def sent(app: Qd, entry: Entry) -> Sent | None:
     """None: it sends no job. Raises ConfigError: its connection is not configured."""
-    from qd.scheduler.entry_job import Broke, Guard, job_of  # the command line starts without them
+    from qd.scheduler.entry_job import Guard, UserCodeFailed, job_of  # the command line starts without them
 
     job = job_of(app, entry, Guard())
     if job is None:
         return None
     connection, queue = job.home()
     try:
-        ties = job.parcel().ties if entry.alone else None
-    except Broke:
+        ties = job.message().ties if entry.alone else None
+    except UserCodeFailed:
         ties = None  # the scheduler says so at its tick
     return Sent(connection, queue, (ties and ties.unique) or "")
 
