@@ -23,7 +23,7 @@ from qd.config.settings import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.master.code import Assignment, ChildContext, MasterPlan
-from qd.master.master import MOST, Master
+from qd.master.master import MAX_WORKERS, Master
 from qd.process import proc, systemd
 from qd.process.scoreboard import Role
 from qd.redaction import mask_url
@@ -89,8 +89,10 @@ def reload_plan(load: Load) -> MasterPlan:
 def plan_of(settings: Settings, load: Load) -> MasterPlan:
     """The settings that the master needs, and the functions that its children run."""
     work = settings.work
-    if work.workers > MOST:
-        raise ConfigError(f"workers = {work.workers} is more than the {MOST} of one `qd work` (start a second one)")
+    if work.workers > MAX_WORKERS:
+        raise ConfigError(
+            f"workers = {work.workers} is more than the {MAX_WORKERS} of one `qd work` (start a second one)"
+        )
     if settings.failed.database and find_spec("sqlalchemy") is None:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers and not work.only_schedule:

@@ -219,8 +219,8 @@ import os
 import qd.master.code, qd.master.reload
 from qd.cli.main import main
 qd.master.code.PATIENCE = qd.master.reload.PATIENCE = 3.0
-hangs = qd.master.code.Codes.hangs
-qd.master.code.Codes.hangs = lambda codes: os.path.exists("over") and hangs(codes)
+hangs = qd.master.code.AppImports.hangs
+qd.master.code.AppImports.hangs = lambda codes: os.path.exists("over") and hangs(codes)
 main()
 """
 

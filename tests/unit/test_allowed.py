@@ -19,43 +19,43 @@ def test_nothing_is_shut_without_maintenance_and_all_of_it_in_one() -> None:
     board = Scoreboard()
     one = looking(board, "a", "b")
     assert (one.look(), one.holds, one.shut) == (True, False, ())
-    scoreboard.tell(board, True, ())
+    scoreboard.set_open_queues(board, True, ())
     assert (one.look(), one.holds, one.shut) == (False, True, ("a", "b"))
     assert looking(board, "a", force=True).look()
-    scoreboard.tell(board, False, ())
+    scoreboard.set_open_queues(board, False, ())
     assert (one.look(), one.holds, one.shut, board.header(H.DOWN)) == (True, False, (), 0)
 
 
 def test_allowed_queues_by_name_wherever_they_stand() -> None:
     board = Scoreboard()
     workers = [looking(board, *queues) for queues in (("a", "high"), ("high", "b"), ("c",), ("mail",))]
-    scoreboard.tell(board, True, ("high", "mail"))
+    scoreboard.set_open_queues(board, True, ("high", "mail"))
     assert [worker.look() for worker in workers] == [True, True, False, True]
     assert [worker.shut for worker in workers] == [("a",), ("b",), ("c",), ()]
-    scoreboard.tell(board, True, ("a",))
+    scoreboard.set_open_queues(board, True, ("a",))
     assert [worker.look() for worker in workers] == [True, False, False, False]
     assert workers[0].shut == ("high",)
 
 
 def test_the_same_set_in_another_order_writes_nothing() -> None:
     board = Scoreboard()
-    scoreboard.tell(board, True, ("a", "b"))
+    scoreboard.set_open_queues(board, True, ("a", "b"))
     before = bytes(board.words)
-    scoreboard.tell(board, True, ("b", "a", "b"))
+    scoreboard.set_open_queues(board, True, ("b", "a", "b"))
     assert bytes(board.words) == before
 
 
 def test_more_than_fit_are_left_out_and_reach_no_slot() -> None:
     board = Scoreboard()
-    names = [f"q{number:02}" for number in range(scoreboard.MOST + 5)]
-    scoreboard.tell(board, True, names)
-    assert looking(board, *names).shut == tuple(names[scoreboard.MOST :])
+    names = [f"q{number:02}" for number in range(scoreboard.MAX_OPEN_QUEUES + 5)]
+    scoreboard.set_open_queues(board, True, names)
+    assert looking(board, *names).shut == tuple(names[scoreboard.MAX_OPEN_QUEUES :])
     assert not list(board)
 
 
 def test_who_looks_while_it_is_changed_takes_nothing_and_looks_again() -> None:
     board = Scoreboard()
-    scoreboard.tell(board, True, ("a",))
+    scoreboard.set_open_queues(board, True, ("a",))
     worker = looking(board, "a", "b")
     told: list[bool] = []
 
@@ -67,10 +67,10 @@ def test_who_looks_while_it_is_changed_takes_nothing_and_looks_again() -> None:
             if isinstance(at, slice) and not told:
                 told.append(True)
                 board.words = memory
-                scoreboard.tell(board, True, ("b",))
+                scoreboard.set_open_queues(board, True, ("b",))
             return found
 
-    scoreboard.tell(board, True, ("a", "b"))
+    scoreboard.set_open_queues(board, True, ("a", "b"))
     memory, board.words = board.words, Words()  # type: ignore[assignment]
     assert (worker.look(), worker.shut, told) == (False, ("a", "b"), [True])
     assert (worker.look(), worker.shut) == (True, ("a",))

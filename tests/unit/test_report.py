@@ -99,7 +99,7 @@ def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Sc
     ):
         scheduler[W.ROLE], scheduler[W.PID], scheduler[W.STATE] = Role.SCHEDULER, 8, state
         scheduler[W.ENTRIES], scheduler[W.RUNS] = 3, 1
-        scheduler.say(b"backup", b"")
+        scheduler.describe(b"backup", b"")
         report.saw(moment, [])
         found = json.loads(report.text(0.0))
         told.append(found["unscheduled"])

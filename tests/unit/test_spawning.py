@@ -69,7 +69,7 @@ def test_workers_that_die_in_a_job_are_replaced_at_once(make_rig: MakeRig) -> No
         (worker,) = rig.workers
         if not worker.ready:
             rig.boots(worker)
-        worker.slot.say(b"slow", b"default")
+        worker.slot.describe(b"slow", b"default")
         worker.slot[W.STATE], worker.slot[W.JOB_AT] = SlotState.BUSY, int(rig.at * 1e9)
         rig.dies(worker.pid)
         rig.turn(SOON)

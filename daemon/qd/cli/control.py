@@ -23,7 +23,7 @@ from qd.cli.output import shown as output_shown
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
-from qd.process.scoreboard import MOST
+from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.store import controls, masters
 
 if TYPE_CHECKING:
@@ -408,8 +408,10 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
             queue_name(name)
         except ValueError as error:
             raise click.UsageError(f"--allow: {error}") from None
-    if len(names) > MOST:
-        raise click.UsageError(f"--allow names {len(names)} queues, at most {MOST}: `qd pause` the others instead")
+    if len(names) > MAX_OPEN_QUEUES:
+        raise click.UsageError(
+            f"--allow names {len(names)} queues, at most {MAX_OPEN_QUEUES}: `qd pause` the others instead"
+        )
     known = {queue for place in found.connections for queue in context.queues_named(found, place)} if names else set()
     if names:
         reported = masters.queues_of(masters.masters(context.store(found, found.control)))

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from qd.process.scoreboard import MOST
+from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.redaction import redact
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def by_whom(note: Pause | Down, now: float) -> str:
 
 def but(note: Down) -> str:
     """`, but for high, mail`: the queues that are worked on meanwhile."""
-    return f", but for {', '.join(note.allow[:MOST])}" if note.allow else ""
+    return f", but for {', '.join(note.allow[:MAX_OPEN_QUEUES])}" if note.allow else ""
 
 
 def shown(at: float) -> str:

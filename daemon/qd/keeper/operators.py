@@ -192,8 +192,8 @@ class Maintenance:
             self._raw, self._note = raw, read_down(raw.encode("utf-8", "replace"))
         theirs = self._laravels()
         self._down = bool(raw or theirs)
-        self._allow = () if theirs or not raw else self._note.allow[: scoreboard.MOST]
-        scoreboard.tell(self.board, self._down, self._allow)
+        self._allow = () if theirs or not raw else self._note.allow[: scoreboard.MAX_OPEN_QUEUES]
+        scoreboard.set_open_queues(self.board, self._down, self._allow)
         return theirs
 
     def holds(self, queue: str) -> bool:

@@ -314,7 +314,7 @@ class Children:
         return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))
 
 
-MOST = 5  # boot deaths with none ever ready
+MAX_BOOT_DEATHS = 5  # boot deaths with none ever ready
 FIRST, LONGEST = 0.1, 30.0  # seconds until the next try
 NO_PROCESS, NO_PROCESS_LONGEST = 1.0, 4.0  # the steps where the system gives no process: there may be one any moment
 SETTLED = 5.0  # seconds after which a worker that has done nothing yet is no part of a crash loop
@@ -386,4 +386,4 @@ class BootBackoff:
             return None
         if exit_code in (Exit.IMPORT, Exit.CONFIG):
             return Exit(exit_code)
-        return Exit.IMPORT if self.boot.count >= MOST else None
+        return Exit.IMPORT if self.boot.count >= MAX_BOOT_DEATHS else None

@@ -34,7 +34,7 @@ from qd.process.channels import Imported
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import H, Role, Verdict, now
 
-MOST = 200  # of the 256 places; the rest are for those who come while others leave
+MAX_WORKERS = 200  # of the 256 places; the rest are for those who come while others leave
 WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
 SIGNALS = (
@@ -201,7 +201,7 @@ class Master:
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
 
     def _resize(self, number: int) -> None:
-        self.state.wanted = min(max(1, number), MOST) if self.state.plan.work.workers else 0
+        self.state.wanted = min(max(1, number), MAX_WORKERS) if self.state.plan.work.workers else 0
         self.state.log.info("master.resized", workers=self.state.wanted)
 
     # -- what it shows

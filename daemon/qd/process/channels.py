@@ -1,7 +1,9 @@
-"""How master and children talk beside signals: JSON, one message a datagram upwards, one order a line downwards.
+"""Messages between the master and its children, as JSON. They complement signals.
 
-Upwards (`Voice`, one socket for all children): a Message. Downwards (`Orders`, a stream a child): what to do; its end means
-leave. The master's side never blocks: what does not fit is dropped, and the scoreboard still says it.
+    child  -> master   MessageSender -> MessageReceiver   one datagram socket for all children, one Message per datagram
+    master -> child    OrderPipe -> OrderReader           one stream per child, one order per line; its end means leave
+
+The master never blocks: a message that does not fit is dropped, and the scoreboard still has the facts.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from typing import Any
 import msgspec
 
 Order = dict[str, Any]
-LARGEST = 200_000  # bytes of one message; a longer one is not heard
+LARGEST = 200_000  # bytes of one message; a longer one is dropped
 
 
 class Message(msgspec.Struct, tag_field="kind", tag=str.lower):
-    """What a child reports to its master."""
+    """A report of a child to its master."""
 
 
 class Imported(Message):
-    """The app's import has succeeded. settings: as the import has completed them, JSON. preload: workers can be forked from
-    this process; warnings say what stands against it."""
+    """The app's import has succeeded. settings: JSON, completed by the import. preload: workers can be forked from this
+    process; if not, warnings has the reasons."""
 
     code: int
     jobs: int
@@ -45,35 +47,35 @@ class ChildMessage(Message):
 
 
 class Born(ChildMessage):
-    """The template has forked it."""
+    """The template has forked the child."""
 
     pid: int
 
 
 class Unborn(ChildMessage):
-    """The template could not fork it."""
+    """The template could not fork the child."""
 
     error: str
 
 
 class Ready(ChildMessage):
-    """It hears signals from now on. With it comes the descriptor of the file for its stacks, where there is one."""
+    """The child handles signals from now on. The descriptor of its stack file is attached if it has one."""
 
 
 class Lost(ChildMessage):
-    """The lease of its job of this turn is lost."""
+    """The lease of the child's job of this turn is lost."""
 
     turn: int
 
 
 class Cancel(ChildMessage):
-    """Its job of this turn was canceled."""
+    """The child's job of this turn was canceled."""
 
     turn: int
 
 
 class Restart(Message):
-    """Somebody has called `qd restart`. at: when, in monotonic ns."""
+    """`qd restart` was called. at: when, in monotonic ns."""
 
     rolling: bool
     at: int = 0
@@ -90,13 +92,13 @@ AnyMessage = Imported | Born | Unborn | Ready | Restart | Lost | Cancel | Change
 
 
 class MessageSender:
-    """The children's end of the socket for messages."""
+    """The children's end of the message socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     def send(self, message: AnyMessage, fd: int | None = None) -> None:
-        """Send it, wait while the master's buffer is full. A master that is gone hears nothing, and is no error."""
+        """Send the message; wait while the master's buffer is full. It is no error if the master has ended."""
         data = json.dumps(msgspec.to_builtins(message)).encode()  # msgspec's own JSON refuses paths that are not UTF-8
         with contextlib.suppress(OSError):
             if fd is None:
@@ -106,7 +108,7 @@ class MessageSender:
 
 
 class MessageReceiver:
-    """The master's end."""
+    """The master's end of the message socket."""
 
     def __init__(self) -> None:
         self.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -120,10 +122,10 @@ class MessageReceiver:
         return self.sock.fileno()
 
     def read(self, reject: Callable[[Exception], None]) -> Iterator[tuple[AnyMessage, int | None]]:
-        """All messages that have come, each with the descriptor that came with it, which the caller closes.
+        """Yield each message that has arrived, with the attached descriptor, which the caller closes.
 
         Args:
-            reject: Called with what is wrong about a malformed message, which is dropped.
+            reject: Called with the error of each malformed message. The message is dropped.
         """
         while True:
             try:
@@ -142,14 +144,14 @@ class MessageReceiver:
 
 
 class OrderPipe:
-    """The master's end of a child's stream."""
+    """The master's end of a child's order stream."""
 
     def __init__(self) -> None:
         self.sock, self.child_end = socket.socketpair()
         self.sock.setblocking(False)
 
     def send(self, **fields: Any) -> bool:
-        """False: it did not fit, or the child is gone."""
+        """Send an order. Returns False if it did not fit or the child has ended."""
         data = json.dumps(fields).encode() + b"\n"
         try:
             return self.sock.send(data) == len(data)
@@ -160,13 +162,13 @@ class OrderPipe:
         self.sock.close()
 
     def dismiss(self) -> None:
-        """Tell the child to leave in good order. (A line that only ends says that the master is gone.)"""
+        """Order the child to leave. (A stream that ends without this order means that the master was killed.)"""
         self.send(leave=True)
         self.close()
 
 
 class OrderReader:
-    """A child's end of its stream."""
+    """A child's end of its order stream."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.ended, self.dismissed = sock, False, False
@@ -176,7 +178,7 @@ class OrderReader:
         return self.sock.fileno()
 
     def read(self) -> list[Order]:
-        """What has come, when readable. `ended` is set when the master has closed it or is gone."""
+        """The orders that have arrived; call it when the stream is readable. Sets `ended` when the stream has ended."""
         try:
             data = self.sock.recv(65536)
         except OSError:

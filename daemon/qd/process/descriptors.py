@@ -1,7 +1,6 @@
-"""The descriptor behind a driver's connection.
+"""File descriptors: the one behind a driver's connection, which file it refers to, and which of several are readable.
 
-Which file a descriptor's number stands for (a job can close what is not its own, and another file takes the number),
-and which of several can be read.
+A job can close a descriptor that is not its own. Another file may then get the same number, so the identity is compared.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 
 def socket_of(raw: Any) -> int:
-    """The descriptor of a driver's connection, -1: it has none."""
+    """The descriptor of a driver's connection; -1 if it has none."""
     sock = getattr(raw, "_sock", None)
     try:
         return int(sock.fileno() if sock is not None else raw.fileno())
@@ -27,7 +26,7 @@ Identity = tuple[int, int]  # device and inode
 
 
 def identity(fd: int) -> Identity | None:
-    """None: the number is nobody's."""
+    """The identity of an open descriptor; None if it is closed."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -36,14 +35,15 @@ def identity(fd: int) -> Identity | None:
 
 
 def close(fd: int, ours: Identity | None) -> None:
-    """Close it where it is still the file `ours`: its number may be somebody else's by now."""
+    """Close `fd` if it is still the file `ours`. By now the number may belong to another file."""
     if ours is not None and identity(fd) == ours:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def ready_of(descriptors: Sequence[int], seconds: float) -> list[int]:
-    """Which of them can be read within `seconds`; one below 0 is none. Not select(): a job may have opened thousands."""
+    """The descriptors that become readable within `seconds`. Negative ones are ignored."""
+    # Not select(): a job may have opened thousands of descriptors.
     poll = select.poll()
     for fd in descriptors:
         if fd >= 0:

@@ -1,17 +1,17 @@
-"""Every exit code and every reason to stop, in one table. A leaf: it imports nothing.
+"""Every exit code and every reason to stop, in one table. It imports nothing else of qd.
 
-Children say by their exit code why they left, so that the master need not be told in any other way.
+The exit code of a child reports to the master why the child left.
 """
 
 from __future__ import annotations
 
 from enum import Enum, IntEnum
 
-OVER_TIMEOUT = "over its timeout, "  # begins the words for how a worker ended whose job was
+OVER_TIMEOUT = "over its timeout, "  # prefix of the text for a worker that was killed because its job timed out
 
 
 class Exit(IntEnum):
-    """What `qd work` and its children exit with."""
+    """Exit codes of `qd work` and its children."""
 
     OK = 0  # asked to stop: a signal, `qd restart`, an empty queue, --once
     BUG = 1  # the whole program with --no-respawn, too: a worker crashed or was killed
@@ -19,14 +19,14 @@ class Exit(IntEnum):
     IMPORT = 3  # the app does not import, or no worker could boot
     MEMORY = 12  # a child over --memory (Laravel's number); the whole program only with --no-respawn
     LIMIT = 14  # a child after --max-jobs or --max-time
-    RAISED = 15  # a child that raised JobTimeout or a sister, or lost its descriptors: its clients may be left half-way
+    RAISED = 15  # a child that raised an EndJob or lost its descriptors: its clients may be in an undefined state
     RECYCLE = 16  # a child whose job raised an error of app.recycle_on
-    UNAVAILABLE = 69  # other commands: the server is away
+    UNAVAILABLE = 69  # other commands: the server is unreachable
     CONFIG = 78
 
 
 class StopReason(Enum):
-    """Why a worker leaves, in the order in which it asks itself (Laravel 13, Worker.php, stopIfNecessary)."""
+    """Why a worker leaves, in the order in which it checks (Laravel 13, Worker.php, stopIfNecessary)."""
 
     SIGNAL = ("signal", Exit.OK)
     RAISED = ("raised", Exit.RAISED)
@@ -49,17 +49,17 @@ ORDERLY = frozenset(reason.code for reason in StopReason)
 
 
 def is_orderly(code: int) -> bool:
-    """Whether a child that left with this exit code did nothing wrong: the master replaces it at once."""
+    """Whether this exit code is an expected one. The master then replaces the child at once."""
     return code in ORDERLY
 
 
 def of_program(code: int) -> int:
-    """What the whole program exits with after its only child, or the first that is not replaced, has left with `code`."""
+    """The exit code of the whole program after its only child, or the first one not replaced, has left with `code`."""
     return int(Exit.OK) if is_orderly(code) and code != Exit.MEMORY else code
 
 
 def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
-    """How a child ended, in words, with what is known beside its wait status. in_job: nobody expected it to leave then."""
+    """Describe how a child ended. oom: the kernel killed it for lack of memory. in_job: it was running a job."""
     import os
 
     if oom:
@@ -70,7 +70,7 @@ def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> st
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; of one without a name (most real-time signals) `SIG40`."""
+    """`SIGKILL`; `SIG40` for a signal without a name (most real-time signals)."""
     import signal
 
     known = number in {s.value for s in signal.Signals}
@@ -78,7 +78,7 @@ def signal_name(number: int) -> str:
 
 
 def told(status: int) -> str:
-    """A wait status (as os.waitpid gives it) in words: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
+    """Describe a wait status of os.waitpid: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
     import os
 
     if os.WIFSIGNALED(status):

@@ -1,6 +1,6 @@
-"""Forking a child and its first steps; adopting grandchildren; ending a child with everything it started.
+"""Fork a child, let a process adopt a grandchild, kill a child with its process group.
 
-The child's branch never returns. Between fork and its own handlers all signals are blocked, so that none is lost and
+The child's branch never returns. All signals are blocked until the child has its own handlers. No signal is lost, and
 none runs the parent's handler.
 """
 
@@ -22,14 +22,13 @@ from qd.process.exit_codes import Exit
 from qd.redaction import redact
 
 Body = Callable[[], int]
-# What a fork fails with; also how the process between says it by its exit code.
-NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
+NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)  # errors of a failed fork; the intermediate process exits with them
 
 
 def fork(body: Body, *, own_group: bool = True, die_with_parent: bool = True) -> int:
-    """Run `body` in a child and exit with what it returns. Returns the child's pid. Raises OSError (EAGAIN, ENOMEM).
+    """Run `body` in a child, which exits with its result. Returns the child's pid. Raises OSError (EAGAIN, ENOMEM).
 
-    The child starts deaf to what a supervisor may send to a whole group (signals.deaf), until it opens a mailbox.
+    Until it opens a mailbox, the child ignores the signals a supervisor may send to the whole group (signals.deaf).
     """
     parent = os.getpid()
     old = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
@@ -38,7 +37,7 @@ def fork(body: Body, *, own_group: bool = True, die_with_parent: bool = True) ->
         if pid == 0:
             _run(body, parent if die_with_parent else None, own_group)
         if own_group:
-            with contextlib.suppress(OSError):  # the child does it as well: whoever comes first
+            with contextlib.suppress(OSError):  # the child calls it, too: the first call takes effect
                 os.setpgid(pid, pid)
         return pid
     finally:
@@ -63,7 +62,7 @@ def _run(body: Body, parent: int | None, own_group: bool) -> NoReturn:
 
 
 def code_of(leaving: SystemExit) -> int:
-    """What Python makes of sys.exit(...): a text goes to stderr and is 1."""
+    """The exit code for sys.exit(...), as Python has it: a text is printed to stderr and the code is 1."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     print(leaving.code, file=sys.stderr)
@@ -71,7 +70,7 @@ def code_of(leaving: SystemExit) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without the parent's atexit handlers and without flushing twice what the parent had buffered."""
+    """Exit without running the parent's atexit handlers and without flushing the parent's buffers twice."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -79,28 +78,32 @@ def leave(code: int) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when `parent` dies; if it died just before, leave now."""
+    """Have the kernel kill this process when `parent` dies. If it has died already, exit now."""
     proc.set_pdeathsig(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(int(Exit.BUG))
 
 
 def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
-    """Double fork: the grandchild runs `body` as a child of the subreaper `adopter`. `born` is told its pid before it
-    can be adopted, in the process between; when that one is killed before it has told, the grandchild ends: nobody would
-    know of it. PR_SET_PDEATHSIG is bound to the parent of the moment: set after adoption. Raises OSError when one of the
-    two processes cannot be had.
+    """Fork twice: the grandchild runs `body` as a child of the subreaper `adopter`.
+
+    The intermediate process calls `born` with the grandchild's pid before the adoption. If the intermediate process is
+    killed before that, the grandchild exits, because its pid is unknown. PR_SET_PDEATHSIG applies to the parent at the
+    time of the call, so it is set after the adoption.
+
+    Raises:
+        OSError: One of the two forks failed.
     """
 
-    def between() -> int:
+    def intermediate() -> int:
         middle = os.getpid()
-        told, tell = os.pipe()
+        read_end, write_end = os.pipe()
 
         def adopted() -> int:
-            os.close(tell)
-            if not os.read(told, 1):
+            os.close(write_end)
+            if not os.read(read_end, 1):
                 return int(Exit.BUG)
-            os.close(told)
+            os.close(read_end)
             while os.getppid() == middle:
                 time.sleep(0.0002)
             die_with(adopter)
@@ -108,26 +111,26 @@ def fork_for(adopter: int, body: Body, born: Callable[[int], None]) -> None:
 
         try:
             born(fork(adopted, die_with_parent=False))
-            os.write(tell, b"!")
+            os.write(write_end, b"!")
         except OSError as error:
             return error.errno if error.errno in NO_PROCESS else int(Exit.BUG)
         return 0
 
-    pid = fork(between, own_group=False)
+    pid = fork(intermediate, own_group=False)
     _, status = os.waitpid(pid, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) in NO_PROCESS:
         raise OSError(os.WEXITSTATUS(status), os.strerror(os.WEXITSTATUS(status)))
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a child of ours, not reaped yet, and everything in its group."""
+    """SIGKILL a child that is not reaped yet, and its process group."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, signal.SIGKILL)
 
 
 def ended() -> int | None:
-    """The pid of a child that has ended and is still to be reaped, or None. It keeps its pid until `reap`."""
+    """The pid of a child that has ended and is not reaped yet, or None. The pid stays reserved until `reap`."""
     try:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -136,7 +139,7 @@ def ended() -> int | None:
 
 
 def reap(pid: int) -> tuple[int, int]:
-    """Take a child that has ended, its group with it. Returns its wait status and its peak resident bytes."""
+    """Reap an ended child and kill its process group. Returns its wait status and its peak resident bytes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)  # safe: the zombie still holds the number
     _, status, usage = os.wait4(pid, 0)

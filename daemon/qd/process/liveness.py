@@ -1,7 +1,7 @@
-"""Liveness files: a master's sign of life where a health check of its own host or container finds it without any server.
+"""Liveness files: health checks on the same host or in the same container read them and need no server.
 
-`<folder>/<pool or default>.<pid>.live`, one line of JSON, written by the master every two seconds: its age is the answer.
-The folder: $RUNTIME_DIRECTORY (systemd), else $XDG_RUNTIME_DIR/qd, else /run/user/UID/qd, else /tmp/qd-UID.
+The master writes `<folder>/<pool or default>.<pid>.live`, one line of JSON, every two seconds. Its age shows whether the
+master hangs. Folder: $RUNTIME_DIRECTORY (systemd), else $XDG_RUNTIME_DIR/qd, else /run/user/UID/qd, else /tmp/qd-UID.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from qd.process import proc
 
-HANGS = 10.0  # seconds without a sign after which a master hangs
+HANGS = 10.0  # seconds: a master whose file is older hangs
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One master's sign. age: seconds since it was written; keeper_silent_s: since its keeper was last about."""
+    """The liveness file of one master. age: seconds since it was written. keeper_silent_s: since its keeper's last turn."""
 
     pid: int
-    start: int | None  # clock ticks, as vitals.start_time
+    start: int | None  # clock ticks, as proc.start_time
     pool: str
     workers: int
     ready: bool
@@ -53,7 +53,7 @@ def path(where: Path, pool: str, pid: int) -> Path:
 
 
 def write(live: Live, environ: Mapping[str, str]) -> None:
-    """Say it. Raises OSError, also when the folder is another user's."""
+    """Write the file. Raises OSError, also if the folder belongs to another user."""
     where = folder(environ)
     claim(where)
     file = path(where, live.pool, live.pid)
@@ -68,7 +68,7 @@ def write(live: Live, environ: Mapping[str, str]) -> None:
 
 
 def claim(where: Path) -> None:
-    """Make the folder where there is none, and refuse one that others could write into: /tmp is everybody's."""
+    """Create the folder if it is missing. Refuse one that other users can write to: /tmp is shared."""
     with suppress(FileExistsError):
         os.mkdir(where, 0o700)
     found = os.lstat(where)
@@ -82,7 +82,7 @@ def remove(pool: str, pid: int, environ: Mapping[str, str]) -> None:
 
 
 def read_all(environ: Mapping[str, str]) -> list[Live]:
-    """The signs of the masters that live here, by pool and pid. What dead ones have left is taken away."""
+    """The files of the masters alive here, by pool and pid. Deletes the files of dead masters."""
     where, found = folder(environ), list[Live]()
     with suppress(OSError):
         claim(where)
@@ -90,23 +90,18 @@ def read_all(environ: Mapping[str, str]) -> list[Live]:
             live = read(file)
             if live is not None and proc.alive(live.pid, live.start) is not False:
                 found.append(live)
-            elif live is None or live.hangs:  # a fresh one may be of another pid namespace
+            elif live is None or live.hangs:  # a fresh one may belong to another pid namespace
                 with suppress(OSError):
                     file.unlink()
-        _sweep(where)
+        for file in where.glob("*.new"):  # left by masters that were killed while writing
+            with suppress(OSError):
+                if time.time() - file.stat().st_mtime > HANGS:
+                    file.unlink()
     return found
 
 
-def _sweep(where: Path) -> None:
-    """What masters that were killed while they wrote have left."""
-    for file in where.glob("*.new"):
-        with suppress(OSError):
-            if time.time() - file.stat().st_mtime > HANGS:
-                file.unlink()
-
-
 def read(file: Path) -> Live | None:
-    """None: it is gone, or no sign."""
+    """None if the file is missing or malformed."""
     try:
         facts, age = json.loads(file.read_bytes()), time.time() - file.stat().st_mtime
         start = facts["start"]

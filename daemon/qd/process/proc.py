@@ -1,6 +1,6 @@
-"""What the kernel knows of processes: identity, start time, memory, CPUs, threads, sockets. Standard library only.
+"""Facts the kernel has about processes: identity, start time, memory, CPUs, threads, sockets.
 
-Master, template, keeper and workers ask here. Linux reads /proc; elsewhere macOS answers or "unknown" does.
+On Linux they are read from /proc. On macOS psutil answers; the rest is reported as unknown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LINUX = sys.platform == "linux"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-# --- who is it -------------------------------------------------------------------------------------------------------
+# --- identity --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def boot_id() -> str:
-    """A name of this boot of this host; "" = unknown, and then equal to nothing, not even to another ""."""
+    """An identifier of this boot of this host; "" if unknown, which must not be compared with another ""."""
     if LINUX:
         return _text("/proc/sys/kernel/random/boot_id").strip()
     import psutil  # Linux does without it
@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """A name of the pid namespace this process lives in, `pid:[4026531836]`; "" = unknown."""
+    """The pid namespace of this process, `pid:[4026531836]`; "" if unknown."""
     if not LINUX:
         return "pid:host"
     try:
@@ -47,7 +47,7 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since the boot (elsewhere microseconds). None: unknown."""
+    """When process `pid` started, in clock ticks since the boot (microseconds on macOS). None if unknown."""
     if not LINUX:
         process = _start_and_memory(pid)
         return process and round(process[0] * 1_000_000)
@@ -56,23 +56,22 @@ def start_time(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on; empty when it cannot be read."""
-    # The name of the program stands in parentheses and may hold anything, parentheses too: count from the last one.
+    """The fields of /proc/PID/stat from the state on; empty if it cannot be read."""
+    # The program's name is in parentheses and may itself contain parentheses: split at the last one.
     return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def is_zombie(pid: int) -> bool:
-    """It has ended, every thread of it, and only its parent has not asked: whoever is process 1 may be slow to."""
+    """Whether every thread of the process has ended and only its parent has not reaped it (process 1 may be slow)."""
     fields = _stat(pid) if LINUX else []
     return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def alive(pid: int, start: int | None) -> bool | None:
-    """Does the process that had `pid` and began at `start` still exist? None: unknown, so treat it as alive.
+    """Whether the process with `pid` that started at `start` still exists. None: unknown, so treat it as alive.
 
-    False only on proof: no such pid, one that began at another time, or one that only waits to be reaped. A pid that may
-    not be asked (EPERM) or is hidden in /proc (ProtectProc=, hidepid) proves nothing, nor does a `start` that was never
-    known.
+    False only on proof: no such pid, another start time, or a zombie. If the pid may not be queried (EPERM) or is hidden
+    in /proc (ProtectProc=, hidepid), or if `start` is unknown, the answer is None.
     """
     if pid <= 0:
         return None
@@ -81,8 +80,8 @@ def alive(pid: int, start: int | None) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists; whether it is the one meant, its start time may still tell
-    except (OSError, OverflowError):  # a number from elsewhere that no pid can be
+        pass  # it exists; its start time may still show whether it is the same process
+    except (OSError, OverflowError):  # a number from another host that is no valid pid here
         return None
     now = start_time(pid)
     if now is None or start is None:
@@ -92,13 +91,13 @@ def alive(pid: int, start: int | None) -> bool | None:
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
-_statm = (-1, -1)  # (pid, fd): /proc/self is looked up when it is opened, so a fork must open its own
+_statm = (-1, -1)  # (pid, fd): /proc/self is resolved at open(), so a fork must open its own
 
 
 def own_anon_bytes() -> int:
-    """Anonymous memory of this process, in bytes: what it allocated itself, without files and shared pages.
+    """Anonymous memory of this process in bytes, without files and shared pages. 0 if it cannot be read.
 
-    For a worker's turn: about 2 us. 0 where it cannot be read.
+    A worker calls it between jobs: it takes about 2 us.
     """
     global _statm
     pid, fd = _statm
@@ -108,7 +107,7 @@ def own_anon_bytes() -> int:
         fields = os.pread(fd, 100, 0).split(b" ", 3)
         return (int(fields[1]) - int(fields[2])) * PAGE
     except (OSError, ValueError, IndexError):
-        # A job closed it, or the number is another file now (then not ours to close).
+        # A job closed it, or the number refers to another file now. Do not close that one.
         _statm = (-1, -1)
         return _anon_bytes_slow()
 
@@ -131,7 +130,7 @@ def _anon_bytes_slow() -> int:
 
 
 def rss_of(pid: int) -> int | None:
-    """Resident memory of process `pid` in bytes, shared pages and all. None: gone or unknown."""
+    """Resident memory of process `pid` in bytes, with shared pages. None: ended or unknown."""
     if not LINUX:
         process = _start_and_memory(pid)
         return process and process[1]
@@ -140,7 +139,7 @@ def rss_of(pid: int) -> int | None:
 
 
 def _start_and_memory(pid: int) -> tuple[float, int] | None:
-    """Start (unix seconds) and resident memory (bytes) of a process where there is no /proc. None: gone or unknown."""
+    """Start (unix seconds) and resident memory (bytes) of a process without /proc. None: ended or unknown."""
     import psutil  # Linux does without it
 
     try:
@@ -154,7 +153,7 @@ def _start_and_memory(pid: int) -> tuple[float, int] | None:
 
 
 def cpus_granted() -> int:
-    """The CPUs this process may use, by affinity and cgroup quota (v1, v2); a part of one counts as one; at least 1."""
+    """The CPUs this process may use, by affinity and cgroup quota (v1, v2), rounded up; at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = _cpu_quota(_text("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if LINUX else None
@@ -169,7 +168,7 @@ def in_container(root: Path = Path("/"), variables: Mapping[str, str] = os.envir
 
 
 def _cpu_quota(membership: str, mount: Path) -> float | None:
-    """The smallest quota on the way from this process's group up to the root, in CPUs. None: no quota."""
+    """The smallest quota between this process's group and the root, in CPUs. None: no quota."""
     found: list[float] = []
     for line in membership.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -181,7 +180,7 @@ def _cpu_quota(membership: str, mount: Path) -> float | None:
 
 
 def _quotas(top: Path, path: str) -> list[float]:
-    # In a container the path may be the host's and not be here: the upper ones, and the root, are asked as well.
+    # In a container the path may be the host's and not exist here: check its parents and the root, too.
     relative = Path(path.lstrip("/"))
     groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
     return [quota for group in groups if (quota := _quota_in(group)) is not None]
@@ -203,7 +202,7 @@ def _quota_in(group: Path) -> float | None:
 
 
 def thread_names() -> list[str]:
-    """The threads of this process but the main one, Python's by their names, others by the kernel's. [] = none."""
+    """The threads of this process without the main one: Python's by their names, others by the kernel's."""
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().native_id
     if not LINUX:
@@ -212,19 +211,16 @@ def thread_names() -> list[str]:
         ids = [int(entry) for entry in os.listdir("/proc/self/task")]
     except OSError:
         ids = [native for native in known if native is not None]
-    names = {native: known.get(native) or _thread_name(native) for native in ids if native not in (main, os.getpid())}
-    return sorted(name for name in names.values() if name)
-
-
-def _thread_name(native: int) -> str:
-    return _text(f"/proc/self/task/{native}/comm").strip()  # "": it ended meanwhile
+    others = [native for native in ids if native not in (main, os.getpid())]
+    names = [known.get(native) or _text(f"/proc/self/task/{native}/comm").strip() for native in others]
+    return sorted(name for name in names if name)  # "": the thread has ended meanwhile
 
 
 def connected_sockets() -> list[str]:
-    """The stream sockets above fd 2 that have a named peer, `fd 7: 127.0.0.1:40022 -> 127.0.0.1:6379`. [] = none.
+    """The stream sockets above fd 2 that have a named peer, `fd 7: 127.0.0.1:40022 -> 127.0.0.1:6379`.
 
-    After a fork two processes would write into one such stream. Left out: datagrams (each is whole), pairs without
-    a name (pipes of this process's own), stdin to stderr and their copies (systemd's journal is a socket).
+    After a fork two processes would write into one such stream. Datagram sockets, unnamed pairs (this process's own
+    pipes) and copies of stdin, stdout and stderr (systemd's journal is a socket) are left out.
     """
     try:
         fds = sorted(int(entry) for entry in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"))
@@ -235,7 +231,7 @@ def connected_sockets() -> list[str]:
 
 
 def _socket_of(fd: int) -> tuple[int, int] | None:
-    """The same for every copy of one socket. None: no socket."""
+    """The identity of a socket, equal for every copy of it. None: not a socket."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -250,7 +246,7 @@ def _peer(fd: int) -> str:
         return ""
     try:
         with socket.socket(fileno=copy) as peer:
-            # A default timeout (socket.setdefaulttimeout) made the copy non-blocking, and the original shares the flag.
+            # socket.setdefaulttimeout() made the copy non-blocking, and the original shares the flag.
             os.set_blocking(fd, blocking)
             return _described(fd, peer)
     except OSError:
@@ -270,24 +266,24 @@ def _described(fd: int, peer: socket.socket) -> str:
     return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
 
 
-# --- what a process asks of the kernel -------------------------------------------------------------------------------
+# --- requests to the kernel ------------------------------------------------------------------------------------------
 
 
 def set_pdeathsig(sig: int = signal.SIGKILL) -> bool:
-    """Send `sig` to this process when its parent ends (to be precise: the thread that made it). False: not to be had.
+    """Send `sig` to this process when its parent (strictly: the thread that forked it) ends. False: not supported.
 
-    It holds for the parent of this moment: a process that changed its parent asks again, then compares getppid().
+    It applies to the current parent. After a change of the parent, call it again, then compare getppid().
     """
     return _prctl(PR_SET_PDEATHSIG, sig)
 
 
 def set_subreaper() -> bool:
-    """Become the parent of orphaned grandchildren, as PID 1 would. False: not to be had."""
+    """Become the parent of orphaned descendants, as PID 1 would. False: not supported."""
     return _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def oom_score_adj(value: int) -> bool:
-    """-1000 (never) to 1000 (first): whom the kernel ends when memory is short. False: refused (less needs root)."""
+    """Set which process the OOM killer takes: -1000 (never) to 1000 (first). False: refused (lowering needs root)."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(value))
@@ -297,25 +293,23 @@ def oom_score_adj(value: int) -> bool:
 
 
 def die_before_parent(by: int) -> bool:
-    """When memory is short, let the kernel take this process before who made it, whatever score that one was given."""
+    """Make the OOM killer take this process before its parent, whatever the parent's score is."""
     return oom_score_adj(min(1000, int(_text("/proc/self/oom_score_adj") or 0) + by))
 
 
 def _prctl(option: int, value: int) -> bool:
-    if not LINUX:
-        return False
-    return bool(_libc().prctl(option, value, 0, 0, 0) == 0)
+    return LINUX and bool(_libc().prctl(option, value, 0, 0, 0) == 0)
 
 
 @functools.cache
 def _libc() -> Any:
-    import ctypes  # costs a few ms: only for who asks; forks inherit it
+    import ctypes  # takes a few ms; forks inherit it
 
     return ctypes.CDLL(None, use_errno=True)
 
 
 def _text(path: str | Path) -> str:
-    """The file's text; "" when it cannot be read, for whatever reason: that means unknown, never gone."""
+    """The file's text; "" if it cannot be read for any reason, which means unknown, never gone."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:

@@ -1,17 +1,17 @@
-"""What the processes of one `qd work` know of each other, in anonymous shared memory: a header and 256 slots.
+"""What the processes of one `qd work` share, in anonymous shared memory: a header and 256 slots.
 
-A hint and a hand-over, never the truth: Redis knows who holds which job. Each word has one writer (WHY is set by the
-master and taken by the worker).
-The numbers are 64 bit words, moments are CLOCK_MONOTONIC nanoseconds; two text fields tell people what a worker does.
+It holds hints and results to pass on, never the truth: the server knows which worker holds which job. Each word has one
+writer (WHY is set by the master and cleared by the worker). Words have 64 bits, moments are CLOCK_MONOTONIC nanoseconds.
+Two text fields describe what a worker does, for people.
 
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
 -> (keeper) its jobs are moved, SETTLED -> (master) FREE.
 
-Which queues are worked on in maintenance mode. The keeper tells it on the scoreboard, workers read it before each job.
+Maintenance mode: the keeper writes which queues stay open, workers read it before each job.
 
-H.DOWN   0 no maintenance   1 no queue is worked on   else a digest of the set, and H.ALLOWED on: a digest of each name
+H.DOWN   0 no maintenance   1 all queues are shut   else a digest of the open queues; from H.ALLOWED on: one per name
 
-Names and not places in a list: workers of a new configuration may have other queues than the keeper of the old one.
+Digests of names instead of indexes: workers of a new configuration may have other queues than the keeper of the old one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import NamedTuple
 from qd.process.exit_codes import OVER_TIMEOUT
 
 SLOTS = 256
-WORD = 2**64 - 1  # the largest number that a word can hold
+WORD = 2**64 - 1  # the largest value of a word
 WORDS = 28  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 
 
 class Role(IntEnum):
-    """What a child that sits in a slot is for."""
+    """What the child in a slot does."""
 
     WORKER = 0
     SCHEDULER = 1
@@ -47,9 +47,9 @@ class SlotState(IntEnum):
     FREE = 0
     STARTING = 1
     LOOKING = 2  # between jobs
-    WAITING = 3  # looked, found nothing, waits; or there is nothing that maintenance mode lets it take
+    WAITING = 3  # found no job and waits; or maintenance mode has shut all its queues
     BUSY = 4
-    IDLE = 5  # paused, or without its keeper: not looking
+    IDLE = 5  # paused or without a keeper: it does not look for jobs
     DEAD = 6
     SETTLED = 7
 
@@ -58,12 +58,12 @@ ALIVE = (SlotState.STARTING, SlotState.LOOKING, SlotState.WAITING, SlotState.BUS
 
 
 class Verdict(IntEnum):
-    """What becomes of the job of a dead worker."""
+    """What happens to the job of a dead worker."""
 
     CRASH = 1  # to the tail of ready; its mark makes the next reserve count a crash
-    HAND_BACK = 2  # to the head of ready, the attempt given back
-    TIMEOUT = 3  # delayed by the backoff that stood in the slot
-    MEMORY = 4  # over --memory-hard: as a crash, told as such
+    HAND_BACK = 2  # to the head of ready, the attempt not counted
+    TIMEOUT = 3  # delayed by the backoff in the slot
+    MEMORY = 4  # over --memory-hard: handled as a crash, logged separately
     CANCELLED = 5  # to the tail of ready; its mark makes the next reserve drop it
 
     @property
@@ -76,9 +76,9 @@ class VerdictWords(NamedTuple):
 
     level: str  # of the master's log line
     event: str  # of the master's log line; {child}: worker or scheduler
-    killed_for: str | None  # its field `reason`; None: the master has not killed the worker
+    killed_for: str | None  # its field `reason`; None: the master did not kill the worker
     requeued_for: str  # the field `reason` of the keeper's log line; `verdict` in the record of a failed job
-    before: str = ""  # begins the words for how the worker ended
+    before: str = ""  # prefix of the text for how the worker ended
 
 
 VERDICTS = {
@@ -91,7 +91,7 @@ VERDICTS = {
 
 
 class Why(IntEnum):
-    """What SIGALRM means for the job in hand."""
+    """What SIGALRM means for the current job."""
 
     TIMEOUT = 1
     INTERRUPT = 2
@@ -100,12 +100,12 @@ class Why(IntEnum):
 
 
 class Fails(IntEnum):
-    """What becomes of the job in hand, should its worker die."""
+    """Whether the current job fails if its worker dies."""
 
     NOT = 0
-    KILLED = 1  # it fails when it is killed for its timeout: this was its last attempt
+    KILLED = 1  # it fails if it is killed for its timeout: this is its last attempt
     HOOKS = 2  # it has failed already: failed() and listeners are running
-    HOOKS_BEFORE = 3  # the same, in an attempt that did not begin: the one before was killed
+    HOOKS_BEFORE = 3  # the same in an attempt that did not begin, because the previous one was killed
 
 
 @unique
@@ -114,31 +114,31 @@ class W(IntEnum):
 
     PID = 0  # master
     GENERATION = 1  # master: counts the workers a slot has had
-    STATE = 2  # worker while it lives, then master, then keeper
-    BEAT = 3  # worker: moment at which it was last about, between jobs
-    JOB_AT = 4  # worker: moment the job in hand began, 0 none
+    STATE = 2  # worker while it is alive, then master, then keeper
+    BEAT = 3  # worker: moment of its last heartbeat, between jobs
+    JOB_AT = 4  # worker: moment the current job began, 0 none
     DEADLINE = 5  # worker: moment at which its time is over, 0 none
     BACKOFF_MS = 6  # worker: the delay after a timeout
     VERDICT = 7  # master
-    LOST = 9  # worker: leases that its answers found gone, and no renewal had; goes on counting
-    LOST_TURN = 22  # keeper: the turn whose lease a renewal found gone
     STATUS = 8  # master: wait status
+    LOST = 9  # worker: lost leases that its answers found and no renewal had; not reset with the slot
     JOBS = 10  # worker: jobs done
     GROWN = 11  # worker: bytes it has grown since it was ready
     WHY = 12  # master: what the next SIGALRM means
     TURN = 13  # worker: its turn number
-    PEAK = 15  # master: peak resident bytes, when it was known
-    FAILS = 19  # worker: a Fails, of the job of TURN
+    PEAK = 15  # master: peak resident bytes, if known
+    SILENT = 16  # master: 1 while it misses heartbeats between two jobs, 2 if it does not end although it was killed
+    START = 17  # master: start time of the process in clock ticks, as in /proc
     HANDED_BACK = 18  # worker: jobs it gave back unfinished because it stops
-    SILENT = 16  # master: 1 while it gives no sign between two jobs, 2 when it does not end although it was killed
-    OOM = 20  # master: 1 when the kernel ended it for want of memory
-    TOOK_MS = 21  # master: how long the job in hand had run when it died
-    OVER = 23  # worker: the turn whose job an alarm has ended, so that its time counts no more
+    FAILS = 19  # worker: a Fails, of the job of TURN
+    OOM = 20  # master: 1 if the kernel killed it for lack of memory
+    TOOK_MS = 21  # master: how long the current job had run when it died
+    LOST_TURN = 22  # keeper: the turn whose lease a renewal found lost
+    OVER = 23  # worker: the turn whose job an alarm has ended, so its deadline no longer applies
     ROLE = 24  # master: a Role
-    ENTRIES = 25  # scheduler: how many it looks after
-    RUNS = 26  # scheduler: how many of them run at this moment, in processes of their own
-    LOOKED = 27  # worker: WAITING since it looked in vain, and when that look began
-    START = 17  # master: start time of the process in clock ticks, as /proc tells it
+    ENTRIES = 25  # scheduler: number of its schedule entries
+    RUNS = 26  # scheduler: number of entries running now, in processes of their own
+    LOOKED = 27  # worker: when the look for a job began after which it is WAITING
 
 
 @unique
@@ -146,26 +146,26 @@ class H(IntEnum):
     """The words of the header."""
 
     KEEPER_ALIVE = 0  # keeper: moment of its last turn
-    KEEPER_CONTACT = 1  # keeper: moment of its last answer from Redis
-    DOWN = 2  # keeper: 0 unless in maintenance mode; which queues are worked on even so, allowed.py
+    KEEPER_CONTACT = 1  # keeper: moment of its last reply from the server
+    DOWN = 2  # keeper: 0 unless in maintenance mode; see set_open_queues
     FORKED_AT = 3  # master: moment the code now serving was imported
     PAUSED = 4  # master: 1 while paused by USR2
     STOP_AT = 5  # master: moment at which running jobs are ended, 0 while not stopping
-    LEASES_LOST = 6  # keeper: count of those that renewals found; see leases_lost
+    LEASES_LOST = 6  # keeper: count of lost leases that renewals found; see leases_lost
     CRASHES = 7  # master: count of workers that crashed
     CRASHED_AT = 8  # master: with the words after it, the moments of the last KEPT_CRASHES of them
     KEEPER_DEATHS = 16  # master: count
-    TOOK_AT = 17  # keeper: moment at which it last saw that a job was taken, 0 never
+    TOOK_AT = 17  # keeper: moment at which it last saw a new job reserved, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
-    ALLOWED = 28  # keeper: with the 15 words after it; see allowed.py
+    ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
 
 
 KEPT_CRASHES = 8
 
 
 class Scoreboard:
-    """Made by the master before it forks; every child inherits the same memory."""
+    """Created by the master before it forks; every child inherits the same memory."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES)
@@ -184,12 +184,12 @@ class Scoreboard:
         self.words[H.CRASHES] = (count + 1) & WORD
 
     def crashes(self) -> list[int]:
-        """The moments of the last crashes of workers, the oldest first."""
+        """The moments of the last worker crashes, oldest first."""
         moments = self.words[H.CRASHED_AT : H.CRASHED_AT + KEPT_CRASHES].tolist()
         return sorted(moment for moment in moments if moment)
 
     def leases_lost(self) -> int:
-        """Seen by renewals or by the workers' answers, each once."""
+        """Lost leases found by renewals or by the workers' answers, each counted once."""
         stride = SLOT_BYTES // 8
         return self.words[H.LEASES_LOST] + sum(self.words[stride + W.LOST :: stride].tolist())
 
@@ -197,14 +197,14 @@ class Scoreboard:
         return Slot(self, number)
 
     def __iter__(self) -> Iterator[Slot]:
-        """All slots that are in use, in order."""
+        """All slots in use, in order."""
         stride = SLOT_BYTES // 8
         states = self.words[stride + W.STATE :: stride].tolist()
         return iter([Slot(self, number) for number, state in enumerate(states) if state != SlotState.FREE])
 
 
 class Slot:
-    """One child's place: `slot[W.STATE]`, `slot[W.STATE] = State.BUSY`."""
+    """The slot of one child: `slot[W.STATE]`, `slot[W.STATE] = SlotState.BUSY`."""
 
     def __init__(self, board: Scoreboard, number: int) -> None:
         self.number = number
@@ -220,21 +220,21 @@ class Slot:
     def __setitem__(self, word: W, value: int) -> None:
         self._words[self._first + word] = value & WORD
 
-    def part(self) -> None:
-        """Write to memory of this process's own from now on: in a copy of a worker that a job has forked."""
+    def detach(self) -> None:
+        """Use private memory from now on: for a copy of the worker that a job has forked."""
         self._words = memoryview(bytearray(SLOT_BYTES)).cast("Q")
         self._first = 0
         self._name, self._queue = memoryview(bytearray(NAME)), memoryview(bytearray(QUEUE))
 
     def clear(self) -> None:
-        """Everything to zero but what goes on counting."""
+        """Set every word to zero except the counters GENERATION and LOST."""
         for word in W:
             if word not in (W.GENERATION, W.LOST):
                 self[word] = 0
-        self.say(b"", b"")
+        self.describe(b"", b"")
 
-    def say(self, name: bytes, queue: bytes) -> None:
-        """Which job is in hand; cut to what fits."""
+    def describe(self, name: bytes, queue: bytes) -> None:
+        """Set the current job and its queue, cut to the size of the fields."""
         self._name[:] = name[:NAME].ljust(NAME, b"\0")
         self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
 
@@ -251,8 +251,8 @@ def now() -> int:
     return time.monotonic_ns()
 
 
-MOST = 16  # queues that can be allowed
-NOTHING = 1
+MAX_OPEN_QUEUES = 16  # queues that can stay open in maintenance mode
+ALL_SHUT = 1  # value of H.DOWN
 
 
 def digest(name: str) -> int:
@@ -260,22 +260,22 @@ def digest(name: str) -> int:
     return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big") | 2
 
 
-def tell(board: Scoreboard, down: bool, names: Iterable[str]) -> None:
-    """The keeper's word. Names beyond MOST are left out."""
-    held = sorted(set(names))[:MOST]
-    word = 0 if not down else digest("\0".join(held)) if held else NOTHING
+def set_open_queues(board: Scoreboard, down: bool, names: Iterable[str]) -> None:
+    """Called by the keeper. Names beyond MAX_OPEN_QUEUES are left out."""
+    opened = sorted(set(names))[:MAX_OPEN_QUEUES]
+    word = 0 if not down else digest("\0".join(opened)) if opened else ALL_SHUT
     if board.header(H.DOWN) == word:
         return
-    if word > NOTHING:
-        board.set_header(H.DOWN, NOTHING)  # who looks meanwhile takes nothing
-        for at, name in enumerate(held + [""] * (MOST - len(held))):
+    if word > ALL_SHUT:
+        board.set_header(H.DOWN, ALL_SHUT)  # workers that look meanwhile take nothing
+        for at, name in enumerate(opened + [""] * (MAX_OPEN_QUEUES - len(opened))):
             board.words[H.ALLOWED + at] = digest(name) if name else 0
     board.set_header(H.DOWN, word)
 
 
-def read(board: Scoreboard, down: int) -> frozenset[int]:
-    """The digests of the queues that are worked on under this H.DOWN. Empty also when it was changed meanwhile."""
-    if down <= NOTHING:
+def open_queues(board: Scoreboard, down: int) -> frozenset[int]:
+    """The digests of the queues that stay open under this H.DOWN. Empty if it has changed meanwhile."""
+    if down <= ALL_SHUT:
         return frozenset()
-    held = frozenset(board.words[H.ALLOWED : H.ALLOWED + MOST].tolist())
-    return held - {0} if board.header(H.DOWN) == down else frozenset()
+    found = frozenset(board.words[H.ALLOWED : H.ALLOWED + MAX_OPEN_QUEUES].tolist())
+    return found - {0} if board.header(H.DOWN) == down else frozenset()

@@ -1,8 +1,8 @@
-"""Code of ours that runs inside a job and must not be torn apart by an alarm: sending, settling.
+"""Protects qd's own code that runs inside a job, such as a push, from being interrupted by an alarm.
 
-An alarm that comes while a shield is held is raised when the last one is put down. Used by whoever talks to a server on
-behalf of a job, and around forks; the worker's alarm says what to raise. Only the main thread is ever interrupted, so in
-others it is air.
+An alarm that arrives inside `with shield:` is raised when the outermost block ends. Calls to a server on behalf of a job
+use it, and forks; the worker's alarm decides what to raise. Signals interrupt the main thread only; in other threads the
+shield does nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def in_main_thread() -> bool:
 
 
 class Shield:
-    """`with shield:` around calls that must end as they began. Nests."""
+    """`with shield:` around calls that must not be interrupted. Nests."""
 
     def __init__(self) -> None:
         self.depth = 0
-        self.overdue: Callable[[], None] | None = None  # set by an alarm that found the shield up
+        self.overdue: Callable[[], None] | None = None  # set by an alarm that arrived inside a block
 
     def __enter__(self) -> None:
         if in_main_thread():
@@ -39,7 +39,7 @@ class Shield:
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
-        """User code inside of ours, a job that runs where it is sent: an alarm may end it."""
+        """For user code inside a block, such as a job that runs at its dispatch: an alarm may end it."""
         if not in_main_thread():
             yield
             return
@@ -51,13 +51,13 @@ class Shield:
             self.depth = before
 
     def put_down(self) -> bool:
-        """End a `with` where an exception would be swallowed. True: an alarm is overdue, and is to come again soon."""
+        """End a block where an exception would be swallowed. True: an alarm is overdue and must be repeated soon."""
         if in_main_thread():
             self.depth -= 1
         return self.depth == 0 and self.overdue is not None
 
     def ring(self) -> bool:
-        """Raise what is overdue. False: nothing is."""
+        """Raise the overdue alarm. False if there is none."""
         if self.overdue is None:
             return False
         overdue, self.overdue = self.overdue, None

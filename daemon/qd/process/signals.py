@@ -1,7 +1,7 @@
-"""Signals as bytes in a mailbox. A handler does nothing but let C write the signal's number; loops read it.
+"""Signals as bytes in a mailbox: the interpreter writes the signal's number into a pipe, and the loops read it.
 
-Raising from a handler would be swallowed by a library or lose a reply on its way. The one handler that may raise is the
-worker's SIGALRM (worker/timeout.py), and only inside user code.
+An exception raised by a handler could be swallowed by a library or lose a reply that is on its way. Only the worker's
+SIGALRM handler (worker/timeout.py) raises, and only inside user code.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from qd.process.shield import shield
 
 ALL = frozenset(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
 TAKE_STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None  # a worker's fault handler writes its stack
-KEPT = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # a fault stays a fault
+KEPT = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # never reset to the default
 
 
 class Mailbox:
-    """`open` installs, `close` puts everything back. One a process, made in its main thread."""
+    """`open` installs the handlers, `close` restores the old ones. One per process, created in its main thread."""
 
     def __init__(self) -> None:
-        self.arrived = False  # a cheap look for hot loops; `read` empties it
-        self.heard: Callable[[int], None] | None = None  # told at once; it may set a flag, and nothing else
+        self.arrived = False  # a cheap check for hot loops; `read` resets it
+        self.heard: Callable[[int], None] | None = None  # called by the handler; it may set a flag and nothing else
         self._read = self._write = -1
         self._pipe: Identity | None = None  # of both ends
         self._old: dict[int, object] = {}
-        self._handler = self._note  # one object, to be known again
+        self._handler = self._note  # one object, to be recognized later
 
     @property
     def fd(self) -> int:
-        """Readable when a signal has come: for poll and for blocking calls that watch it."""
+        """Readable when a signal has arrived: for poll and for blocking calls that watch it."""
         return self._read
 
     def open(self, signals: Iterable[signal.Signals]) -> None:
@@ -48,11 +48,13 @@ class Mailbox:
             self._old[number] = signal.signal(number, self._handler)
 
     def _open_pipe(self) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._read, self._write = os.pipe()
+        for fd in (self._read, self._write):
+            os.set_blocking(fd, False)
         self._pipe = identity(self._read)
 
     def renew(self) -> bool:
-        """After foreign code, before `mend`: a new pipe where that code has closed ours. True: it had."""
+        """After user code, before `repair`: open a new pipe if that code has closed it. True: it had."""
         if identity(self._write) == identity(self._read) == self._pipe:
             return False
         for fd in (self._read, self._write):
@@ -60,8 +62,8 @@ class Mailbox:
         self._open_pipe()
         return True
 
-    def mend(self) -> bool:
-        """After foreign code: take handlers and wakeup descriptor back. True: they were not ours, a signal may be lost."""
+    def repair(self) -> bool:
+        """After user code: restore handlers and wakeup descriptor. True: they had changed, so a signal may be lost."""
         taken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write
         for number in self._old:
             if getsignal(number) is not self._handler:
@@ -75,7 +77,7 @@ class Mailbox:
             self.heard(number)
 
     def read(self) -> list[int]:
-        """The signals since the last read, in their order. Never blocks."""
+        """The signals since the last read, in order. Never blocks."""
         self.arrived = False
         try:
             return list(os.read(self._read, 4096))
@@ -83,7 +85,7 @@ class Mailbox:
             return []
 
     def wait(self, seconds: float | None, *others: int) -> list[int]:
-        """Sleep until a signal comes, one of `others` is readable, or `seconds` are over. Returns the signals."""
+        """Sleep until a signal arrives, one of `others` is readable, or `seconds` have passed. Returns the signals."""
         poll = select.poll()
         for fd in (self._read, *others):
             poll.register(fd, select.POLLIN)
@@ -91,26 +93,26 @@ class Mailbox:
         return self.read()
 
     def peek(self, seconds: float) -> None:
-        """Sleep until a signal comes or `seconds` are over; what has come is still to be read."""
+        """Sleep until a signal arrives or `seconds` have passed, without reading the signals."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         poll.poll(max(0, int(seconds * 1000 + 0.999)))
 
     def post(self, number: int) -> None:
-        """As if the signal had come."""
+        """Act as if the signal had arrived."""
         self.arrived = True
         os.write(self._write, bytes([number]))
 
     def forget(self) -> None:
-        """In a forked child: close the parent's pipe, leave the handlers alone (`deaf` has replaced them)."""
+        """In a forked child: close the parent's pipe. `deaf` has replaced the handlers already."""
         for fd in (self._read, self._write):
             os.close(fd)
         self._read = self._write = -1
         self._old.clear()
 
     def leave(self) -> None:
-        """Close it in a program whose end is settled: a late signal changes neither that nor the exit code. (A handler of
-        Python's would be taken away by the interpreter's own end; what is ignored stays so.)"""
+        """Close it in a program that is about to exit: a late signal must not change the exit code. (The interpreter
+        removes Python handlers when it ends; ignored signals stay ignored.)"""
         for number in self._old:
             if number != signal.SIGCHLD:
                 signal.signal(number, signal.SIG_IGN)
@@ -130,11 +132,11 @@ class Mailbox:
 
 
 def nothing(number: int, frame: FrameType | None) -> None:
-    """A handler for signals that mean nothing here. Not SIG_IGN: exec would hand that on to a job's subprocess."""
+    """A handler for signals without a meaning here. Not SIG_IGN: a job's subprocess would inherit that over exec."""
 
 
 def default_all(*quiet: signal.Signals) -> None:
-    """What a copy of a worker does that a job has forked: no handler, no wakeup descriptor, no blocked signal of ours."""
+    """Reset handlers, wakeup descriptor and blocked signals. quiet: signals that do nothing instead of their default."""
     signal.set_wakeup_fd(-1)
     faulthandler.disable()
     for number in ALL:
@@ -142,26 +144,26 @@ def default_all(*quiet: signal.Signals) -> None:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for deaf_to in quiet:
-        signal.signal(deaf_to, nothing)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: what came meanwhile meets the handlers above
+    for number in quiet:
+        signal.signal(number, nothing)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: pending signals meet the handlers above
 
 
-SOON = 0.001  # seconds until an alarm that came around a fork comes again
+SOON = 0.001  # seconds until an alarm that arrived during a fork is repeated
 
 
-class Copies:
+class ForkedCopies:
     """Copies of a worker that its jobs fork: no signal reaches one before it has the default handlers.
 
-    Else a SIGTERM, as a multiprocessing pool sends it at its end, would be swallowed by the worker's handler, and would
-    stand in the worker's mailbox. Nor does an alarm raise around a fork: Python swallows what is raised there.
+    Otherwise a SIGTERM, such as a multiprocessing pool sends when it ends, would be swallowed by the worker's handler and
+    written to the worker's mailbox. Nor does an alarm raise during a fork: Python swallows exceptions raised there.
     """
 
     def __init__(self) -> None:
         self._forking = threading.local()
 
     def guard(self) -> None:
-        """From now on, for the rest of this process's life."""
+        """Register for the rest of this process's life."""
         os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._copied)
 
     def _before(self) -> None:
@@ -185,15 +187,8 @@ STEERING = (
 
 
 def deaf(*more: signal.Signals) -> None:
-    """What a child of ours does first: forget the parent's handlers; signals that steer masters and workers do nothing.
+    """First step of every child: drop the parent's handlers; signals that control masters and workers do nothing.
 
-    A supervisor may send them to the whole group while this child boots, and their default would end or stop it.
+    A supervisor may send them to the whole group while the child boots, and their default would end or stop it.
     """
     default_all(*STEERING, *more)
-
-
-def _pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    for fd in ends:
-        os.set_blocking(fd, False)
-    return ends

@@ -1,6 +1,6 @@
-"""What systemd wants to hear: READY, RELOADING, STOPPING, STATUS, WATCHDOG, EXTEND_TIMEOUT (sd_notify(3)).
+"""Notifies systemd: READY, RELOADING, STOPPING, STATUS, WATCHDOG, EXTEND_TIMEOUT (sd_notify(3)).
 
-The master calls it, nobody else (the shipped unit says NotifyAccess=main). Without NOTIFY_SOCKET no call does anything.
+Only the master uses it (the shipped unit has NotifyAccess=main). Without NOTIFY_SOCKET no call has an effect.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LONGEST_STATUS = 500
 
 
 class Notifier:
-    """Sends one datagram a call; never raises, never blocks.
+    """Sends one datagram per call; never raises, never blocks.
 
-    What could not be sent (the receiver's queue is full) goes out with the next call, the newest value of each name.
+    If a datagram cannot be sent (the receiver's queue is full), the newest value of each name goes out with the next call.
     Each call opens its own socket, so a fork inherits none and nothing has to be closed.
     """
 
@@ -26,20 +26,20 @@ class Notifier:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self._unsent: dict[str, str] = {}
         self.watchdog_interval: float | None = _watchdog_interval(environ)
-        """Seconds between two calls of `watchdog()`: half of what systemd allows. None: nobody watches this process."""
+        """Seconds between two calls of `watchdog()`: half of what systemd allows. None: systemd does not watch."""
 
     @property
     def wanted(self) -> bool:
-        """Is there anybody to tell?"""
+        """Whether systemd listens."""
         return self._address is not None
 
     def ready(self, status: str = "") -> bool:
-        """The first round of workers has booted, or a reload is over."""
+        """The first round of workers has booted, or a reload has ended."""
         return self._send({"READY": "1", **_status(status)})
 
     def reloading(self, status: str = "") -> bool:
         """A reload began; `ready()` ends it."""
-        # The moment is what Type=notify-reload (systemd 253) asks for; older ones pass over it.
+        # Type=notify-reload (systemd 253) requires the moment; older versions ignore it.
         moment = str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         return self._send({"RELOADING": "1", "MONOTONIC_USEC": moment, **_status(status)})
 
@@ -51,18 +51,18 @@ class Notifier:
         return self._send(_status(text))
 
     def watchdog(self) -> bool:
-        """This process is well; to be called each `watchdog_interval` seconds."""
+        """Report that this process works; call it every `watchdog_interval` seconds."""
         return self._send({"WATCHDOG": "1"})
 
     def extend(self, seconds: float) -> bool:
-        """Do not end the start or the stop under way before `seconds` from now."""
+        """Ask systemd not to abort the current start or stop within the next `seconds`."""
         return self._send({"EXTEND_TIMEOUT_USEC": str(int(seconds * 1_000_000))})
 
     def _send(self, news: dict[str, str]) -> bool:
-        """True: handed to systemd. False: nobody to tell, or it goes out with the next call."""
+        """True: sent to systemd. False: systemd does not listen, or it goes out with the next call."""
         if self._address is None or not news:
             return False
-        if any(name in STATES for name in news):  # the newest state holds: an old one must not come after it
+        if any(name in STATES for name in news):  # an older unsent state must not arrive after this one
             for name in STATES:
                 self._unsent.pop(name, None)
         self._unsent.update(news)
@@ -78,20 +78,20 @@ class Notifier:
 
 
 def strip(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables, so that no child speaks for the service."""
+    """Remove the variables, so that no child notifies for the service."""
     for name in VARIABLES:
         environ.pop(name, None)
 
 
 def _address(value: str) -> str | None:
-    """A path, or an abstract name written with a leading `@`. None: nothing this process could speak to (vsock:...)."""
+    """A path, or an abstract name written with a leading `@`. None: an address of another kind (vsock:...)."""
     if value.startswith("@") and len(value) > 1:
         return "\0" + value[1:]
     return value if value.startswith("/") else None
 
 
 def _watchdog_interval(environ: Mapping[str, str]) -> float | None:
-    # WATCHDOG_PID names whom systemd watches; a child that still has the variables is not that one.
+    # WATCHDOG_PID is the process that systemd watches; a child may have inherited the variables.
     try:
         usec = int(environ.get("WATCHDOG_USEC", ""))
         pid = int(environ.get("WATCHDOG_PID", "") or os.getpid())

@@ -49,7 +49,7 @@ def serve(
     """
     context, stack_fd = boot.settled(context, assignment)
     child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
-    os.register_at_fork(after_in_child=child.slot.part)
+    os.register_at_fork(after_in_child=child.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return child.run(partial(context.sender.send, ready, stack_fd))
 
@@ -125,7 +125,7 @@ class Child:
             return POLL
         wait = self.scheduler.turn()
         self._beat(doing="")
-        if self.mailbox.mend() and self.board.header(H.STOP_AT):
+        if self.mailbox.repair() and self.board.header(H.STOP_AT):
             self.scheduler.drain()  # the app's code had replaced our handlers, so we may have missed SIGTERM
         return min(wait, self._before_the_end())
 
@@ -169,7 +169,7 @@ class Child:
 
     def _note(self) -> None:
         """What the master reports if this process dies: the run and the current entry."""
-        self.slot.say(self._run.encode("utf-8", "replace"), self._doing.encode("utf-8", "replace"))
+        self.slot.describe(self._run.encode("utf-8", "replace"), self._doing.encode("utf-8", "replace"))
 
     # -- process title and status
 

@@ -74,7 +74,7 @@ def serve(
         own=own,
     )
     worker = Worker(app, settings, queue, context, assignment, between)
-    os.register_at_fork(after_in_child=worker.slot.part)
+    os.register_at_fork(after_in_child=worker.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return worker.run(lambda: context.sender.send(ready, stack_fd))
 
@@ -90,7 +90,7 @@ def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext
         f"{context.token}/{assignment.slot}"  # for what it starts: a later master can tell whose it is
     )
     install_quiet()
-    signals.Copies().guard()
+    signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
     log_job_records(context.log)
     return context, stack_fd

@@ -88,9 +88,9 @@ class ShutQueues:
         return bool(self._seen) and len(self.shut) == len(self.queues)
 
     def _read(self, down: int) -> None:
-        open_ones = scoreboard.read(self.board, down)
+        open_ones = scoreboard.open_queues(self.board, down)
         if down and self.board.header(H.DOWN) != down:
-            down = scoreboard.NOTHING  # it is being changed: nothing for now, and the next look reads it again
+            down = scoreboard.ALL_SHUT  # it is being changed: nothing for now, and the next look reads it again
         pairs = zip(self.queues, self._digests, strict=True)
         self.shut = tuple([queue for queue, digest in pairs if down and digest not in open_ones])
         self._seen = down
@@ -120,6 +120,6 @@ class Titles:
                 self._names.clear()
             self._names[name] = "".join(c if c.isprintable() else "?" for c in name)
         shown = self._names[name]
-        slot.say(shown.encode("utf-8", "replace"), queue.encode())
+        slot.describe(shown.encode("utf-8", "replace"), queue.encode())
         self._said = name
         setproctitle(f"{self._head} {shown} since {self._clock}")

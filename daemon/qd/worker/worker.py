@@ -222,7 +222,7 @@ class Worker:
         self.slot[W.STATE], self.slot[W.JOB_AT] = SlotState.LOOKING, 0
         if self.mailbox.renew():
             self._descriptors_gone()
-        if self.mailbox.mend() and self.board.header(H.STOP_AT):
+        if self.mailbox.repair() and self.board.header(H.STOP_AT):
             self.asked_to_stop = True  # and nobody heard it
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
