@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from qd.master.master import as_one
+from qd.master.master import merged
 
 
 def test_many_reloads_are_one_and_each_worker_more_counts():
@@ -17,11 +17,11 @@ def test_many_reloads_are_one_and_each_worker_more_counts():
         signal.SIGHUP,
         signal.SIGTERM,
     ]
-    assert sorted(as_one([*burst])) == [
+    assert sorted(merged([*burst])) == [
         *(signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM),
         *(signal.SIGTTIN, signal.SIGTTIN),
     ]
 
 
 def test_nothing_came():
-    assert as_one([]) == []
+    assert merged([]) == []

@@ -11,7 +11,7 @@ def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(mak
     rig = make_rig(no_preload=False)
     rig.turn()
     (worker,) = rig.workers
-    rig.state.children.born(worker.slot.number, worker.generation, 1 << 23 | 99)
+    rig.state.children.born(worker, 1 << 23 | 99)
     template = rig.code.pid
     rig.stop()
     rig.turn(0.9)

@@ -92,7 +92,7 @@ def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
     receiver.sender.sock.send(data)
     receiver.sender.send(Ready(slot=0, generation=worker.generation))
     master.messages.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
-    master.messages.hear()
+    master.messages.handle()
     assert worker.ready
     (line,) = master.lines
     assert "master.message_rejected" in line
@@ -107,7 +107,7 @@ def test_an_error_of_the_master_itself_is_raised(
     monkeypatch.setattr(master.children, "found", broken)
     receiver.sender.send(Lost(slot=0, generation=1, turn=1))
     with pytest.raises(TypeError, match="a bug"):
-        master.messages.hear()
+        master.messages.handle()
     assert master.lines == []
 
 
@@ -123,7 +123,7 @@ def test_a_descriptor_that_is_not_kept_is_closed(receiver: MessageReceiver, mast
     read, write = os.pipe()
     socket.send_fds(receiver.sender.sock, [data], [write])
     os.close(write)
-    master.messages.hear()
+    master.messages.handle()
     os.set_blocking(read, False)
     assert os.read(read, 1) == b"", "the other end is still open"
     os.close(read)
@@ -135,9 +135,9 @@ def test_a_worker_that_was_given_up_before_it_was_born_is_killed(
     killed = list[int]()
     monkeypatch.setattr(fork, "kill_group", killed.append)
     master.children.take(0, 1, 0.0)
-    master.children.never_born(1e9)
+    master.children.forget_unborn(1e9)
     later = master.children.take(0, 1, 0.0)
     receiver.sender.send(Born(slot=0, generation=1, pid=77))
     receiver.sender.send(Born(slot=0, generation=2, pid=78))
-    master.messages.hear()
+    master.messages.handle()
     assert (killed, later.slot[W.PID]) == ([77], 78)

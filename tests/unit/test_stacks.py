@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qd.master.postmortem import of_the_job
+from qd.master.postmortem import job_stack
 
 BELOW = """\
   File "/lib/qd/worker/attempt.py", line 200 in _body
@@ -23,7 +23,7 @@ Thread 0x02 (most recent call first):
 
 
 def cut(stack: str) -> str:
-    return of_the_job(stack, "/lib/qd/")
+    return job_stack(stack, "/lib/qd/")
 
 
 def test_what_led_to_the_job_is_left_out():

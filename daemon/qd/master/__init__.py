@@ -1,16 +1,16 @@
-"""The master: forks, reaps and kills on time. It knows the kernel, no server and no app.
+"""The master: forks, reaps and kills children. It uses the kernel, but no server and no app.
 
-children          Workers and schedulers as the master keeps them: spawned, dead, slow to boot.
-code              The contract with children: Plan, what a child is given, one import of the app (Code).
-keeper_process    The master's side of the keeper.
-master            Master: the loop and the signals.
-messages          What children tell, checked before it is believed.
-postmortem        Was it the OOM killer; the last stack.
-reap              Ended children, taken and told.
-reload            Rolling change from one import of the app to the next.
-shutdown          The clock and the steps of a stop.
-spawn             Keeping the number; forks.
-state             State: what the parts of the master share; the clock of a stop.
-status            Log lines, ps title, systemd status, liveness file.
-watchdog          Overdue jobs, silent workers, scribbled memory.
+children          workers and schedulers in their slots, their deaths, the backoff of spawns
+code              MasterPlan, ChildContext, Assignment, and the imports of the app
+keeper_process    the master's side of the keeper
+master            Master: the loop and the signals
+messages          handles the messages of children
+postmortem        whether the OOM killer took a child; the stack of its job
+reap              reaps ended children
+reload            rolling change from one import of the app to the next
+shutdown          the steps of a stop
+spawn             forks, and keeps the number of children
+state             State, shared by the parts of the master; the clock of a stop
+status            log lines, ps title, systemd status, liveness file
+watchdog          kills overdue jobs and silent workers
 """

@@ -1,9 +1,6 @@
-"""Workers and scheduler as the master keeps them: a slot each, spawned, watched, ended, reaped, handed to the keeper.
+"""The master's workers and scheduler, one slot each, and the growing delay before it replaces those that do not stay.
 
-free slot -> wanted (template asked, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
-
-Workers that do not stay: they die before they are ready, or at once after it, or cannot be forked at all. A delay that
-grows, and when to give up.
+free slot -> requested (from the template, or forked) -> STARTING -> serving -> draining -> dead -> keeper -> free slot
 """
 
 from __future__ import annotations
@@ -15,19 +12,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qd.master.postmortem import OomKills, of_the_job
+from qd.master.postmortem import OomKills, job_stack
 from qd.process import fork, proc
 from qd.process.exit_codes import Exit, ending, is_orderly
 from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
-SPAWN_PATIENCE = 10.0  # seconds until a wanted worker that nobody has seen is given up
-YOUNG = 5.0  # seconds in which a worker that dies without having had a job may be part of a crash loop
+SPAWN_PATIENCE = 10.0  # seconds until a requested worker that has not been born is given up
+YOUNG = 5.0  # seconds after it was ready in which an idle worker that dies counts as part of a crash loop
 
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that lives, or was asked for; or the scheduler, which is one but for having no job in hand."""
+    """A worker or scheduler that is alive or was requested."""
 
     slot: Slot
     generation: int
@@ -39,18 +36,18 @@ class Worker:
     ready: bool = False
     draining: bool = False
     interrupted: bool = False
-    cancelled: int | None = None  # the turn whose job was told to end, because somebody cancelled it
+    cancelled: int | None = None  # the turn whose job was cancelled and got the signal
     cancelled_at: int = 0
-    stack_at: int = 0  # when it was asked for its stack
+    stack_at: int = 0  # when its stack was requested
     verdict: Verdict | None = None  # set when the master has killed it
     ready_at: float = 0.0  # monotonic, 0 not yet
     killed_at: float = 0.0
-    beat: int = 0  # its sign of life, as it was last seen
-    quiet_since: int = 0  # when it was first seen so
+    beat: int = 0  # its last heartbeat
+    quiet_since: int = 0  # when that was first seen
 
     @property
     def busy(self) -> bool:
-        """It has a job in hand, or what its schedule started still runs."""
+        """It runs a job, or a run of its schedule is still going."""
         return self.slot[W.STATE] == SlotState.BUSY
 
     @property
@@ -59,11 +56,11 @@ class Worker:
 
     @property
     def is_starting(self) -> bool:
-        """It has not booted, and cannot have a job."""
+        """It has not booted, so it cannot have a job."""
         return self.slot[W.STATE] == SlotState.STARTING and not self.ready
 
     def event(self, what: str) -> str:
-        """What is told of it in the log: `worker.died`."""
+        """The name of a log event: `worker.died`."""
         return f"{self.role.word}.{what}"
 
     def is_ready(self, stack_fd: int | None) -> None:
@@ -71,11 +68,11 @@ class Worker:
         self.quiet_since = now()
 
     def stays(self, before: float) -> bool:
-        """It has done a job, or was ready before that moment."""
+        """It has done a job, or was ready before that time."""
         return self.ready and (self.slot[W.JOBS] > 0 or self.ready_at < before)
 
     def take_stack(self) -> None:
-        """Have its fault handler write where it is, while it still can."""
+        """Have its fault handler write its stack while it still can."""
         if not self.stack_at:
             self.stack_at = now()
             if TAKE_STACK is not None:
@@ -83,30 +80,29 @@ class Worker:
 
     @property
     def deadline(self) -> int:
-        """The moment at which its job's time is over, 0 none."""
+        """The moment of its job's timeout, 0 none."""
         return self.slot[W.DEADLINE]
 
     @property
     def cancel_deadline(self) -> int:
-        """The moment at which the job in hand was cancelled, 0: it was not, or has heard it."""
+        """The moment at which the current job was cancelled; 0 if it was not, or has ended for it."""
         turn = self.slot[W.TURN]
-        told = self.cancelled is not None and self.cancelled == turn & 0xFFFFFFFF and self.slot[W.OVER] != turn
-        return self.cancelled_at if told else 0
+        return self.cancelled_at if self.cancelled == turn & 0xFFFFFFFF and self.slot[W.OVER] != turn else 0
 
     def send(self, number: int) -> None:
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)  # ours and not reaped: the pid cannot be another's
+                os.kill(self.pid, number)  # a child that is not reaped: the pid cannot belong to another process
 
     def drain(self) -> None:
-        """Finish the job in hand, take no other, leave."""
+        """Let it finish the current job, take no other, and leave."""
         self.draining = True
         self.send(signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is told when a worker has ended."""
+    """The facts about a worker that has ended."""
 
     worker: Worker
     status: int
@@ -114,11 +110,11 @@ class Death:
     job: str
     queue: str
     took: float
-    jobs: int  # it has done
+    jobs: int  # done by it
     handed_back: int
     peak: int  # bytes
     stack: str
-    oom: bool | None  # the kernel ended it for want of memory; None: nobody can tell
+    oom: bool | None  # the kernel killed it for lack of memory; None: unknown
 
     @property
     def exit_code(self) -> int:
@@ -132,7 +128,7 @@ class Death:
 
     @property
     def fell_idle(self) -> bool:
-        """It died by itself, soon after it was ready, and had done nothing."""
+        """It died by itself soon after it was ready, without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
         return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
 
@@ -142,21 +138,21 @@ class Death:
 
     @property
     def is_crash(self) -> bool:
-        """Nobody asked for its end."""
+        """Its end was not requested."""
         if self.verdict is None:
             return self.at_boot and not self.worker.draining
         return self.verdict in (Verdict.CRASH, Verdict.MEMORY)
 
 
 class Children:
-    """Slots and the workers in them. It forks nothing by itself: the master says how a worker comes to be."""
+    """Slots and the workers in them. Forking is left to Spawner."""
 
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
         self.workers: dict[int, Worker] = {}  # by slot
         self.dead = set[int]()  # slots of dead workers, until the keeper has moved their jobs
         self.oom = OomKills()
-        self._moved_at: int | None = 0  # moment from which no job of a dead worker was on its way any more
+        self._moved_at: int | None = 0  # since when no job of a dead worker is waiting to be moved
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -165,22 +161,19 @@ class Children:
         return [w for w in self.workers.values() if w.role is role]
 
     def serving(self, code: int | None = None, role: Role = Role.WORKER) -> list[Worker]:
-        """Workers that take jobs, or will as soon as they have booted; or the schedulers of whom the same is true."""
+        """Workers (or schedulers) that take jobs, or will as soon as they have booted."""
         return [w for w in self.of(role) if not w.draining and (code is None or w.code == code)]
 
     def free_slot(self) -> int | None:
-        """A slot without a worker whose last jobs are settled. None: all 256 are taken or wait for Redis."""
-        for number in range(SLOTS):
-            if number not in self.workers and not self._waits(number):
-                return number
-        return None
+        """A slot without a worker whose last jobs are settled. None: all 256 are taken or wait for the keeper."""
+        return next((n for n in range(SLOTS) if n not in self.workers and not self._waits(n)), None)
 
     def _waits(self, number: int) -> bool:
-        """The slot's last jobs are still to be moved."""
+        """The keeper has not moved the slot's last job yet."""
         return number in self.dead and self.board.slot(number)[W.STATE] != SlotState.SETTLED
 
     def free_settled(self) -> None:
-        """Free the slots of the dead whose jobs the keeper has moved."""
+        """Free the slots of dead workers whose jobs the keeper has moved."""
         for number in [number for number in self.dead if not self._waits(number)]:
             self.dead.remove(number)
             self.board.slot(number).clear()
@@ -195,21 +188,16 @@ class Children:
         self.workers[number] = worker
         return worker
 
-    def born(self, number: int, generation: int, pid: int) -> None:
-        worker = self.workers.get(number)
-        if worker is not None and worker.generation == generation:
-            worker.pid = worker.slot[W.PID] = pid
-            worker.slot[W.START] = proc.start_time(pid) or 0
+    def born(self, worker: Worker, pid: int) -> None:
+        worker.pid = worker.slot[W.PID] = pid
+        worker.slot[W.START] = proc.start_time(pid) or 0
 
     def found(self, number: int, generation: int) -> Worker | None:
         worker = self.workers.get(number)
         return worker if worker is not None and worker.generation == generation else None
 
-    def by_pid(self, pid: int) -> Worker | None:
-        return next((w for w in self.workers.values() if w.pid == pid), None)
-
-    def never_born(self, at: float) -> list[Worker]:
-        """Workers whose template died between the order and the birth. Their slots are free again."""
+    def forget_unborn(self, at: float) -> list[Worker]:
+        """Give up workers whose template died between the order and the fork. Their slots are free again."""
         lost = [w for w in self.workers.values() if not w.pid and at - w.asked_at > SPAWN_PATIENCE]
         for worker in lost:
             self.forget(worker)
@@ -222,22 +210,18 @@ class Children:
         worker.slot.clear()
 
     def kill(self, worker: Worker, verdict: Verdict) -> None:
-        """The one way to end a worker. What becomes of its job is settled after the process is dead."""
+        """The only way to kill a worker. Its job is settled after the process has ended."""
         if worker.verdict is None:
             worker.verdict, worker.killed_at = verdict, time.monotonic()
         if worker.pid:
             fork.kill_group(worker.pid)
 
     def reap(self, pid: int) -> Death | None:
-        """Take an ended child. None: it was no worker."""
-        worker = self.by_pid(pid)
-        if worker is None:
-            fork.reap(pid)
-            return None
+        """Reap an ended child. Returns None if it was not a worker."""
+        worker = next((w for w in self.workers.values() if w.pid == pid), None)
         status, peak = fork.reap(pid)
-        return self._ended(worker, status, peak)
-
-    def _ended(self, worker: Worker, status: int, peak: int) -> Death:
+        if worker is None:
+            return None
         slot, at = worker.slot, now()
         began = slot[W.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
@@ -265,23 +249,22 @@ class Children:
         else:
             slot[W.VERDICT], slot[W.STATUS], slot[W.PEAK] = verdict, status, peak
             slot[W.OOM], slot[W.TOOK_MS] = int(bool(death.oom)), int(took * 1000)
-            slot[W.STATE] = SlotState.DEAD  # last: the keeper may read the others from now on
+            slot[W.STATE] = SlotState.DEAD  # last: from now on the keeper may read the other words
             self.dead.add(slot.number)
         return death
 
     def stack(self, worker: Worker) -> str:
-        """The last Python stack that the worker's fault handler wrote; empty when there is none."""
+        """The last Python stack that the worker's fault handler wrote; empty if there is none."""
         if worker.stack_fd is None or not worker.stack_at:
             return ""
         try:
             size = os.fstat(worker.stack_fd).st_size
-            return of_the_job(os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace"))
+            return job_stack(os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace"))
         except OSError:
             return ""
 
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> bool:
-        """End the job in hand from inside; `turn` names the job that is meant, None the one that runs now. False: that job
-        does not run, or not yet."""
+        """End the worker's job from inside. turn: of the job; None: the current one. False: that job is not running."""
         current = worker.slot[W.TURN] & 0xFFFFFFFF
         if turn is not None and turn != current:
             return False
@@ -290,13 +273,13 @@ class Children:
         return True
 
     def cancel(self, worker: Worker, turn: int) -> None:
-        """End the job of that turn, for good. It is told once; what has not heard it in time is killed (late.py)."""
+        """Cancel the job of that turn. The signal is sent once; Watchdog kills a job that does not end in time."""
         if worker.has_job and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
             worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
-        """Every worker waits, and has looked in vain since the jobs of the last dead one were moved: the queues are empty as
-        far as this program can tell. Asked at each turn."""
+        """Every worker waits, and has found no job since the jobs of the last dead one were moved: the queues are empty as
+        far as this program can tell. Called at each turn."""
         if self.unsettled():
             self._moved_at = None
             return False
@@ -314,10 +297,10 @@ class Children:
         return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))
 
 
-MAX_BOOT_DEATHS = 5  # boot deaths with none ever ready
+MAX_BOOT_DEATHS = 5  # after so many, if no worker has ever been ready, the program exits
 FIRST, LONGEST = 0.1, 30.0  # seconds until the next try
-NO_PROCESS, NO_PROCESS_LONGEST = 1.0, 4.0  # the steps where the system gives no process: there may be one any moment
-SETTLED = 5.0  # seconds after which a worker that has done nothing yet is no part of a crash loop
+NO_PROCESS, NO_PROCESS_LONGEST = 1.0, 4.0  # the same after a failed fork: shorter, a process may end at any moment
+SETTLED = 5.0  # seconds after which an idle worker is not part of a crash loop
 
 
 @dataclass(slots=True)
@@ -330,7 +313,7 @@ class Steps:
     until: float = 0.0  # monotonic
 
     def step(self) -> float:
-        """One more. Returns the seconds until the next try."""
+        """Count a failure. Returns the seconds until the next try."""
         delay = min(self.longest, self.first * 2.0 ** min(self.count, 30))
         self.count += 1
         self.until = time.monotonic() + delay
@@ -345,7 +328,7 @@ class Steps:
 
 
 class BootBackoff:
-    """boot: deaths before ready; fall: deaths of ready workers without any job; fork: no process to be had."""
+    """boot: deaths before ready. fall: deaths of ready workers that had no job. fork: failed forks."""
 
     def __init__(self) -> None:
         self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS, NO_PROCESS_LONGEST)
@@ -360,17 +343,13 @@ class BootBackoff:
         self.boot.clear()
         self.ever_ready = True
 
-    def died(self) -> float:
-        """At boot. Returns the seconds until the next try."""
-        return self.boot.step()
-
     def fell(self, at: float) -> float:
-        """A ready worker died before it had done anything. Returns the seconds until the next try."""
+        """A ready worker died without having had a job. Returns the seconds until the next try."""
         self._fell_at = at
         return self.fall.step()
 
     def look(self, workers: Iterable[Worker], at: float) -> None:
-        """A worker that came after the last fall and stays: the loop is over. (Older ones prove nothing.)"""
+        """End the crash loop if a worker that came after the last fall stays. (Older ones prove nothing.)"""
         if self.fall.count:
             for worker in workers:
                 if worker.stays(at - SETTLED):
@@ -381,7 +360,7 @@ class BootBackoff:
             self.fall.clear()
 
     def hopeless(self, exit_code: int) -> Exit | None:
-        """What `qd work` is to exit with, when trying again makes no sense."""
+        """The exit code of `qd work` if trying again makes no sense, else None."""
         if self.ever_ready:
             return None
         if exit_code in (Exit.IMPORT, Exit.CONFIG):

@@ -1,13 +1,13 @@
-"""What every child is given when it is forked: the shared memory, a voice, who its master is, its place.
+"""What the master and its children receive, and the imports of the app.
 
-What the master is given: the options of `qd work`, and the bodies of its children. It calls the bodies in forks and never
-looks inside.
+    MasterPlan              the options of `qd work` and the bodies of the children, which the master runs in forks
+    ChildContext            given to every child
+    Assignment              given to a worker or scheduler: its slot
+    AppImport, AppImports   one import of the app; the serving one and the coming one
 
-The code that serves: templates, each one import of the app, and the rolling change from one to the next.
-
-A new template is forked beside the old one, which goes on. When the new one has imported the app, workers are replaced one
-by one, new before old; when it fails or hangs, it is killed, and nothing has happened. Without preload a template only
-tries whether the new code imports: the workers of the new number import it by themselves.
+A reload forks a new template next to the old one. Once it has imported the app, workers are replaced one by one, new
+before old. If it fails or hangs, it is killed and nothing changes. Without preload a template only checks that the new
+code imports, and each new worker imports it by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qd.process.scoreboard import Role, Scoreboard
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A child's place: which slot, which life of it, whether it starts paused, and what it is for."""
+    """The slot of a worker or scheduler, its generation there, its role, and whether it starts paused."""
 
     slot: int
     generation: int
@@ -39,7 +39,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """What every child is given: the shared memory, a voice to the master, the master's token and pid, a log."""
+    """Given to every child. master: the master's pid."""
 
     board: Scoreboard
     sender: MessageSender
@@ -49,19 +49,18 @@ class ChildContext:
     code: int = 0  # which import of the app this child runs, without preload
 
 
-SILENCE = 10.0  # seconds for which a worker between two jobs may be silent, at least
-ANSWER = 10.0  # seconds that a connection and an answer of Redis may take together
+SILENCE = 10.0  # seconds without a heartbeat that a worker between two jobs is allowed, at least
+ANSWER = 10.0  # seconds that a connection and a reply of the server may take together
 
 
 @dataclass(frozen=True, slots=True)
 class MasterPlan:
-    """One configuration as the master sees it."""
+    """One configuration, as the master uses it."""
 
     work: WorkOptions
-    template: Callable[[ChildContext, Any], int]  # context, the stream its orders come on
+    template: Callable[[ChildContext, Any], int]  # the stream of its orders
     fresh: Callable[[ChildContext, Assignment], int]  # a worker or scheduler that imports the app by itself
-    # context, stream, what the app's import has resolved, queues of earlier settings
-    keeper: Callable[[ChildContext, Any, str, tuple[str, ...]], int]
+    keeper: Callable[[ChildContext, Any, str, tuple[str, ...]], int]  # stream, settings, queues of earlier settings
 
     @property
     def preload(self) -> bool:
@@ -70,71 +69,66 @@ class MasterPlan:
 
     @property
     def silence(self) -> float:
-        """Seconds for which a worker between two jobs may be silent."""
+        """Seconds without a heartbeat that a worker between two jobs is allowed."""
         return max(SILENCE, 3 * self.work.sleep + self.work.rest + ANSWER)
 
     @property
     def leads(self) -> Role:
-        """Whose boot makes this program ready."""
+        """The role whose boot makes this program ready."""
         return Role.WORKER if self.work.workers else Role.SCHEDULER
 
     def schedulers(self, entries: int) -> int:
-        """How many run with so many entries. Without workers only a scheduler runs here, whatever the import finds."""
+        """How many schedulers run for so many entries. Without workers a scheduler always runs."""
         return int(self.work.runs_schedule and (entries > 0 or not self.work.workers))
 
 
-PATIENCE = 10.0  # seconds a reload's import may take at least; five times the first import when that was slower
+PATIENCE = 10.0  # seconds a reload's import may take; five times the first import if that is more
 
 
 @dataclass(slots=True)
 class AppImport:
-    """One import of the app, under one configuration. pid 0: no template, because workers import by themselves or because
-    it has died."""
+    """One import of the app, under one configuration. pid 0: no template; workers import by themselves or it has died."""
 
     number: int
     plan: MasterPlan
     preload: bool  # workers are forked from its template
-    settings: str | None = None  # what the import has resolved; None until it is told
+    settings: str | None = None  # resolved by the import; None until it is reported
     pid: int = 0
     orders: OrderPipe | None = None
     imported: bool = False
-    entries: int = 0  # of the schedule, as the import found them
+    entries: int = 0  # of the schedule
     forked_at: float = field(default_factory=time.monotonic)
     forked_ns: int = field(default_factory=time.monotonic_ns)
     took: float = 0.0
-    unanswered: int = 0  # rounds of orders after which no worker was seen
-
-    def end(self) -> None:
-        if self.orders is not None:
-            self.orders.close()
-            self.orders = None
-        if self.pid:
-            fork.kill_group(self.pid)
+    unanswered: int = 0  # rounds of orders after which no worker was born
 
 
 class AppImports:
-    """The code that serves, and the one that is on its way in."""
+    """The serving import and the coming one."""
 
     def __init__(self) -> None:
         self.serving: AppImport | None = None
         self.coming: AppImport | None = None
         self.count = 0
         self.patience = PATIENCE
-        self.leaving: dict[int, AppImport] = {}  # templates that were told to go, by pid
+        self.leaving = set[int]()  # pids of templates that were killed and are not reaped yet
 
     def make(self, plan: MasterPlan) -> AppImport:
         self.count += 1
         self.coming = AppImport(self.count, plan, plan.preload)
         return self.coming
 
+    def both(self) -> list[AppImport]:
+        return [code for code in (self.serving, self.coming) if code is not None]
+
     def by_number(self, number: int) -> AppImport | None:
-        return next((c for c in (self.serving, self.coming) if c is not None and c.number == number), None)
+        return next((code for code in self.both() if code.number == number), None)
 
     def by_pid(self, pid: int) -> AppImport | None:
-        return next((c for c in (self.serving, self.coming) if c is not None and c.pid == pid), None)
+        return next((code for code in self.both() if code.pid == pid), None)
 
     def hangs(self) -> bool:
-        """A reload's import takes too long. The first import may take as long as its supervisor lets it."""
+        """A reload's import takes too long. The first import may take as long as the supervisor allows."""
         coming = self.coming
         if coming is None or coming.imported or self.serving is None:
             return False
@@ -152,25 +146,27 @@ class AppImports:
         self.serving, self.coming = self.coming, None
 
     def without_template(self, code: AppImport) -> None:
-        """It imports; from here on its workers do so by themselves."""
+        """The app imports; from here on its workers import it by themselves."""
         self._dismiss(code)
         code.preload, code.pid = False, 0
 
     def _dismiss(self, code: AppImport) -> None:
+        if code.orders is not None:
+            code.orders.close()
+            code.orders = None
         if code.pid:
-            self.leaving[code.pid] = code
-        code.end()
+            self.leaving.add(code.pid)
+            fork.kill_group(code.pid)
 
     def end(self) -> None:
-        for code in (self.serving, self.coming):
-            if code is not None:
-                self._dismiss(code)
+        for code in self.both():
+            self._dismiss(code)
         self.serving = self.coming = None
 
 
 def by_name(environ: Mapping[str, str]) -> str:
-    """The folder this program was started in, as its starter called it: $PWD where that is the same folder, so that a
-    `current` link stays a link. (A starter that sets no PWD is better given --config with such a path.)"""
+    """The start folder by the name its starter used: $PWD if that is the same folder, so that a `current` link stays a
+    link. (If the starter sets no PWD, pass --config with such a path.)"""
     name = environ.get("PWD", "")
     try:
         return name if os.path.samefile(name, ".") else os.getcwd()
@@ -179,6 +175,6 @@ def by_name(environ: Mapping[str, str]) -> str:
 
 
 def enter(folder: str) -> None:
-    """Enter the start folder by its name: behind a `current` link stands the new release now."""
-    with contextlib.suppress(OSError):  # the import will say what is missing
+    """Enter the start folder by its name: a `current` link may point to a new release now."""
+    with contextlib.suppress(OSError):  # the import will report what is missing
         os.chdir(folder)

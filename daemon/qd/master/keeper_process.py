@@ -1,4 +1,4 @@
-"""The master's side of the keeper: started when the settings are known, watched, replaced, told of the dead, let go."""
+"""The master's side of the keeper: start it when the settings are known, watch and replace it, report deaths to it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from qd.process.exit_codes import ending
 from qd.process.fork import kill_group, reap
 from qd.process.scoreboard import H, Scoreboard, now
 
-SILENT = 3.0  # seconds of silence after which a keeper is replaced, at least
-BOOTING = 15.0  # of one that has not been about yet: on a busy host its driver takes seconds to load
-BLIND_NS = 2_000_000_000  # a master that has not looked for so long was stopped itself, its keeper most likely too
-STACK = 8000  # characters of a stack that are handed on
+SILENT = 3.0  # seconds without a sign of life after which a keeper is replaced, at least
+BOOTING = 15.0  # the same before its first sign of life: on a busy host its driver takes seconds to load
+BLIND_NS = 2_000_000_000  # after such a gap the master itself was stopped, and most likely its keeper, too
+STACK = 8000  # characters of a stack that are passed to the keeper
 
 
 class KeeperProcess:
     def __init__(self, board: Scoreboard, log: Log) -> None:
         self.board, self.log = board, log
         self.settings: str | None = None
-        self.also: tuple[str, ...] = ()  # queues of earlier settings: a worker may still have a job of theirs in hand
+        self.also: tuple[str, ...] = ()  # queues of earlier settings: a worker may still run a job of theirs
         self.pid = 0
         self.orders: OrderPipe | None = None
-        self._least = SILENT  # seconds of silence, of one that has been about
+        self._least = SILENT  # seconds
         self._started = 0
         self._looked = self._patient_from = 0
         self._retry_at, self._delay = 0.0, 0.0
         self._leaving = self._replaced = False
-        self.dead: dict[int, Order] = {}  # of workers whose jobs are to be moved, by slot
-        self._untold: set[int] = set()
+        self.dead: dict[int, Order] = {}  # deaths of workers whose jobs must be moved, by slot
+        self._unreported: set[int] = set()  # slots of deaths that this keeper has not received
 
     def want(self, settings: str | None) -> None:
-        """The settings that count now. A keeper that runs with others is replaced."""
+        """Set the settings to serve. A keeper that runs with others is replaced."""
         before, self.settings = self.settings, settings or self.settings
         if before is None or settings is None or settings == before:
             return
@@ -49,36 +49,38 @@ class KeeperProcess:
             if stays and home_of(settings) == home_of(before):
                 kill_group(self.pid)
             else:
-                self.orders.dismiss()  # it takes its report away: nobody else would, there
+                self.orders.dismiss()  # it deletes its report: the next keeper uses another server
 
     def watch(self, fork: Callable[[OrderPipe, str, tuple[str, ...]], int], unsettled: Container[int]) -> None:
-        """Start it when it is missing, kill it when it is silent. The next look replaces a killed one.
+        """Start the keeper if it is missing, kill it if it is silent. The next call replaces a killed one.
 
-        unsettled: the slots of the dead whose jobs it has not moved yet."""
+        unsettled: the slots of dead workers whose jobs it has not moved yet."""
         at, before = now(), self._looked
         self._looked = at
         if at - before > BLIND_NS:
             self._patient_from = at
-        self._forget_settled(unsettled)
-        self._tell()
+        for number in [number for number in self.dead if number not in unsettled]:
+            del self.dead[number]
+            self._unreported.discard(number)
+        self._report()
         if self._leaving or self.settings is None:
             return
         if not self.pid:
             if time.monotonic() >= self._retry_at:
                 self._start(fork)
-                self._tell()
+                self._report()
         elif min(self.silent_for, (at - self._patient_from) / 1e9) > self._patience():
             self.log.error("keeper.silent", pid=self.pid, seconds=self._patience())
             kill_group(self.pid)
-            self._patient_from = at  # said once, also when the kernel takes its time
+            self._patient_from = at  # log it once, even if the kernel takes its time
 
     @property
     def silent_for(self) -> float:
-        """Seconds since a keeper was last about; 0 while none is wanted."""
+        """Seconds since the keeper's last sign of life; 0 before the first start."""
         return (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 if self._started else 0.0
 
     def _patience(self) -> float:
-        """Seconds of silence after which it is replaced."""
+        """Seconds without a sign of life after which it is replaced."""
         return self._least if self.board.header(H.KEEPER_ALIVE) > self._started else max(BOOTING, self._least)
 
     def _start(self, fork: Callable[[OrderPipe, str, tuple[str, ...]], int]) -> None:
@@ -88,7 +90,7 @@ class KeeperProcess:
         self._started = now()
         # The lease must outlive a stuck keeper and the start of the next.
         self._least = max(SILENT, float(connection_of(self.settings)["retry_after"]) / 3)
-        self._untold = set(self.dead)  # a new one knows of none
+        self._unreported = set(self.dead)  # a new keeper has received none
         try:
             self.pid = fork(orders, self.settings, self.also)
         except OSError as error:
@@ -111,27 +113,22 @@ class KeeperProcess:
         self._retry_at = time.monotonic() + self._delay
         self.log.error("keeper.died", how=ending(status, oom=oom), retry_in=self._delay or None)
 
-    def tell_dead(self, death: Death) -> None:
-        """At once, with what shared memory has no room for. The slot says the rest to a keeper that comes later."""
+    def report_death(self, death: Death) -> None:
+        """Report a death with the stack, for which shared memory has no room. The other facts are in the slot."""
         number = death.worker.slot.number
         self.dead[number] = {"dead": number, "stack": death.stack[-STACK:]}
-        self._untold.add(number)
-        self._tell()
+        self._unreported.add(number)
+        self._report()
 
-    def _tell(self) -> None:
-        """Report to the keeper the deaths that it does not know of. It moves no job of a worker before."""
-        for number in sorted(self._untold):
+    def _report(self) -> None:
+        """Send the deaths that the keeper has not received. It moves a worker's job only after that."""
+        for number in sorted(self._unreported):
             if self.orders is None or not self.orders.send(**self.dead[number]):
                 return
-            self._untold.discard(number)
-
-    def _forget_settled(self, unsettled: Container[int]) -> None:
-        for number in [number for number in self.dead if number not in unsettled]:
-            del self.dead[number]
-            self._untold.discard(number)
+            self._unreported.discard(number)
 
     def leave(self) -> None:
-        self._tell()
+        self._report()
         self._leaving = True
         if self.orders is not None:
             self.orders.dismiss()
@@ -147,21 +144,21 @@ PLACE = ("driver", "url", "prefix", "table")
 
 
 def connection_of(settings: str) -> dict[str, Any]:
-    """The worked connection in resolved settings."""
+    """The connection of the jobs in resolved settings."""
     read = json.loads(settings)
     found: dict[str, Any] = read["connections"][read["work"]["connection"]]
     return found
 
 
 def place_of(settings: str) -> tuple[object, ...]:
-    """Which keys on which server: leases are renewed there, and nowhere else. Those of a connection that keeps jobs and
-    nothing else stand on the control connection, under its own name."""
+    """Identifies the server and keys where leases are renewed. For a connection that stores only jobs, the leases are on
+    the control connection, under the connection's name."""
     found = connection_of(settings)
     own = tuple(found[key] for key in PLACE)
     return own if found["driver"] in WITH_KEYSPACE else (*own, found["name"], *home_of(settings))
 
 
 def home_of(settings: str) -> tuple[object, ...]:
-    """The same for stamps and reports."""
+    """Identifies the server and keys of stamps and reports."""
     read = json.loads(settings)
     return tuple(read["connections"][read["control"]][key] for key in PLACE)

@@ -1,14 +1,12 @@
-"""The master: starts, reaps, kills on time, keeps the number, tells systemd. Nothing here can block it.
+"""The master: starts, reaps and kills children, keeps their number, notifies systemd. Nothing here may block.
 
-    signal -> mailbox -> wait -> act          TERM stop, USR2 pause, CONT resume, HUP new code, TTIN / TTOU number, USR1 dump
-    child ends -> CHLD -> reaping.py -> keeper told -> the slot is free again once the keeper has moved its jobs
-    news (Ear) -> news.py: imported, born, ready, restart asked for, lease lost, job cancelled
-    clock -> late.py: jobs over their deadline, silent workers; hung imports, silent keeper; ending.py: the stop deadline
-    and at each look spawning.py keeps the number
+    signal -> mailbox -> wait -> act    TERM stop, USR2 pause, CONT resume, HUP reload, TTIN / TTOU number, USR1 dump
+    child ends -> CHLD -> reap.py -> report to the keeper -> the slot is free once the keeper has moved its jobs
+    message -> messages.py              imported, born, ready, restart requested, lease lost, job cancelled
+    clock -> watchdog.py: jobs over their deadline, silent workers; hung imports, silent keeper; shutdown.py
+    at each turn spawn.py keeps the number of children
 
-Called by daemon.py with a Plan; knows neither app nor Redis.
-
---stop-when-empty and --stop-when-empty-for: whether empty queues are a reason to stop. Asked at each look.
+daemon.py calls it with a MasterPlan. It knows neither the app nor a server.
 """
 
 from __future__ import annotations
@@ -34,29 +32,20 @@ from qd.process.channels import Imported
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import H, Role, Verdict, now
 
-MAX_WORKERS = 200  # of the 256 places; the rest are for those who come while others leave
-WATCH = 0.3  # seconds between two looks at the scoreboard; less than the grace of a job over its deadline
+MAX_WORKERS = 200  # of the 256 slots; the rest are for workers that boot while others leave
+WATCH = 0.3  # seconds between two turns; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
-SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGCHLD,
-    signal.SIGWINCH,
-    signal.SIGALRM,
-)
-ALIKE = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD})
+MERGED = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD})
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+SIGNALS = (*MERGED, *STOPS, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGALRM)
 
 
-def as_one(numbers: list[int]) -> list[int]:
-    """Signals that came in one look: many of a kind are one, or a burst would keep the master from its children."""
-    return [*{number for number in numbers if number in ALIKE}, *(number for number in numbers if number not in ALIKE)]
+def merged(numbers: list[int]) -> list[int]:
+    """Handle several MERGED signals of one kind as one, or a burst would keep the master from its children."""
+    return [
+        *{number for number in numbers if number in MERGED},
+        *(number for number in numbers if number not in MERGED),
+    ]
 
 
 class Master:
@@ -73,15 +62,15 @@ class Master:
         prepare: Callable[[], None],
     ) -> None:
         """title: sets the process title. replan: reads the configuration again, may raise ConfigError.
-        announce: is called with what the app's first import reported, to log the first line.
-        prepare: is called before the first fork."""
+        announce: called with the report of the app's first import, to log the first line.
+        prepare: called before the first fork."""
         self._prepare = prepare
         self.state = state = State(plan, log, notifier)
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
         self.reload = Reload(state, self.spawner, replan, os.environ)
         self.messages = Messages(state, self.spawner, self.reload, partial(shutdown.begin, state), announce)
-        self.reaper = Reaper(state, self.messages.hear, self.reload)
+        self.reaper = Reaper(state, self.messages.handle, self.reload)
         self.watchdog = Watchdog(state.children, log)
         self.emptiness = Emptiness()
         self._display, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
@@ -91,7 +80,7 @@ class Master:
     def run(self) -> int:
         state = self.state
         state.started_at = time.monotonic()
-        # Asked before a HUP comes: when it does, the kernel has already taken a closed terminal away. nohup ignores HUP.
+        # Checked before any HUP: when one arrives, the kernel has already detached a closed terminal. nohup ignores HUP.
         self._in_terminal = has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         proc.set_subreaper()
         state.mailbox.open(SIGNALS)
@@ -99,8 +88,8 @@ class Master:
             self._prepare()
             self.reload.begin(state.plan)
             while state.stopping is None or not state.stopping.over:
-                # Two signals pending at once run their handlers in no order: in one look, CONT comes after USR2.
-                for number in sorted(as_one(state.mailbox.wait(self._pause(), state.receiver.fileno()))):
+                # Handlers of signals pending at the same time run in no fixed order: here CONT comes after USR2.
+                for number in sorted(merged(state.mailbox.wait(self._pause(), state.receiver.fileno()))):
                     self._signal(number)
                 self._turn()
             return int(state.stopping.code)
@@ -111,7 +100,7 @@ class Master:
         state = self.state
         state.board.set_header(H.MASTER_AT, now())
         state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
-        self.messages.hear()
+        self.messages.handle()
         state.children.free_settled()
         state.children.oom.look()
         self.reaper.reap()
@@ -134,20 +123,10 @@ class Master:
             shutdown.begin(state, reason, Exit.OK)
 
     def _pause(self) -> float:
-        state, waits = self.state, [WATCH]
-        if (
-            state.stopping is not None
-            or state.codes.coming is not None
-            or state.plan.work.stop_when_empty
-            or state.plan.work.once
-        ):
-            waits.append(QUICK)
-        deadline = self.watchdog.next()
-        if deadline is not None:
-            waits.append(deadline)
-        if state.notifier.watchdog_interval:
-            waits.append(state.notifier.watchdog_interval / 2)
-        return min(waits)
+        state, work = self.state, self.state.plan.work
+        quick = state.stopping or state.codes.coming or work.stop_when_empty or work.once
+        waits = (QUICK if quick else WATCH, self.watchdog.next(), (state.notifier.watchdog_interval or 0.0) / 2)
+        return min(wait for wait in waits if wait)
 
     def _close(self) -> None:
         children, codes = self.state.children, self.state.codes
@@ -155,24 +134,24 @@ class Master:
             children.kill(worker, Verdict.HAND_BACK)
         codes.end()
         self.state.keeper.kill()
-        deadline = time.monotonic() + 2.0  # what SIGKILL does not end by then is the kernel's
+        deadline = time.monotonic() + 2.0  # a process that SIGKILL has not ended by then hangs in the kernel
         while (codes.leaving or children.workers) and time.monotonic() < deadline:
             if self.reaper.one() is None:
                 self.state.mailbox.wait(QUICK)
         self.state.mailbox.leave()
-        self.liveness.end()
+        self.liveness.remove()
 
     # -- signals
 
     def _signal(self, number: int) -> None:
         state = self.state
-        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            self._asked_to_stop(signal.Signals(number).name)
+        if number in STOPS:
+            self._stop(signal.Signals(number).name)
         elif number == signal.SIGHUP:
             if not self._in_terminal or has_terminal():
                 self.reload.request("SIGHUP")
-            elif state.stopping is None:  # the shell and the kernel may send one each: a second is no second request
-                self._asked_to_stop("SIGHUP")
+            elif state.stopping is None:  # the shell and the kernel may both send one: the second means nothing more
+                self._stop("SIGHUP")
         elif number == signal.SIGUSR2 and state.stopping is None:
             self._set_paused(True)
         elif number == signal.SIGCONT and state.stopping is None:
@@ -184,7 +163,7 @@ class Master:
         elif number == signal.SIGUSR1:
             dump(state.log, state.children, state.wanted, state.paused)
 
-    def _asked_to_stop(self, name: str) -> None:
+    def _stop(self, name: str) -> None:
         state = self.state
         if state.stopping is None:
             shutdown.begin(state, f"signal {name}", Exit.OK, by_signal=True)
@@ -204,7 +183,7 @@ class Master:
         self.state.wanted = min(max(1, number), MAX_WORKERS) if self.state.plan.work.workers else 0
         self.state.log.info("master.resized", workers=self.state.wanted)
 
-    # -- what it shows
+    # -- status
 
     def _show(self) -> None:
         state, children = self.state, self.state.children
@@ -214,7 +193,7 @@ class Master:
         workers, leads = len(children.of(Role.WORKER)), state.plan.leads
         if self._display.ready(children.serving(role=leads), max(1, state.wants()[leads])):
             state.log.info("master.ready", workers=workers)
-        self.liveness.tell(workers, self._display.is_ready, state.keeper.silent_for)
+        self.liveness.write(workers, self._display.is_ready, state.keeper.silent_for)
 
 
 def has_terminal() -> bool:
@@ -227,15 +206,15 @@ def has_terminal() -> bool:
 
 
 class Emptiness:
-    """Since when every worker has found nothing."""
+    """Since when every worker has found no job: for --stop-when-empty and --stop-when-empty-for."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._jobs = 0
 
     def reason(self, empty: bool, jobs: int, at_once: bool, seconds: float) -> str | None:
-        """Why to stop now, or None. `empty`: all workers found nothing at this moment. `jobs`: they have done so many; one
-        may have come and gone between two looks."""
+        """Why to stop now, or None. empty: no worker finds a job now. jobs: the number done so far; a job may have been
+        done between two calls."""
         now = time.monotonic()
         if jobs != self._jobs:
             self._jobs, self._since = jobs, None

@@ -1,4 +1,7 @@
-"""What the children report to their master, one act for each kind of message (process/channels.py)."""
+"""Handles messages from child processes (process/channels.py), one method per kind.
+
+Jobs can write to this socket, too. A message is accepted only if it is well-formed and agrees with the master's own state.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ class Messages:
         stop: Callable[[str, Exit], None],
         announce: Callable[[Imported], None],
     ) -> None:
-        """announce: is called with what the app's first import reported, to log the first line."""
+        """announce: called with the report of the app's first import, to log the first line."""
         self.state, self.spawner, self.reload = state, spawner, reload
         self._stop, self._announce = stop, announce
 
-    def hear(self) -> None:
+    def handle(self) -> None:
         for message, fd in self.state.receiver.read(self._reject):
             kept = False
             try:
@@ -85,7 +88,7 @@ class Messages:
         if worker is None:  # given up before it was born
             return fork.kill_group(message.pid)
         self.spawner.born(worker)
-        state.children.born(message.slot, message.generation, message.pid)
+        state.children.born(worker, message.pid)
         if worker.draining or state.stopping is not None:
             worker.send(signal.SIGTERM)
 
@@ -99,7 +102,7 @@ class Messages:
         state.boots[worker.role].ready()
         if worker.draining or state.stopping is not None:
             worker.send(signal.SIGTERM)
-        else:  # it may have been told the other word before it could hear
+        else:  # the state may have changed before the worker handled signals
             worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
         return fd is not None
 
@@ -107,7 +110,7 @@ class Messages:
         state = self.state
         newest = state.codes.coming or state.codes.serving
         if message.rolling and newest is not None and newest.forked_ns > message.at:
-            return  # this code is newer than the stamp: a new keeper has read it again
+            return  # a new keeper has read the stamp again, and this code is newer
         if message.rolling:
             self.reload.request("qd restart --rolling")
         elif state.stopping is None:

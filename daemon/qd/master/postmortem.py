@@ -1,12 +1,11 @@
-"""Was it the kernel's out-of-memory killer? Its own counter tells, of the memory cgroup this program lives in.
+"""Why a child died: whether the out-of-memory killer took it, and the stack of its job.
 
-The counter moves when the kernel chooses its victim, the victim is reaped a moment later: what was counted lately is
-claimed by the next child that SIGKILL has ended and that nobody of us has killed.
+OomKills reads the kernel's counter in this program's memory cgroup. The counter rises when the kernel chooses its victim,
+which is reaped a moment later: a recent kill is attributed to the next child that ended by SIGKILL and that qd did not
+kill itself.
 
-The stack of a worker that is to be killed, as its fault handler wrote it (most recent call first), cut to the job's own
-code: what led there is the same for every job.
-
-A block for each thread: a heading, and below it lines of the form `  File "/srv/shop/jobs.py", line 7 in ship`.
+job_stack cuts the stack that a worker's fault handler wrote (most recent call first) to the job's own code. It has one
+block per thread: a heading, and below it lines of the form `  File "/app/shop/jobs.py", line 7 in ship`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LATELY = 10.0  # seconds a large process may take to end
-EACH = 1.0  # seconds between two looks that nothing asks for
+EACH = 1.0  # seconds between two routine checks
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -31,7 +30,7 @@ class OomKills:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """So that it is known about when each of them was counted."""
+        """Check the counter regularly, so that the time of each kill is roughly known."""
         at = time.monotonic()
         if at >= self._next_at:
             self._next_at = at + EACH
@@ -44,7 +43,7 @@ class OomKills:
         self._counted = counted
 
     def killed(self, status: int) -> bool | None:
-        """Whether the kernel ended the child with this wait status for want of memory. None: it does not tell here."""
+        """Whether the kernel killed the child with this wait status for lack of memory. None: no counter here."""
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             return False
         if self._file is None:
@@ -60,7 +59,7 @@ class OomKills:
 
 
 def places() -> Iterator[Path]:
-    """Where the counter may stand: the own group (v2, v1), the container's root, the whole host."""
+    """Files that may have the counter: of the own group (v2, v1), of the container's root, of the whole host."""
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -75,7 +74,7 @@ def places() -> Iterator[Path]:
 
 
 def count_in(file: Path) -> int | None:
-    """The number behind `oom_kill`. None: not to be read there."""
+    """The value of `oom_kill`. None if it cannot be read."""
     try:
         lines = file.read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
@@ -86,16 +85,16 @@ def count_in(file: Path) -> int | None:
 HOME = str(Path(__file__).parent.parent) + os.sep
 
 
-def of_the_job(stack: str, home: str = HOME) -> str:
-    """home: the folder of qd's own code. A thread in which no code of a job runs stays whole."""
+def job_stack(stack: str, home: str = HOME) -> str:
+    """Cut the stack to the job's code. home: the folder of qd's code. A thread without code of a job stays whole."""
     return "\n\n".join(_cut(block, home) for block in stack.split("\n\n"))
 
 
 def _cut(block: str, home: str) -> str:
     ours = f'  File "{home}'
-    door = f"{ours}worker{os.sep}timeout.py"  # all code of users runs below Alarm.guard
+    entry = f"{ours}worker{os.sep}timeout.py"  # all user code runs below Alarm.guard
     lines = block.splitlines()
-    at = next((i for i, line in enumerate(lines) if line.startswith(door) and line.endswith(" in guard")), 0)
+    at = next((i for i, line in enumerate(lines) if line.startswith(entry) and line.endswith(" in guard")), 0)
     while at and lines[at - 1].startswith(ours):
         at -= 1
     has_frames = any(line.startswith("  File ") for line in lines[:at])

@@ -1,8 +1,8 @@
-"""The ended children: taken one by one, told, handed to the keeper, and what follows for the program.
+"""Reaps ended children one by one, logs them, and decides what follows for the program.
 
-child.ended -> template: refused, or looked after by spawning.py
-            -> keeper: keeping.py starts another
-            -> worker: Death -> told, its jobs are the keeper's; at boot or again and again: boots.py slows down
+child.ended -> template: the reload is refused, or reload.py starts another
+            -> keeper: keeper_process.py starts another
+            -> worker: Death -> log, report to the keeper; BootBackoff slows the next spawn after repeated deaths
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from qd.master.code import AppImport
 from qd.master.reload import Reload
 from qd.master.shutdown import begin
 from qd.master.state import State
-from qd.master.status import tell_death
+from qd.master.status import log_death
 from qd.process import fork
 from qd.process.exit_codes import Exit, ending, of_program, told
 from qd.process.scoreboard import Role, Verdict
 
 
 class Reaper:
-    def __init__(self, state: State, hear: Callable[[], None], reload: Reload) -> None:
-        """hear: reads the messages that have come."""
-        self.state, self._hear, self.reload = state, hear, reload
+    def __init__(self, state: State, handle_messages: Callable[[], None], reload: Reload) -> None:
+        self.state, self._handle_messages, self.reload = state, handle_messages, reload
 
     def reap(self) -> None:
         while (death := self.one()) is not None:
             if isinstance(death, Death):
-                self._took_leave(death)
+                self._worker_ended(death)
 
     def one(self) -> Death | int | None:
         """The next ended child: a worker's Death, or the pid of another; None when none has ended."""
         state, pid = self.state, fork.ended()
         if pid is None:
             return None
-        self._hear()  # its birth stands before its death
+        self._handle_messages()  # the report of its birth must be handled before its death
         code = state.codes.by_pid(pid)
         if code is not None:
             status, _ = fork.reap(pid)
             self._template_died(code, status)
-        elif state.codes.leaving.pop(pid, None) is not None:
+        elif pid in state.codes.leaving:
+            state.codes.leaving.remove(pid)
             fork.reap(pid)
         elif pid == state.keeper.pid:
             status, _ = fork.reap(pid)
-            expected = state.stopping is not None and state.stopping.keeper_told
+            expected = state.stopping is not None and state.stopping.keeper_dismissed
             state.keeper.died(status, expected=expected, oom=state.children.oom.killed(status))
         else:
             return state.children.reap(pid) or pid
         return pid
 
-    def _took_leave(self, death: Death) -> None:
+    def _worker_ended(self, death: Death) -> None:
         state, worker, slot = self.state, death.worker, death.worker.slot.number
         state.jobs += death.jobs
         if worker.role is Role.WORKER:
@@ -60,8 +60,8 @@ class Reaper:
             if death.is_crash and state.stopping is None:
                 state.board.note_crash()
         if death.verdict is not None:
-            tell_death(state.log, death, death.verdict)
-            state.keeper.tell_dead(death)
+            log_death(state.log, death, death.verdict)
+            state.keeper.report_death(death)
         elif death.at_boot and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:
@@ -72,19 +72,19 @@ class Reaper:
     def _died_at_boot(self, death: Death) -> None:
         state, worker = self.state, death.worker
         boots = state.boots[worker.role]
-        delay = boots.died()
+        delay = boots.boot.step()
         state.log.error(worker.event("boot_failed"), how=death.how, deaths=boots.boot.count, retry_in=delay)
         coming = state.codes.coming
         if coming is not None and state.codes.serving is not None and worker.code == coming.number:
             self.reload.refuse(f"its {worker.role.word}s do not boot")
         elif any(each.ever_ready for each in state.boots.values()):
-            return  # the others go on
+            return  # the others continue
         elif (exit_code := boots.hopeless(death.exit_code)) is not None:
             begin(state, f"no {worker.role.word} could boot", exit_code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
-        """A worker left that nobody asked to: with --once that is all, with --no-respawn it drains the rest (exit 1 after a
-        crash or a kill, 12 for memory, else 0)."""
+        """A worker left without a request: with --once the program ends; with --no-respawn it drains the others (exit 1
+        after a crash or a kill, 12 for memory, else 0)."""
         state = self.state
         boots = state.boots[death.worker.role]
         if state.plan.work.once:
@@ -94,7 +94,7 @@ class Reaper:
             leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
             begin(state, f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)
         if death.jobs:
-            boots.worked(death.worker)  # between two looks, it may be
+            boots.worked(death.worker)  # it may have come and gone between two turns
         if state.stopping is None and death.fell_idle:
             delay = boots.fell(time.monotonic())
             if boots.fall.count > 1:
@@ -110,7 +110,7 @@ class Reaper:
         elif state.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
             leaves_with = Exit(exit_code) if known else Exit.IMPORT
-            what = "the look before the start" if leaves_with is Exit.CONFIG else "the app's import"
+            what = "the check before the start" if leaves_with is Exit.CONFIG else "the app's import"
             begin(state, f"{what} ended with {told(status)}", leaves_with, by_signal=True)
         elif state.stopping is None:
             state.log.error("template.died", how=ending(status, oom=state.children.oom.killed(status)))

@@ -1,9 +1,9 @@
-"""HUP, `qd restart --rolling`, --reload: from the code that serves to the code that comes, new workers before old.
+"""HUP, `qd restart --rolling`, --reload: replace the serving import by a new one, new workers before old.
 
-A new scheduler stands beside the old one for a moment, too: each tick is taken by one of them.
+For a moment the new scheduler runs next to the old one; each tick is taken by one of them.
 
-begin -> a template imports -> look_after: spawn one, wait until it is ready, drain one, ... -> promoted
-                                            -> refused: it fails, hangs, or its workers do not boot; the old goes on
+begin -> a template imports -> go_on: spawn one, wait until it is ready, drain one, ... -> promoted
+                            -> refused: it fails, hangs, or its workers do not boot; the old code continues
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Reload:
         self.state, self.spawner, self._replan = state, spawner, replan
         self.codes, self.children, self.log = state.codes, state.children, state.log
         self._folder = by_name(environ)
-        self._first: MasterPlan | None = None  # what is to be imported first, while there is no process for it
+        self._first: MasterPlan | None = None  # the first import, as long as the fork for it fails
         self._no_process = Steps(NO_PROCESS)
         self._revive_at, self._revive_in = 0.0, REVIVE[0]
 
     def request(self, why: str) -> None:
-        """New code, new workers before old. The configuration is read again; a bad one changes nothing."""
+        """Read the configuration again and begin to replace the code. A bad configuration changes nothing."""
         if self.state.stopping is not None:
             return
         enter(self._folder)  # where `current` points now, before the configuration is read
         try:
             plan = self._replan()
-        except (ConfigError, OSError) as error:  # OSError: the folder it was started in is gone
+        except (ConfigError, OSError) as error:  # OSError: the start folder does not exist any more
             self.log.error("master.reload_refused", reason=str(error))
             return
         self.log.info("master.reloading", why=why)
@@ -49,7 +49,7 @@ class Reload:
         self.begin(plan)
 
     def begin(self, plan: MasterPlan) -> None:
-        """Import the code that stands in the start folder now. The first time it is the one to serve."""
+        """Import the code in the start folder. The first import serves at once."""
         if self.codes.coming is not None:
             self._undo()
         first, self._first = self.codes.serving is None, None
@@ -68,7 +68,7 @@ class Reload:
             self.log.error("template.fork_failed", error=str(error), retry_in=delay)
 
     def imported(self, code: AppImport) -> bool:
-        """An import has succeeded. True: it is the first one, and serves from now on."""
+        """An import has succeeded. Returns True if it is the first one, which serves from now on."""
         code.imported, code.took = True, time.monotonic() - code.forked_at
         if self.codes.serving is not None:
             return False
@@ -77,14 +77,14 @@ class Reload:
         return True
 
     def settings(self) -> str | None:
-        """What the keeper has to serve now: the coming code's, before its first worker takes a job."""
+        """The settings for the keeper: the coming code's, before its first worker takes a job."""
         coming, serving = self.codes.coming, self.codes.serving
         if coming is not None and coming.settings is not None and not self._waits(coming):
             return coming.settings
         return serving.settings if serving is not None else None
 
     def _waits(self, coming: AppImport) -> bool:
-        """It works on another server, and nobody would renew there what the old workers still run: they leave first."""
+        """It uses another server, where no keeper would renew the leases of the old workers: they must leave first."""
         serving = self.codes.serving
         if serving is None or serving.settings is None or coming.settings is None:
             return False
@@ -93,7 +93,7 @@ class Reload:
         return any(w.code != coming.number for w in self.children.workers.values()) or self.children.unsettled()
 
     def go_on(self) -> None:
-        """One step of the change, if one is under way; a template that died is replaced."""
+        """Take one step of the current change, if any; replace a template that died."""
         if self._first is not None and self.codes.coming is None and not self._no_process.waits:
             self.begin(self._first)
         if self.codes.hangs():
@@ -122,7 +122,7 @@ class Reload:
         self.log.tune(plan.work.log_format, plan.work.log_level)
 
     def _revive_template(self) -> None:
-        """A template that died is replaced, with new workers: theirs is gone. While the code is bad: ever more slowly."""
+        """Replace a template that died, and its workers. While the code is bad, the delay grows."""
         code, at = self.codes.serving, time.monotonic()
         if code is None or not code.preload or code.pid or self.codes.coming is not None or at < self._revive_at:
             return
@@ -130,7 +130,7 @@ class Reload:
         self.request("the template died")
 
     def _step(self, coming: AppImport, serving: AppImport, role: Role, wanted: int) -> bool:
-        """One step of the change of this kind of children. True: it is complete, and the next kind may follow."""
+        """Take one step for the children of this role. True: all are replaced, and the next role may follow."""
         new, old = self.children.serving(coming.number, role), self.children.serving(serving.number, role)
         if any(not worker.ready and time.monotonic() - worker.asked_at > self.codes.patience for worker in new):
             self.refuse(f"its {role.word}s take longer than {self.codes.patience:.0f} s to boot")
@@ -146,7 +146,7 @@ class Reload:
         return False
 
     def refuse(self, why: str) -> None:
-        """The coming code does not serve; the old one goes on as if nothing had been."""
+        """Give up the coming code; the old one continues."""
         self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code goes on")
         self._undo()
         self.state.notifier.ready("")

@@ -1,4 +1,4 @@
-"""The steps of a stop: begin, then at each look interrupt, hand back, let the keeper settle, leave. Clock: stopping.py.
+"""The steps of a stop. Its clock is StopClock (state.py).
 
 begin -> drained -> interrupts() -> ends_now() -> no worker left -> keeper leaves -> template ends -> lingered -> over
 """
@@ -15,7 +15,7 @@ BIRTH = 1.0  # seconds after the request to stop in which a child that is just s
 
 
 def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> None:
-    """Begin to stop: drain the workers, hand back what still runs at the deadline, let the keeper settle, leave.
+    """Begin to stop: drain the workers, hand back jobs still running at the deadline, let the keeper settle, leave.
 
     Args:
         reason: Goes into the log line `master.stopping`.
@@ -35,12 +35,12 @@ def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> 
     state.board.set_header(H.STOP_AT, state.stopping.deadline_ns)
     for worker in state.children.workers.values():
         worker.drain()
-    # Logged after the signals: who reads this line may rely on it that no worker takes another job.
+    # Logged after the signals: once this line is written, no worker takes another job.
     state.log.info("master.stopping", reason=reason, running=running, deadline=deadline, hint=hint)
 
 
 def go_on(state: State, stopping: StopClock) -> None:
-    """The steps that are due now."""
+    """Take the steps that are due now."""
     children = state.children
     state.board.set_header(H.STOP_AT, stopping.deadline_ns)
     for worker in children.workers.values():
@@ -58,20 +58,20 @@ def go_on(state: State, stopping: StopClock) -> None:
 
 
 def _end_births(state: State) -> None:
-    """End children that hang before they can have a job, as in a library's fork hook, where TERM does not reach them.
-    The template goes first: with it whatever it is forking, and nothing is born afterwards."""
+    """Kill children that hang before they can have a job, for instance in a library's fork hook, where TERM has no effect.
+    The template is killed first, with any child it is forking, so that no more are born."""
     starting = [worker for worker in state.children.workers.values() if worker.is_starting]
     if starting:
         state.codes.end()
     for worker in starting:
         state.children.kill(worker, Verdict.HAND_BACK)
-    state.children.never_born(time.monotonic() + 1e9)
+    state.children.forget_unborn(time.monotonic() + 1e9)
 
 
 def _last_steps(state: State, stopping: StopClock) -> None:
-    """The workers are gone: let the keeper move their jobs and leave, then end the template, then linger."""
-    if not stopping.keeper_told:
-        stopping.keeper_told = True
+    """All workers have ended: let the keeper move their jobs and leave, then end the template, then linger."""
+    if not stopping.keeper_dismissed:
+        stopping.keeper_dismissed = True
         state.keeper.leave()
         state.codes.end()
     if state.keeper.pid and not stopping.keeper_late():

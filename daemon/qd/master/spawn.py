@@ -1,7 +1,7 @@
-"""How the master's children come to be: template, keeper, without preload workers and scheduler. One fork each, no more.
+"""Forks the master's children, and keeps the wanted number of workers and schedulers.
 
-As many workers as are wanted, and the scheduler, from the code that serves: asked of its template, or forked; slowly
-where that fails.
+Forker    forks template and keeper, and without preload workers and scheduler
+Spawner   spawns missing workers of the serving import, from its template or by Forker; slower while that fails
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from qd.log import to_stderr
 from qd.master.children import Worker
 from qd.master.code import AppImport, Assignment, ChildContext, MasterPlan
 from qd.master.state import State
-from qd.process import fork as child
 from qd.process import signals, systemd
 from qd.process.channels import OrderPipe
-from qd.process.fork import kill_group
+from qd.process.fork import fork, kill_group
 from qd.process.scoreboard import Role
 
 
 class Forker:
-    """What a child is given, and what it must forget of its master."""
+    """Gives each child its context, and closes what it inherits from the master."""
 
     def __init__(self, state: State, token: str) -> None:
         self.state, self._token = state, token
@@ -37,15 +36,15 @@ class Forker:
             return plan.template(self._context("template"), (orders.child_end, code.number))
 
         try:
-            code.pid = child.fork(self._forgetting(body))
+            code.pid = fork(self._cleaned(body))
             code.orders = orders
         finally:
             orders.child_end.close()
 
     def fresh(self, code: AppImport, assignment: Assignment) -> int:
         """Fork a worker or scheduler that imports the app by itself. Returns its pid. Raises OSError."""
-        return child.fork(
-            self._forgetting(lambda: code.plan.fresh(self._context(assignment.role.word, code.number), assignment))
+        return fork(
+            self._cleaned(lambda: code.plan.fresh(self._context(assignment.role.word, code.number), assignment))
         )
 
     def keeper(self, plan: MasterPlan, orders: OrderPipe, settings: str, also: tuple[str, ...]) -> int:
@@ -55,7 +54,7 @@ class Forker:
             signals.deaf(signal.SIGTERM)
             return plan.keeper(self._context("keeper"), orders.child_end, settings, also)
 
-        return child.fork(self._forgetting(body))
+        return fork(self._cleaned(body))
 
     def _context(self, role: str, code: int = 0) -> ChildContext:
         state = self.state
@@ -63,15 +62,14 @@ class Forker:
             state.board, state.receiver.sender, self._token, os.getppid(), state.log.of(role, to_stderr), code
         )
 
-    def _forgetting(self, body: Callable[[], int]) -> Callable[[], int]:
-        """First close the master's ends of every line and drop systemd's variables."""
+    def _cleaned(self, body: Callable[[], int]) -> Callable[[], int]:
+        """Close the master's ends of all channels and remove systemd's variables before `body`."""
 
         def run() -> int:
             state = self.state
             systemd.strip(os.environ)
             state.receiver.sock.close()
-            codes = (state.codes.serving, state.codes.coming)
-            for orders in (state.keeper.orders, *(code.orders for code in codes if code is not None)):
+            for orders in (state.keeper.orders, *(code.orders for code in state.codes.both())):
                 if orders is not None:
                     orders.close()
             state.mailbox.forget()
@@ -80,7 +78,7 @@ class Forker:
         return run
 
 
-DEAF = 2  # rounds of orders that a template may leave unanswered
+UNANSWERED = 2  # rounds of orders without a birth after which a template is killed
 
 
 class Spawner:
@@ -89,7 +87,7 @@ class Spawner:
 
     def keep_number(self) -> None:
         state, at = self.state, time.monotonic()
-        self._miss(at)
+        self._give_up_unborn(at)
         for role, boots in state.boots.items():
             boots.look(state.children.of(role), at)
         code, coming = state.codes.serving, state.codes.coming
@@ -103,16 +101,16 @@ class Spawner:
                 if state.boots[role].may_spawn:
                     self.spawn(code, role)
 
-    def _miss(self, at: float) -> None:
-        """Workers that were asked for and never seen. A template that never answers stands still: it is replaced."""
-        lost = self.state.children.never_born(at)
+    def _give_up_unborn(self, at: float) -> None:
+        """Give up requested workers that were never born. A template that never answers hangs: kill it."""
+        lost = self.state.children.forget_unborn(at)
         for worker in lost:
             self.state.log.error(worker.event("never_born"), slot=worker.slot.number)
         code = self.state.codes.serving
         if code is None or not code.pid or not any(worker.code == code.number for worker in lost):
             return
         code.unanswered += 1
-        if code.unanswered >= DEAF:
+        if code.unanswered >= UNANSWERED:
             self.state.log.error("template.silent", pid=code.pid, unanswered=code.unanswered)
             kill_group(code.pid)
 
@@ -123,13 +121,13 @@ class Spawner:
         self.state.boots[worker.role].fork.clear()
 
     def refused(self, role: Role, error: str) -> None:
-        """No process can be had. Those that are there go on; the next try comes later and later."""
-        fork = self.state.boots[role].fork
-        if fork.waits:
-            return  # of the same round
-        delay = fork.step()
-        there = sum(worker.pid > 0 for worker in self.state.children.of(Role.WORKER))  # others are only asked for
-        self.state.log.error(f"{role.word}.fork_failed", error=error, workers=there, retry_in=delay)
+        """A fork has failed. Existing workers continue; the delay before the next try grows."""
+        steps = self.state.boots[role].fork
+        if steps.waits:
+            return  # another failure of the same round
+        delay = steps.step()
+        alive = sum(worker.pid > 0 for worker in self.state.children.of(Role.WORKER))  # others are only requested
+        self.state.log.error(f"{role.word}.fork_failed", error=error, workers=alive, retry_in=delay)
 
     def spawn(self, code: AppImport, role: Role) -> None:
         state, number = self.state, self.state.children.free_slot()
@@ -148,5 +146,5 @@ class Spawner:
             state.children.forget(worker)
             self.refused(role, str(error))
             return
-        state.children.born(number, worker.generation, pid)
+        state.children.born(worker, pid)
         self.born(worker)

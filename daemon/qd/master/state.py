@@ -1,10 +1,8 @@
-"""The clock of a stop: when running jobs are told, when they are ended, when the master may leave.
+"""The state that the parts of the master share, and the clock of a stop. The parts read and change it.
 
-What the parts of the master share. One object a program: the parts read it and change it, none of them holds another.
-
-Master ── State ──┬── plan, wanted, paused, stopping     what is asked of it
-                  ├── codes, children, boots, keeper     what it has started
-                  └── board, receiver, mailbox, log, notifier how it hears and speaks
+Master ── State ──┬── plan, wanted, paused, stopping            what it must do
+                  ├── codes, children, boots, keeper            what it has started
+                  └── board, receiver, mailbox, log, notifier   how it communicates
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ from qd.process.channels import MessageReceiver
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role, Scoreboard
 
-AGAIN = 1.0  # a second signal within this time is the same one: stopasgroup and Ctrl-C deliver twice
+AGAIN = 1.0  # seconds: a second signal within this time counts as the same; stopasgroup and Ctrl-C deliver twice
 HURRY = 1.5  # seconds a job has after the second signal
-KEEPER = 2.5  # seconds the keeper has to move the jobs of the dead
+KEEPER = 2.5  # seconds the keeper has to move the jobs of dead workers
 EXTEND = 2.0  # seconds between two requests to systemd for more time
 
 
 @dataclass(slots=True)
 class StopClock:
     code: Exit
-    timeout: float  # seconds, 0 for ever
+    timeout: float  # seconds, 0: no limit
     linger: float  # monotonic moment before which the program does not leave by itself
-    signalled: bool  # a signal asked for it
+    signalled: bool  # requested by a signal
     began: float = field(init=False)
-    keeper_told: bool = False
+    keeper_dismissed: bool = False
     over: bool = False
     _deadline: float = 0.0
     _hurried: bool = False
-    _told_keeper_at: float = 0.0
+    _keeper_dismissed_at: float = 0.0
     _extended_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,7 +44,8 @@ class StopClock:
         self._deadline = self.began + self.timeout if self.timeout else 0.0
 
     def again(self) -> bool:
-        """A further signal. True: it means "at once". The first one after a stop of its own only ends the lingering."""
+        """Handle a further signal. True: it means "at once". The first one after a stop without a signal only ends the
+        lingering."""
         now = time.monotonic()
         self.linger = 0.0
         if not self.signalled:
@@ -63,7 +62,7 @@ class StopClock:
         return int(self._deadline * 1e9)
 
     def interrupts(self) -> bool:
-        """Running jobs are to be told now: min(5 s, a fifth) before the end, or at once in a hurry."""
+        """Running jobs must be interrupted now: min(5 s, a fifth) before the end, or at once in a hurry."""
         margin = min(5.0, self.timeout / 5)
         return self._hurried or (self._deadline > 0 and time.monotonic() >= self._deadline - margin)
 
@@ -72,8 +71,8 @@ class StopClock:
 
     def keeper_late(self) -> bool:
         now = time.monotonic()
-        self._told_keeper_at = self._told_keeper_at or now
-        return now - self._told_keeper_at > KEEPER
+        self._keeper_dismissed_at = self._keeper_dismissed_at or now
+        return now - self._keeper_dismissed_at > KEEPER
 
     def extend_due(self) -> bool:
         now = time.monotonic()
@@ -110,7 +109,7 @@ class State:
 
     @property
     def busy(self) -> int:
-        """How many children have a job in hand, or a run of the schedule."""
+        """How many children run a job or a run of the schedule."""
         return sum(worker.busy for worker in self.children.workers.values())
 
     @property

@@ -1,12 +1,10 @@
-"""What is over its time is ended: a job over its deadline or the hard memory ceiling, one that was cancelled and goes on, a
-worker that stopped answering.
+"""Kills workers whose job is over its deadline, over the hard memory limit, or still runs after it was cancelled, and
+workers that miss their heartbeat between two jobs (stopped, swapped out, stuck in a listener).
 
-stack taken -> 0.15 s -> SIGKILL with a verdict -> reaping.py
+request the stack -> 0.15 s -> SIGKILL with a verdict -> reap.py
 
-Workers between two jobs that give no sign of life: stopped, swapped out, stuck in a listener.
-
-A worker says W.BEAT at each turn, and ahead of time how long a step may take. What counts is how long the master has seen
-the same word while it was awake itself: after a stop of the whole tree nobody is blamed.
+A worker writes W.BEAT at each turn, ahead of time if a step may take longer. Only time during which the master itself was
+running counts, so suspending the whole process tree does not mark workers as silent.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from qd.process import proc
 from qd.process.scoreboard import Verdict, W, now
 
 GRACE = 0.4  # seconds a job may be over its deadline before it is killed
-STACK = 0.15  # seconds before that, at which its stack is taken
-UNDYING = 5.0  # seconds after SIGKILL in which a process ends, unless the kernel itself hangs in it
+STACK = 0.15  # seconds before that, at which its stack is requested
+UNDYING = 5.0  # seconds after SIGKILL within which a process ends, unless it hangs in the kernel
 
 
 class Watchdog:
@@ -31,58 +29,51 @@ class Watchdog:
         self.silence = HeartbeatMonitor()
 
     def end(self, memory_hard: int, silence: float) -> None:
-        """memory_hard: bytes, 0 none. silence: seconds a worker between two jobs may give no sign."""
+        """memory_hard: bytes, 0 none. silence: seconds without a heartbeat that a worker between two jobs is allowed."""
         self.silence.look(self.children.workers.values())
         for worker in self.children.workers.values():
             if not worker.pid:
                 continue
             if worker.verdict is not None:
-                self._tell_undying(worker)
+                self._check_undying(worker)
             elif worker.has_job:
-                self._judge_job(worker, memory_hard)
+                self._check_job(worker, memory_hard)
             elif worker.ready:
-                self._judge_silence(worker, self.silence.of(worker) - silence)
+                self._check_silence(worker, self.silence.of(worker) - silence)
 
-    def _judge_job(self, worker: Worker, memory_hard: int) -> None:
-        """One that this process sees late, since it stood still itself, has its time for the stack all the same: what stood
-        still with it may end by itself meanwhile."""
+    def _check_job(self, worker: Worker, memory_hard: int) -> None:
+        """Even if the master notices late, because it was suspended itself, the worker has its time for the stack: a job
+        that was suspended, too, may end by itself meanwhile."""
         late, cancelled = since(worker.deadline), since(worker.cancel_deadline)
-        told = max(late, cancelled) > GRACE - STACK and has_told(worker)
-        if told and cancelled > GRACE:
+        due = max(late, cancelled) > GRACE - STACK and stack_taken(worker)
+        if due and cancelled > GRACE:
             self.children.kill(worker, Verdict.CANCELLED)
-        elif told and late > GRACE:
+        elif due and late > GRACE:
             self.children.kill(worker, Verdict.TIMEOUT)
         elif memory_hard and (proc.rss_of(worker.pid) or 0) > memory_hard:
             self.children.kill(worker, Verdict.MEMORY)
 
-    def _judge_silence(self, worker: Worker, over: float) -> None:
-        """A crash, whatever it was doing: it may hold a job that it had not noted yet."""
+    def _check_silence(self, worker: Worker, over: float) -> None:
+        """A silent worker counts as crashed, whatever it was doing: it may have reserved a job without noting it."""
         if over <= 0:
-            if worker.slot[W.SILENT]:  # it was slow, and is there again
+            if worker.slot[W.SILENT]:  # it was only slow
                 worker.slot[W.SILENT], worker.stack_at = 0, 0
             return
         worker.slot[W.SILENT] = 1
-        if not has_told(worker):
-            return
-        self.log.error(
-            worker.event("silent"),
-            slot=worker.slot.number,
-            pid=worker.pid,
-            state=state_of(worker),
-            seconds=self.silence.of(worker),
-        )
-        self.children.kill(worker, Verdict.CRASH)
+        if stack_taken(worker):
+            slot, seconds = worker.slot.number, self.silence.of(worker)
+            self.log.error(worker.event("silent"), slot=slot, pid=worker.pid, state=state_of(worker), seconds=seconds)
+            self.children.kill(worker, Verdict.CRASH)
 
-    def _tell_undying(self, worker: Worker) -> None:
-        """What SIGKILL does not end keeps its lease: nobody may run its job a second time."""
+    def _check_undying(self, worker: Worker) -> None:
+        """A process that SIGKILL does not end keeps its lease: its job must not run a second time."""
         if worker.slot[W.SILENT] != 2 and time.monotonic() - worker.killed_at > UNDYING:
             worker.slot[W.SILENT] = 2
-            self.log.error(
-                worker.event("undying"), slot=worker.slot.number, pid=worker.pid, hint="the kernel hangs in it"
-            )
+            slot, hint = worker.slot.number, "it hangs in the kernel"
+            self.log.error(worker.event("undying"), slot=slot, pid=worker.pid, hint=hint)
 
     def next(self) -> float | None:
-        """Seconds until `end` has something to do, as far as it is known now."""
+        """Seconds until `end` has something to do, as far as known now."""
         ahead = [wait for wait in self._waits() if wait > 0]
         return min(ahead) + 0.005 if ahead else None
 
@@ -97,18 +88,18 @@ class Watchdog:
                 yield (worker.stack_at - at) / 1e9 + STACK
 
 
-def has_told(worker: Worker) -> bool:
-    """Whether it was asked for its stack, and has had the time to write it."""
+def stack_taken(worker: Worker) -> bool:
+    """Request the worker's stack. True once it has had the time to write it."""
     worker.take_stack()
     return since(worker.stack_at) >= STACK
 
 
 def since(deadline: int) -> float:
-    """Seconds; below 0: it is ahead, or there is none."""
+    """Seconds since the moment; below 0 if it is ahead or there is none."""
     return (now() - deadline) / 1e9 if deadline else -1.0
 
 
-AWAY = 2.0  # seconds between two looks after which it was the master that stood still
+AWAY = 2.0  # seconds between two checks after which the master itself was suspended
 
 
 class HeartbeatMonitor:
@@ -116,7 +107,7 @@ class HeartbeatMonitor:
         self._looked_at = now()
 
     def look(self, workers: Iterable[Worker]) -> None:
-        """Remember since when each is silent."""
+        """Note since when each worker is silent."""
         at = now()
         away = at - self._looked_at
         self._looked_at = at
@@ -128,5 +119,5 @@ class HeartbeatMonitor:
                 worker.quiet_since += away
 
     def of(self, worker: Worker) -> float:
-        """Seconds for which a worker has been silent longer than it had announced; below 0 while it has not."""
+        """Seconds since the worker's announced heartbeat was due; below 0 before that."""
         return (now() - max(worker.quiet_since, worker.beat)) / 1e9

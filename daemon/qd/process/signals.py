@@ -144,8 +144,8 @@ def default_all(*quiet: signal.Signals) -> None:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for number in quiet:
-        signal.signal(number, nothing)
+    for ignored in quiet:
+        signal.signal(ignored, nothing)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: pending signals meet the handlers above
 
 

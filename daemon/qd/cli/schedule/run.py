@@ -213,7 +213,7 @@ class Minute:
         try:
             while not self._over():
                 self._mailbox.peek(self.scheduler.turn())
-                self._mailbox.mend()
+                self._mailbox.repair()
                 self._hear()
         finally:
             self.scheduler.end()
