@@ -246,7 +246,7 @@ class Machine(RuleBasedStateMachine):
     @contextmanager
     def meanwhile(self, worker: RedisQueue, at: int, happens: Callable[[], object]) -> Iterator[None]:
         """Inside, something happens just before the worker's command number `at`."""
-        wire, commands = worker.wire, itertools.count()
+        wire, commands = worker.connection, itertools.count()
         send = wire.send
 
         def interrupted(command: bytes) -> None:

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.parametrize("place", ONE, indirect=True)
 
 def cut(queue, server) -> None:
     """Its connection is closed by the server, long after it was used last."""
-    number = queue.wire.call("CLIENT", "ID")
+    number = queue.connection.call("CLIENT", "ID")
     with server.client() as client:
         client.call("CLIENT", "KILL", "ID", number)
-    queue.wire._used -= 5
+    queue.connection._used -= 5
 
 
 def test_a_keeper_is_told_that_an_idle_connection_was_closed(queue, seen, server):
@@ -46,6 +46,6 @@ def test_who_meets_a_replica_looks_for_the_primary_anew(queue, seen, server, sen
         try:
             with pytest.raises(ServerBusy, match="READONLY"):
                 send(queue)
-            assert not queue.wire.connected
+            assert not queue.connection.connected
         finally:
             client.call("REPLICAOF", "NO", "ONE")

@@ -159,10 +159,10 @@ def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
             with pytest.raises(ConnectionLost, match="no answer in time"):
                 queue.turn(None, ["a"])
     assert time.monotonic() - began < 60  # the wire's own patience
-    assert (queue.wire.connect_timeout, queue.wire.timeout) == (60, 60)
+    assert (queue.connection.connect_timeout, queue.connection.timeout) == (60, 60)
     proxy.heal()
     queue.turn(None, ["a"])
-    assert queue.wire._sock.gettimeout() == 60
+    assert queue.connection._sock.gettimeout() == 60
 
 
 @pytest.mark.parametrize("byte", [0, 1, 3])
@@ -228,11 +228,11 @@ def test_an_idle_connection_that_the_server_has_closed_is_not_used_again(server,
     queue = RedisQueue(
         ConnectionSettings(name="redis", url=server.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
     )
-    number = queue.wire.call("CLIENT", "ID")
+    number = queue.connection.call("CLIENT", "ID")
     seen.client.call("CLIENT", "KILL", "ID", number)
-    queue.wire._used -= 2  # two seconds go by
+    queue.connection._used -= 2  # two seconds go by
     queue.push("a", job(1))
-    assert queue.wire.call("CLIENT", "ID") != number
+    assert queue.connection.call("CLIENT", "ID") != number
     assert queue.ack(take(queue))
     queue.close()
 

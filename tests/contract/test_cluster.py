@@ -132,11 +132,11 @@ def beat(keeper: ClusterQueue, *queues: str) -> Any:
 
 
 def call(queue: ClusterQueue, *words: Any) -> Any:
-    return queue.wire.call(*words)
+    return queue.connection.call(*words)
 
 
 def noted(queue: ClusterQueue, name: str) -> int:
-    return int(queue.wire.sent(queue.wire.plain("HLEN", f"queues:{{{name}}}:ends")))
+    return int(queue.connection.sent(queue.connection.plain("HLEN", f"queues:{{{name}}}:ends")))
 
 
 def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *others: str) -> None:
@@ -169,8 +169,8 @@ def test_what_an_end_does_elsewhere_comes_to_pass_once_whatever_kills_its_worker
     with pytest.raises(Killed):
         answer(queue, held, way, effects)
     revive(monkeypatch)
-    for wire in queue.wire.nodes:
-        wire.wire.close()
+    for wire in queue.connection.nodes:
+        wire.connection.close()
     finished_by_a_keeper(connect, queue, a, b, c)
     assert call(queue, "LRANGE", f"queues:{b}", 0, -1) == [job(7)]
     assert call(queue, "ZRANGE", f"queues:{c}:delayed", 0, -1) == [job(8)]
@@ -216,7 +216,7 @@ def test_a_batch_counts_a_job_once_and_calls_back_once(
     assert state is not None
     assert (state.total, state.pending, state.failed) == (2, 0, 0)
     assert [queue.sizes(name).ready for name in three] == [1, 0, 1]
-    assert queue.wire.sent(queue.wire.plain("HLEN", "qd:batch:{B}:ends")) == 0
+    assert queue.connection.sent(queue.connection.plain("HLEN", "qd:batch:{B}:ends")) == 0
 
 
 def test_jobs_of_a_batch_whose_sender_died_are_sent_with_the_end_of_another(
@@ -284,9 +284,11 @@ def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
         queue.ticks.take([claim])
     revive(monkeypatch)
     assert queue.ticks.read(["entry"]) == [b"1 x y"]
-    assert queue.wire.sent(queue.wire.plain("HLEN", "qd:{ticks}:ends")) == 1
+    assert queue.connection.sent(queue.connection.plain("HLEN", "qd:{ticks}:ends")) == 1
     keeper = connect(2, "K33p3rK33p3r")
-    eventually(lambda: beat(keeper, name) and not queue.wire.sent(queue.wire.plain("HLEN", "qd:{ticks}:ends")))
+    eventually(
+        lambda: beat(keeper, name) and not queue.connection.sent(queue.connection.plain("HLEN", "qd:{ticks}:ends"))
+    )
     assert queue.sizes(name).ready == 1
     assert call(queue, "TTL", "qd:unique:shop:7") > 3500 or kind != "single"
     assert queue.ticks.take([claim])[0].found == b"1 x y"
@@ -685,7 +687,7 @@ def test_a_keeper_passes_over_a_note_that_it_cannot_do(
     true = deferred.Note("", "true", (deferred.Part("free", ("qd:unique:n",), ("me",)),))
     forged = deferred.Note("", "forged", (deferred.Part(*part),))
     for note in (forged, true):
-        queue.wire.sent(queue.wire.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
+        queue.connection.sent(queue.connection.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
     keeper = connect(9, "K33p3rK33p3r")
     assert beat(keeper, name).given == ()
     assert call(queue, "GET", "qd:unique:n") is None
@@ -807,5 +809,5 @@ def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> Non
     queue = connect(prefix="app_")
     queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
     assert queues_found(beside(queue)) == sorted([*three, "{shop}:mail"])
-    assert isinstance(queue.wire.nodes.primaries()[0].wire, RedisConnection)
+    assert isinstance(queue.connection.nodes.primaries()[0].connection, RedisConnection)
     assert keyspace.TICKED

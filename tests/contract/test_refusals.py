@@ -69,12 +69,12 @@ def turns(queue: RedisQueue, *slots: int) -> None:
     """Of other workers, who have nothing in hand."""
     for slot in slots:
         other = RedisQueue(queue.settings, ClientIdentity("Tok3nTok3n", slot))
-        other.wire = queue.wire
+        other.connection = queue.connection
         other.turn(None, ["a"])
 
 
 def store_of(queue: RedisQueue) -> KeyspaceStore:
-    return KeyspaceStore(queue.wire)
+    return KeyspaceStore(queue.connection)
 
 
 Operation = Callable[[RedisQueue, Reserved], object]
@@ -290,7 +290,7 @@ def test_a_foreign_key_in_one_queue_costs_no_lease_in_another(queue, held, seen,
 
 def test_an_error_of_a_script_is_told_as_the_server_tells_it(queue, admin):
     with pytest.raises(ServerRefused, match=r"ERR .* on @user_script"):
-        script("ack").call(queue.wire, ["x", "y"])
+        script("ack").call(queue.connection, ["x", "y"])
 
 
 def test_a_server_that_is_not_there_is_told_with_its_place(queue):

@@ -115,7 +115,7 @@ def test_each_of_them_is_needed(guarded: Guarded, certificates: Certificates) ->
             ConnectionLost,
             "certificate is refused",
         ),
-        (url(guarded, certificates).replace("rediss+", "redis+"), ConnectionLost, "no sentinel tells"),
+        (url(guarded, certificates).replace("rediss+", "redis+"), ConnectionLost, "no sentinel names"),
     ]
     for text, kind, said in wrong:
         with pytest.raises(kind, match=said) as raised:
@@ -145,7 +145,7 @@ def before(sentinel: Sentinel, liar: Liar) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sentinel has the time it needs to answer."""
-    monkeypatch.setattr(sentinels, "ASK", 20.0)
+    monkeypatch.setattr(sentinels, "QUERY_TIME", 20.0)
 
 
 @pytest.mark.usefixtures("patient")

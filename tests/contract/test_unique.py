@@ -139,13 +139,13 @@ def test_of_many_producers_one_sends(connect, seen):
 def test_many_queues_and_delays_are_one_write_and_one_read(queue, seen, monkeypatch):
     queue.push("c", job(0))
     reads: list[int] = []
-    real = queue.wire.read_all
+    real = queue.connection.read_all
 
     def read_all(count):
         reads.append(count)
         return real(count)
 
-    monkeypatch.setattr(queue.wire, "read_all", read_all)
+    monkeypatch.setattr(queue.connection, "read_all", read_all)
     sent = [Outgoing("abc"[n % 3], job(n), float(n % 2 * 60)) for n in range(3000)] + [unique(9000), unique(9001)]
     answers = queue.post(sent)
     assert answers == [None] * 3001 + ["id9000"]

@@ -97,7 +97,7 @@ def idle(app: Qd, *names: str) -> bool:
     """Nothing waits, runs or is left to be done, and no lock is held."""
     queue = app.connections.get(None)
     assert isinstance(queue, ClusterQueue)
-    wire, sizes = queue.wire, [queue.sizes(name) for name in names]
+    wire, sizes = queue.connection, [queue.sizes(name) for name in names]
     ends = [wire.sent(wire.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
     waits = [size.ready + size.delayed + size.reserved for size in sizes]
     return not any((*waits, *ends, wire.call("EXISTS", "qd:unique:once:n")))

@@ -60,7 +60,7 @@ class Producer:
             number += 1
             try:
                 self.queue.push("default", payload(number))
-                self.by[number] = self.queue.wire.target.port
+                self.by[number] = self.queue.connection.target.port
             except QdError:
                 time.sleep(0.02)
             time.sleep(0.002)
@@ -122,7 +122,7 @@ def test_a_primary_that_lives_on_as_a_replica_is_left(shop: Project, sentinel: S
         client.call("SENTINEL", "FAILOVER", sentinel.service)
     new = eventually(lambda: sentinel.primary is not old and sentinel.primary, what="another primary")
     numbers = count(1)
-    last = eventually(lambda: pushed(queue, n := next(numbers)) and queue.wire.target.port == new.port and n, 60)
+    last = eventually(lambda: pushed(queue, n := next(numbers)) and queue.connection.target.port == new.port and n, 60)
     assert role(old) == "master", "left only when it was told"
     with ledger_of(shop, sentinel) as ledger:
         ledger.pushed = [last]

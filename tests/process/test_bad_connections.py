@@ -40,7 +40,7 @@ URLS = [
     ('url = "redis://h/0?ssl_ca=x"', "unknown option 'ssl_ca' in a Redis url"),
     ('url = "rediss://h/0?ssl_ca_certs=/nowhere.pem"', "ssl_ca_certs=/nowhere.pem"),
     ('url = "redis+sentinel://s1,s2"', "names no service"),
-    ('url = "redis+sentinel://s1:x/shop"', "'s1:x' is no host:port of a sentinel"),
+    ('url = "redis+sentinel://s1:x/shop"', "'s1:x' is not the host:port of a sentinel"),
     ('url = "unix://"', "a unix:// url names the server's socket"),
     ('url = "postgresql://h:port/x"', "the url of a database needs a number as port"),
     ('url = "mysql://h/"', "the url names no database"),

@@ -105,7 +105,7 @@ def test_without_the_app_a_command_is_refused(shop: Project) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("None", "returns None in place of (user, password)"),
+        ("None", "returns None instead of (user, password)"),
         ("'me', 'secret-0123\\udc80'", "returns a password that UTF-8 cannot encode"),
         ("'me', b'secret-0123'", "returns an object of type bytes as password"),
         ("int('secret-0123')", "raises ValueError ("),
@@ -128,4 +128,4 @@ def test_a_provider_that_is_not_there_ends_the_start(shop: Project) -> None:
     (shop.root / "aws.py").write_text(PROVIDER.replace("provider = ", "other = "))
     done = shop.qd("work", "-w", "1")
     assert done.returncode == 78
-    assert "connection 'redis': credentials 'aws:provider' is not there: module aws has no provider" in done.stderr
+    assert "connection 'redis': credentials 'aws:provider' does not exist: module aws has no provider" in done.stderr

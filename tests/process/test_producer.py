@@ -26,7 +26,7 @@ def note(text: str) -> None: ...
 
 
 def connection() -> int:
-    return app.connections.get(None).wire.call("CLIENT", "ID")
+    return app.connections.get(None).connection.call("CLIENT", "ID")
 """
 
 

@@ -385,8 +385,8 @@ def ack(queue, done, effects=()):
         if os.environ["POINT"] == "before":
             die()
         if os.environ["POINT"] == "sent":
-            send = queue.wire.send
-            queue.wire.send = lambda command: die(send(command))
+            send = queue.connection.send
+            queue.connection.send = lambda command: die(send(command))
         whole(queue, done, effects)
         die()
     return whole(queue, done, effects)

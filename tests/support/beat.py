@@ -38,7 +38,7 @@ def beat(
     names = [keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL, *(kind(name) for name in queues for kind in kinds)]
     token = queue.owner.partition("/")[0]
     args: tuple[Arg, ...] = (token, report, lease, int(renew), 1e12 if reclaim else 0, move, tokens, *slots)
-    reply = script("beat").call(queue.wire, [queue.settings.prefix + name for name in names], *args)
+    reply = script("beat").call(queue.connection, [queue.settings.prefix + name for name in names], *args)
     stamp, restart, down, due, more, reclaimed, waiting, cancelled, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]
     told = [item.decode() for item in lost]

@@ -83,7 +83,7 @@ class Failpoint:
         return result
 
     def _turn(self, turn: Callable[..., Any], queue: RedisQueue, done: Any, *queues: Any) -> Any:
-        self.wire, self.turning = queue.wire, "pop" if done is None else "ack"
+        self.wire, self.turning = queue.connection, "pop" if done is None else "ack"
         reply = turn(queue, done, *queues)
         if done is not None or reply.reserved is not None:
             self.at("pop_replied" if done is None else "ack_replied")

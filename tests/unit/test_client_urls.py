@@ -137,7 +137,7 @@ REFUSED: list[tuple[Any, str]] = [
     (redis.Redis(redis_connect_func=print), "use a credential_provider"),
     (redis.Redis(ssl=True, ssl_validate_ocsp=True), "does not support ssl_validate_ocsp of"),
     (DIFFERENT.master_for("shop"), "TLS options of servers and sentinels differ"),
-    (WATCHED.master_for("shop"), "not with a credential_provider"),
+    (WATCHED.master_for("shop"), "not a credential_provider"),
     (redis.Redis(password="secret99\udc80"), "password of the client is not UTF-8"),
     (redis.Redis(password=cast(Any, b"secret99\xff")), "password of the client is not UTF-8"),
 ]

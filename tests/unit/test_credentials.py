@@ -52,12 +52,12 @@ def test_user_and_password_or_a_password_alone(shop: ModuleType, given: Any) -> 
 
 
 WRONG = [
-    (None, "returns None in place of (user, password)"),
-    (SECRET, "returns an object of type str in place of (user, password)"),
-    ((), "returns an object of type tuple in place of (user, password)"),
-    (("me", None), "returns None as password in place of a text"),
-    (("me", SECRET.encode()), "returns an object of type bytes as password in place of a text"),
-    ((b"me", SECRET), "returns an object of type bytes as user in place of a text"),
+    (None, "returns None instead of (user, password)"),
+    (SECRET, "returns an object of type str instead of (user, password)"),
+    ((), "returns an object of type tuple instead of (user, password)"),
+    (("me", None), "returns None as password instead of a string"),
+    (("me", SECRET.encode()), "returns an object of type bytes as password instead of a string"),
+    ((b"me", SECRET), "returns an object of type bytes as user instead of a string"),
     (("me", SECRET + "\udc80"), "returns a password that UTF-8 cannot encode"),
     (("me\udc80", SECRET), "returns a user that UTF-8 cannot encode"),
     (ValueError(f"bad answer: {SECRET}\nsecond line"), "raises ValueError (" + __file__),
@@ -84,10 +84,10 @@ def test_what_ends_a_job_is_not_held_back(shop: ModuleType) -> None:
     ("name", "said"),
     [
         ("no_such_module_here:provider", "does not import: ModuleNotFoundError"),
-        ("shop_credentials:other", "is not there: module shop_credentials has no other"),
+        ("shop_credentials:other", "does not exist: module shop_credentials has no other"),
         ("shop_credentials:number", "is neither an object with get_credentials() nor a function"),
         ("shop_credentials:Kind", "is neither an object with get_credentials() nor a function"),
-        ("Qd:NoSuchProvider", "is part of the app, which is not imported here"),
+        ("Qd:NoSuchProvider", "is part of the app, which this process has not imported"),
     ],
 )
 def test_a_provider_that_is_not_there_is_named(shop: ModuleType, name: str, said: str) -> None:

@@ -37,16 +37,16 @@ def test_only_a_url_of_sentinels_asks_them() -> None:
 WRONG = [
     ("redis+sentinel://s1:26379,s2:26379", "names no service"),
     ("redis+sentinel://s1:26379/", "names no service"),
-    ("redis+sentinel:///shop", "'' is no host:port of a sentinel"),
-    ("redis+sentinel://s1,/shop", "'' is no host:port of a sentinel"),
-    ("redis+sentinel://s1:port/shop", "'s1:port' is no host:port of a sentinel"),
-    ("redis+sentinel://s1:70000/shop", "'s1:70000' is no host:port of a sentinel"),
-    ("redis+sentinel://s1,[::1/shop", "'[::1' is no host:port of a sentinel"),
-    ("redis+sentinel://s1:0/shop", "'s1:0' is no host:port of a sentinel"),
-    ("redis+sentinel://s1/shop/first", "'first' is no number of a database"),
+    ("redis+sentinel:///shop", "'' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1,/shop", "'' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1:port/shop", "'s1:port' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1:70000/shop", "'s1:70000' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1,[::1/shop", "'[::1' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1:0/shop", "'s1:0' is not the host:port of a sentinel"),
+    ("redis+sentinel://s1/shop/first", "'first' is not a database number"),
     ("redis+sentinel://s1/shop?sentinel_pasword=secret99", "did you mean 'sentinel_password'"),
     ("rediss+sentinel://s1/shop?ssl_ca_certs=/nowhere", "ssl_ca_certs=/nowhere"),
-    ("rediss+sentinel://s1/shop?ssl_cert_reqs=maybe", "none of required, none"),
+    ("rediss+sentinel://s1/shop?ssl_cert_reqs=maybe", "is neither required nor none"),
 ]
 
 

@@ -95,7 +95,7 @@ class Exchange:
             try:
                 for place in groups[node]:
                     parts = left[place][1]
-                    replies[place] = node.wire.read_all(len(parts))[-1]
+                    replies[place] = node.connection.read_all(len(parts))[-1]
             except ConnectionLost as error:
                 at = groups[node].index(place)
                 self._broke(node, groups[node][at:], replies, error)
@@ -189,14 +189,14 @@ class ClusterClient(Patience):
         self.names = Names(prefix)
         self._name = name
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self.nodes = Nodes(url, self._wire)
+        self.nodes = Nodes(url, self._open)
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
         self.beating = Beating()
         self.skips = False  # whether SCAN passes over servers that are away: for callers that only read
         self.left: list[Called] | None = None  # answers are collected here instead of being sent
 
-    def _wire(self, url: str) -> RedisConnection:
+    def _open(self, url: str) -> RedisConnection:
         made = RedisConnection(url, name=self._name, connect_timeout=self.connect_timeout, timeout=self.timeout)
         if self.about is not None:
             made.on_progress(self.about)
@@ -204,7 +204,7 @@ class ClusterClient(Patience):
 
     def opened(self, place: str) -> RedisConnection:
         """Another connection to this server."""
-        return self._wire(self.nodes.seeds.url(place))
+        return self._open(self.nodes.seeds.url(place))
 
     def away(self) -> dict[str, str]:
         """Nodes that did not answer just now, each with what is wrong, while others do. Empty if all answer, or none."""
@@ -227,21 +227,21 @@ class ClusterClient(Patience):
 
     @property
     def stranger(self) -> str:
-        return f"a server of the cluster at {self.nodes.place} answers what no Redis answers"
+        return f"a server of the cluster at {self.nodes.place} does not reply as Redis does"
 
     def on_progress(self, call: Callable[[float], None]) -> None:
         super().on_progress(call)
         for node in self.nodes:
-            node.wire.on_progress(call)
+            node.connection.on_progress(call)
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
         for node in self.nodes:
-            node.wire.patience(connect, answer)
+            node.connection.patience(connect, answer)
 
     def close(self) -> None:
         for node in self.nodes:
-            node.wire.close()
+            node.connection.close()
 
     # -- commands
 
@@ -361,12 +361,12 @@ class ClusterClient(Patience):
     def evaluate(self, slot: int, command: bytes, script: Script | None = None) -> Any:
         """One packed command, the fast way: as a rule the server has the slot and knows the script."""
         node = self.nodes.of(slot)
-        wire = node.wire
+        connection = node.connection
         try:
-            if not wire.connected:
+            if not connection.connected:
                 node.ready()
-            wire.send(command)
-            return wire.receive()
+            connection.send(command)
+            return connection.receive()
         except ServerRefused as error:
             if not (is_unknown(error) or is_redirection(error)):
                 raise

@@ -49,14 +49,14 @@ ASKED = 0.1  # seconds between two looks at the whole map
 class Node:
     """A server, and the connection to it."""
 
-    def __init__(self, place: str, wire: RedisConnection) -> None:
-        self.place, self.wire = place, wire
+    def __init__(self, place: str, connection: RedisConnection) -> None:
+        self.place, self.connection = place, connection
         self._away_until, self._look, self.why = 0.0, 0.0, ""
 
     def ready(self) -> RedisConnection:
         """Its connection, made where there is none. Raises as Wire.connect; at once where it was away just now."""
-        wire = self.wire
-        if not wire.connected:
+        connection = self.connection
+        if not connection.connected:
             began = time.monotonic()
             if began < self._away_until:
                 raise Unreachable(self.why)
@@ -67,20 +67,20 @@ class Node:
                     self._rests(time.monotonic() - began, error)
                 raise
             self._away_until = self._look = 0.0
-        return wire
+        return connection
 
     def _connect(self) -> None:
         if not self._look:
-            self.wire.connect()
+            self.connection.connect()
             return
-        with self.wire.within(min(self._look, self.wire.timeout)):
-            self.wire.connect()
+        with self.connection.within(min(self._look, self.connection.timeout)):
+            self.connection.connect()
 
     def broke(self, error: Exception) -> None:
         """A call on one of the connections to it has said so. One that was waited for in vain is looked at after a rest."""
         if isinstance(error, NoAnswer):
-            self.wire.close()
-            self._rests(self.wire.timeout, error)
+            self.connection.close()
+            self._rests(self.connection.timeout, error)
 
     def _rests(self, waited: float, why: object) -> None:
         self._look = min(LOOK[1], 2 * self._look) or LOOK[0]
@@ -160,7 +160,7 @@ class Nodes:
     def _read(self) -> None:
         why: Exception | None = None
         known = [*self._by_place.values(), *[self.at(place) for place in self.seeds.places]]
-        for node in sorted(dict.fromkeys(known), key=lambda node: (node.resting, not node.wire.connected)):
+        for node in sorted(dict.fromkeys(known), key=lambda node: (node.resting, not node.connection.connected)):
             try:
                 reply = node.ready().call("CLUSTER", "SLOTS")
                 if reply:
@@ -188,7 +188,7 @@ class Nodes:
         in_use = {node.place for _, node in self._ranges}
         for place in [place for place in self._by_place if place not in in_use]:
             if self._by_place[place] is not asked:
-                self._by_place.pop(place).wire.close()
+                self._by_place.pop(place).connection.close()
 
     def _named(self, told: Sequence[Any], asked: Node) -> str:
         """host:port of a server as it is told; no host, or `?`, is the one that was asked."""

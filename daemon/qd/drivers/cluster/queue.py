@@ -69,10 +69,10 @@ class ClusterQueue(KeyspaceQueue):
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.wire = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
-        super().__init__(settings, self.wire, who, keep=keep, max_payload=max_payload)
+        self.connection = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
+        super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
-        self._ears = Ears(self.wire)
+        self._ears = Ears(self.connection)
         self._owed: Reserved | None = None  # an ack that nobody knows the fate of
         self._served: dict[str, None] = {}  # queues beside which an answer may be left, in order
         self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
@@ -91,7 +91,7 @@ class ClusterQueue(KeyspaceQueue):
     def _asked(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
         self.turns += 1
         tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
-        return turn_of(self.wire.evaluate(run.slot, run.head + tail, script("turn")), run.queues)
+        return turn_of(self.connection.evaluate(run.slot, run.head + tail, script("turn")), run.queues)
 
     def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
         """One after the other. Raises what the last one said when none could be asked, or the ack could not be sent."""
@@ -139,7 +139,7 @@ class ClusterQueue(KeyspaceQueue):
             return
 
     def _planned(self, queues: tuple[str, ...]) -> list[Run]:
-        names, args, runs = self.wire.names, self.turned(""), list[Run]()
+        names, args, runs = self.connection.names, self.turned(""), list[Run]()
         for slot, each in groupby(queues, lambda queue: names.slot(self._keys(keys.ready(queue))[0])):
             these = tuple(each)
             real = [names.real(name) for queue in these for name in self._keys(*[kind(queue) for kind in TURNED])]
@@ -156,9 +156,9 @@ class ClusterQueue(KeyspaceQueue):
                 payload = read(job.member)
                 ties = payload.qd
                 if ties is not None and ties.unique is not None:
-                    names = [self.wire.names.real(name) for name in self._keys(keys.unique(ties.unique))]
+                    names = [self.connection.names.real(name) for name in self._keys(keys.unique(ties.unique))]
                     words: list[Arg] = ["hold", payload.uuid or "", round(ties.hold or HOLD)]
-                    self.wire.exchange([self.wire.at(script("apart"), names, words)])
+                    self.connection.exchange([self.connection.at(script("apart"), names, words)])
             except Malformed:
                 pass  # the worker reads it, too
         return turn
@@ -183,12 +183,12 @@ class ClusterQueue(KeyspaceQueue):
         was certainly not done before. False: that cannot be, answer again."""
         if held.queue not in self._left and len(self._left) >= MOST_LEFT:
             return False
-        self.wire.left = calls = list[Called]()
+        self.connection.left = calls = list[Called]()
         try:
             answer(held)
         finally:
-            self.wire.left = None
-        note = deferred.leave(self.wire, held.mark, calls[0], self._served, sure) if len(calls) == 1 else None
+            self.connection.left = None
+        note = deferred.leave(self.connection, held.mark, calls[0], self._served, sure) if len(calls) == 1 else None
         if note is None:
             return False
         self._left[held.queue] = note
@@ -203,15 +203,15 @@ class ClusterQueue(KeyspaceQueue):
             mark = reserved_of(queue, member, owner.replace("/", ".") + ".").mark
             note = self._left.get(queue)
             if note is None or note.id != deferred.id_of(mark):
-                note = deferred.found(self.wire, mark, self._served)
+                note = deferred.found(self.connection, mark, self._served)
             if note is None:
                 return member
-            self.wire.beating.given.append(deferred.give(self.wire, note))
+            self.connection.beating.given.append(deferred.give(self.connection, note))
         return None
 
     def given(self) -> tuple[Given, ...]:
         """Answers that were left, and that this connection has given since it was asked last."""
-        state = self.wire.beating
+        state = self.connection.beating
         given, state.given = tuple(state.given), []
         return given
 
@@ -225,13 +225,13 @@ class ClusterQueue(KeyspaceQueue):
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
         self._served.update(dict.fromkeys(queues))
         answer = super().beat(queues, asked)
-        return answer._replace(away=tuple(self.wire.beating.away.items()), given=self.given())
+        return answer._replace(away=tuple(self.connection.beating.away.items()), given=self.given())
 
     def missing_rights(self, queue: str) -> set[str]:
         """On any of the servers that answer: each has users of its own. Raises ConnectionLost where none does."""
         found, away = list[set[str]](), list[ConnectionLost]()
         scratch = acl.scratch_key(self.settings.prefix, queue)
-        for node in self.wire.nodes.primaries():
+        for node in self.connection.nodes.primaries():
             try:
                 lacks = acl.missing(node.ready(), self.settings.prefix, queue)
                 more = acl.refused(node.ready(), [("ASKING",), ("CLUSTER", "SLOTS"), ("HSCAN", scratch, 0)])
@@ -245,8 +245,8 @@ class ClusterQueue(KeyspaceQueue):
         return set().union(*found)
 
     def user(self) -> str:
-        nodes = self.wire.nodes.primaries()
-        return acl.name_of(min(nodes, key=lambda node: not node.wire.connected).ready())
+        nodes = self.connection.nodes.primaries()
+        return acl.name_of(min(nodes, key=lambda node: not node.connection.connected).ready())
 
     def close(self) -> None:
         self._ears.close()
@@ -268,18 +268,18 @@ AWAY = 1.0  # seconds that the wait lasts at most while a server is away
 class NodeWait:
     """A connection that waits on lists of one slot. number: its id on the server, 0 where that is not told."""
 
-    def __init__(self, node: Node, wire: RedisConnection) -> None:
-        self.node, self.wire, self.number = node, wire, 0
+    def __init__(self, node: Node, connection: RedisConnection) -> None:
+        self.node, self.connection, self.number = node, connection, 0
 
     def listen(self, names: Sequence[str], seconds: float) -> None:
         """Raises ConnectionLost, ServerRefused."""
         self.node.ready()  # or it rests, and is not waited for
         try:
-            if not self.wire.connected:
-                self.wire.connect()
-                (told,) = self.wire.call_many([("CLIENT", "ID")])
+            if not self.connection.connected:
+                self.connection.connect()
+                (told,) = self.connection.call_many([("CLIENT", "ID")])
                 self.number = told if isinstance(told, int) else 0
-            self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
+            self.connection.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
         except ConnectionLost as error:
             self.node.broke(error)
             raise
@@ -287,14 +287,14 @@ class NodeWait:
     def end(self) -> Any:
         """What it hears when nobody waits any more. None: nothing."""
         try:
-            if self.wire.readable(0, -1):
-                return self.wire.receive()
+            if self.connection.readable(0, -1):
+                return self.connection.receive()
             if self.number:
                 self.node.ready().call("CLIENT", "UNBLOCK", self.number)
-                return self.wire.receive()
+                return self.connection.receive()
         except (ConnectionLost, ServerRefused) as error:
             self.node.broke(error)
-        return self.wire.leave()
+        return self.connection.leave()
 
 
 class Ears:
@@ -327,8 +327,12 @@ class Ears:
         """The lists that a token came from."""
         until, came = time.monotonic() + seconds, False
         while not came and (left := until - time.monotonic()) > 0:
-            fds = ready_of([*[ear.wire.fileno() for ear in ears], wake], left)
-            came = not fds or wake in fds or any(ear.wire.readable(0, -1) for ear in ears if ear.wire.fileno() in fds)
+            fds = ready_of([*[ear.connection.fileno() for ear in ears], wake], left)
+            came = (
+                not fds
+                or wake in fds
+                or any(ear.connection.readable(0, -1) for ear in ears if ear.connection.fileno() in fds)
+            )
         tokens = list[bytes]()
         for reply in [ear.end() for ear in ears]:
             if isinstance(reply, list):
@@ -341,11 +345,11 @@ class Ears:
         ear = self._by_slot.get(slot)
         if ear is None or ear.node is not node:
             if ear is not None:
-                ear.wire.close()
+                ear.connection.close()
             ear = self._by_slot[slot] = NodeWait(node, self.space.opened(node.place))
-        ear.wire.patience(self.space.connect_timeout, self.space.timeout)
+        ear.connection.patience(self.space.connect_timeout, self.space.timeout)
         return ear
 
     def close(self) -> None:
         for ear in self._by_slot.values():
-            ear.wire.close()
+            ear.connection.close()

@@ -1,15 +1,15 @@
 """One Redis or Valkey, over redis-py.
 
-acl            May this user do what a worker does?
-client         ?
+acl            Which commands this user may not call.
+client         Opens and closes sockets with redis-py.
 client_url     Qd(redis=client): the connection parameters of a redis-py client.
-connection     One connection: TCP, TLS, unix socket; pipelining; waiting.
-credentials    Logins from a credential provider, asked at each connect.
-driver         How queues and keyspaces on Redis, Valkey and clusters are opened.
+connection     RedisConnection: pipelining, bounded waits, scripts.
+credentials    Logins from a credential provider, called at each connect.
+driver         Opens queues and keyspaces on Redis, Valkey and clusters.
 protocol       Encoding of commands, meaning of replies, greeting.
-queue          RedisQueue, and how it is opened.
-sentinel       Which server is the primary now.
-url            The url, taken apart, and a socket to it.
+queue          RedisQueue: a worker's turn and wait.
+sentinel       Finds the primary.
+url            RedisUrl: a parsed URL, TLS options.
 """
 
 from __future__ import annotations

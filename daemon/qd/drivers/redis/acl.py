@@ -1,5 +1,5 @@
-"""May this user do what workers and keepers do? Each command is tried on keys of qd's own making, or in a form that changes
-nothing; an ACL refuses before it looks at the arguments. Servers before 6 have no ACL and refuse nothing.
+"""Which commands of workers and keepers an ACL forbids this user. Each command is tried on keys that only qd uses, or in a
+form that changes nothing: an ACL refuses before the server checks the arguments. Servers before 6 have no ACL.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ OF_A_MEMBER = ("ZREM", "ZSCORE", "ZRANK", "HGET", "HDEL", "HEXISTS", "HMGET", "H
 OF_A_KEY = ("ZCARD", "HLEN", "HKEYS", "HGETALL", "EXISTS", "GET", "SCARD", "PTTL", "LLEN", "LPOP")
 
 
-def name_of(wire: RedisConnection) -> str:
-    (said,) = wire.call_many([("ACL", "WHOAMI")])
-    return said.decode() if isinstance(said, bytes) else wire.target.login.user or "default"
+def name_of(connection: RedisConnection) -> str:
+    (reply,) = connection.call_many([("ACL", "WHOAMI")])
+    return reply.decode() if isinstance(reply, bytes) else connection.target.login.user or "default"
 
 
-def missing(wire: RedisConnection, prefix: str, queue: str) -> set[str]:
-    """The commands that workers and keepers need and that the user may not call, in small letters. Nothing stays: what
-    writes is tried only where it can be given a time to live. Raises ConnectionLost."""
-    lacks = refused(wire, quiet_tries(prefix, queue))
-    return lacks if "expire" in lacks else lacks | refused(wire, writing_tries(prefix, queue))
+def missing(connection: RedisConnection, prefix: str, queue: str) -> set[str]:
+    """The commands that workers and keepers need and the user may not call, in lower case. No key remains: writing commands
+    are tried only if the user may call EXPIRE. Raises ConnectionLost."""
+    lacks = refused(connection, quiet_tries(prefix, queue))
+    return lacks if "expire" in lacks else lacks | refused(connection, writing_tries(prefix, queue))
 
 
-def refused(wire: RedisConnection, tries: Tries) -> set[str]:
-    """The commands that the user may not call, in small letters."""
-    return {str(one[0]).lower() for one, reply in zip(tries, wire.call_many(tries), strict=True) if may_not(reply)}
-
-
-def may_not(reply: Any) -> bool:
-    """Whether the command itself is refused, whatever the key."""
-    return isinstance(reply, Exception) and "NOPERM" in str(reply) and not of_key(reply)
+def refused(connection: RedisConnection, tries: Tries) -> set[str]:
+    """The commands of `tries` that the user may not call on any key, in lower case."""
+    replies = zip(tries, connection.call_many(tries), strict=True)
+    return {
+        str(command[0]).lower()
+        for command, reply in replies
+        if isinstance(reply, Exception) and "NOPERM" in str(reply) and not of_key(reply)
+    }
 
 
 def of_key(reply: Any) -> bool:
-    """`NOPERM ... no permissions to access one of the keys` (6, 7.0), `... to access a key` (since 7.2)."""
+    """Whether only the key is refused: `NOPERM ... no permissions to access one of the keys` (6, 7.0), `... to access a key`
+    (since 7.2)."""
     return isinstance(reply, Exception) and "NOPERM" in str(reply) and " to access " in str(reply)
 
 
@@ -49,7 +50,7 @@ def scratch_key(prefix: str, queue: str) -> str:
 
 
 def quiet_tries(prefix: str, queue: str) -> Tries:
-    """On a key that is not there, or with an argument that is refused: nothing is written."""
+    """Commands that write nothing: on a key that does not exist, or with an invalid argument."""
     none = scratch_key(prefix, queue)
     return [
         ("TIME",),
@@ -74,7 +75,7 @@ def quiet_tries(prefix: str, queue: str) -> Tries:
 
 
 def writing_tries(prefix: str, queue: str) -> Tries:
-    """Lists and a set for a moment: should what takes them away be refused, they have five seconds."""
+    """Commands that create a list or set and delete it. If the deletion is refused, the key expires after five seconds."""
     names = {command: scratch_key(prefix, queue) for command in ("RPUSH", "LPUSH", "SADD")}
     takes = {"RPUSH": ("LPOP",), "LPUSH": ("LPOP",), "SADD": ("SREM", "m")}
     tries: list[tuple[Arg, ...]] = []

@@ -1,14 +1,15 @@
 """Connections of redis-py, as qd opens them.
 
-redis-py finds the address, opens the socket (TCP, TLS, unix) and closes it. Everything after that is qd's (wire.py): the
-greeting in one round trip, the reader, and the waits that a signal ends. So redis-py repeats nothing here: no retry, no
-health check, no handshake of its own. Whoever imports this file loads all of redis-py, about 0.2 s and 8 MB. So it is
-imported when a process makes its first connection; the master of `qd work` imports it before it forks (daemon.py).
+redis-py resolves the address, opens the socket (TCP, TLS, unix) and closes it. connection.py does the rest: the greeting in
+one round trip, reading, and waits that a signal ends. redis-py's retries, health checks and handshake are switched off.
+
+Importing this file loads all of redis-py (about 0.2 s and 8 MB), so a process imports it for its first connection. The
+master of `qd work` imports it before it forks (daemon.py).
 """
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - the first name to be resolved imports it
+import encodings.idna  # noqa: F401 - resolving the first host name imports it
 import socket
 import ssl
 from importlib.util import find_spec
@@ -19,13 +20,13 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-# For a handshake that qd does not send, redis-py would otherwise read the metadata of its package for every connection:
-# 2 ms, and 2 MB of each forked process. Older versions read them once and do not know this argument.
+# Otherwise redis-py reads its package metadata for each connection, for a handshake that qd does not send: 2 ms, and 2 MB of
+# each forked process. Older versions read it once and do not have this argument.
 NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
 
 
 class Opened(Protocol):
-    """What qd uses of a connection of redis-py that is open."""
+    """The part of an open redis-py connection that qd uses."""
 
     _sock: Any
 
@@ -33,7 +34,7 @@ class Opened(Protocol):
 
 
 class TlsConnection(SSLConnection):
-    """With a context that was made once, when the URL was read: it trusts the named authority and no other."""
+    """Uses the context made when the URL was parsed. It trusts the named authority only; redis-py would add the system's."""
 
     def __init__(self, context: ssl.SSLContext, **where: Any) -> None:
         super().__init__(**where)
@@ -45,17 +46,14 @@ class TlsConnection(SSLConnection):
 
 def tcp(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Opened:
     """timeout: seconds to connect, and for each step of the TLS handshake. Raises OSError."""
-    where = {"host": host, "port": port}
-    return _connected(TlsConnection, timeout, context=tls, **where) if tls else _connected(Connection, timeout, **where)
+    if tls:
+        return _connected(TlsConnection, timeout, host=host, port=port, context=tls)
+    return _connected(Connection, timeout, host=host, port=port)
 
 
 def unix(path: str, timeout: float) -> Opened:
     """Raises OSError."""
     return _connected(UnixDomainSocketConnection, timeout, path=path)
-
-
-def _no_handshake(connection: object) -> None:
-    """wire.py greets the server itself, in one round trip."""
 
 
 def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
@@ -65,19 +63,16 @@ def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
         protocol=2,
-        redis_connect_func=_no_handshake,
+        redis_connect_func=lambda _: None,  # in place of redis-py's handshake: connection.py sends the greeting
         **NO_DRIVER_INFO,
         **where,
     )
     try:
         connection.connect()
-    except (RedisError, AttributeError) as error:
-        cause = (
-            error.__context__
-        )  # redis-py turns the error of the socket into a text of its own, and may stumble over it
+    except (RedisError, AttributeError) as error:  # AttributeError: redis-py fails to format some socket errors
         connection.disconnect()
-        if isinstance(cause, OSError):
-            raise cause from None
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise OSError(str(error)) from error
     opened: Opened = connection
     return opened

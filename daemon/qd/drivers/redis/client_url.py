@@ -1,18 +1,18 @@
-"""Qd(redis=client): the connection parameters of a redis-py client, as a URL of qd's.
+"""Qd(redis=client): convert the connection parameters of a redis-py client to a URL.
 
-copied      address, database, user, password, credential provider, TLS; Sentinel's or the cluster's servers
-left out    its pool, retries, timeouts, decoding, name and protocol: qd opens its own connections with its own
-refused     what qd could not obey, by name: a connection must not be less safe than the client's
+copied      address, database, user, password, credential provider, TLS; the servers of Sentinel or of the cluster
+ignored     pool, retries, timeouts, decoding, name and protocol: qd opens its own connections with its own values
+refused     options that qd does not support, by name: qd's connections must not be less secure than the client's
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from qd.drivers.redis import credentials
-from qd.drivers.redis.url import TLS_OPTIONS
+from qd.drivers.redis.url import TLS_OPTIONS, host_port
 from qd.errors import ConfigError
 
 REFUSED = (
@@ -27,10 +27,10 @@ Parameters = Mapping[str, Any]
 
 
 def url_of(client: Any) -> str:
-    """Nothing is sent to the server. Raises ConfigError: not a client of redis-py, or one that qd cannot connect as."""
+    """Does not connect. Raises ConfigError: not a client of redis-py, or one with parameters that qd does not support."""
     if any(base.__module__.startswith("redis.asyncio") for base in type(client).__mro__):
         raise ConfigError(f"Qd(redis=...) {TAKEN}; this one is of redis.asyncio: qd connects without an event loop")
-    import redis  # the caller has it
+    import redis  # already loaded by the caller
 
     if isinstance(client, redis.RedisCluster):
         return _of_cluster(client)
@@ -45,7 +45,7 @@ def url_of(client: Any) -> str:
         raise ConfigError("Qd(redis=...): qd cannot call redis_connect_func: use a credential_provider")
     if issubclass(kind, redis.UnixDomainSocketConnection):
         return _url("unix", given, quote(given.get("path", "")), {"db": given.get("db") or 0})
-    host = _host(given.get("host") or "localhost", given.get("port") or 6379)
+    host = host_port(given.get("host") or "localhost", given.get("port") or 6379)
     scheme = "rediss" if issubclass(kind, redis.SSLConnection) else "redis"
     return _url(scheme, given, f"{host}/{given.get('db') or 0}", _tls(kind, given))
 
@@ -55,19 +55,19 @@ def _of_sentinel(pool: Any) -> str:
 
     if not pool.is_master:
         raise ConfigError("Qd(redis=...): slave_for() gives a replica, and queues need the primary: use master_for()")
-    kind, given, watched = pool.connection_class, pool.connection_kwargs, pool.sentinel_manager
+    kind, given = pool.connection_class, pool.connection_kwargs
     _check_class(kind)
-    pools = [each.connection_pool for each in watched.sentinels]
+    pools = [each.connection_pool for each in pool.sentinel_manager.sentinels]
     if not pools:
         raise ConfigError("Qd(redis=...): this Sentinel names no sentinels")
     theirs, tls = pools[0].connection_kwargs, _tls(kind, given)
     is_tls, are_tls = issubclass(kind, SSLConnection), issubclass(pools[0].connection_class, SSLConnection)
     sentinel_tls = _tls(pools[0].connection_class, theirs)
     if theirs.get("credential_provider") is not None:
-        raise ConfigError("Qd(redis=...): qd asks sentinels with a user and password, not with a credential_provider")
+        raise ConfigError("Qd(redis=...): qd supports a user and password for sentinels, not a credential_provider")
     if is_tls and are_tls and tls != sentinel_tls:
         raise ConfigError(
-            "Qd(redis=...): the TLS options of servers and sentinels differ, and qd takes one set for both"
+            "Qd(redis=...): the TLS options of servers and sentinels differ, and qd uses one set for both"
         )
     options = {
         "sentinel_username": theirs.get("username"),
@@ -75,7 +75,7 @@ def _of_sentinel(pool: Any) -> str:
         "sentinel_ssl": None if is_tls == are_tls else str(are_tls).lower(),
         **(tls or sentinel_tls),
     }
-    hosts = ",".join(_host(each.connection_kwargs["host"], each.connection_kwargs["port"]) for each in pools)
+    hosts = ",".join(host_port(each.connection_kwargs["host"], each.connection_kwargs["port"]) for each in pools)
     scheme = "rediss+sentinel" if is_tls else "redis+sentinel"
     place = f"{hosts}/{quote(pool.service_name, safe='')}/{given.get('db') or 0}"
     return _url(scheme, given, place, options)
@@ -88,7 +88,7 @@ def _of_cluster(client: Any) -> str:
     given = nodes.connection_kwargs
     kind = given.get("connection_class") or (SSLConnection if given.get("ssl") else Connection)
     _check_class(kind)
-    hosts = ",".join(_host(node.host, node.port) for node in nodes.startup_nodes.values())
+    hosts = ",".join(host_port(node.host, node.port) for node in nodes.startup_nodes.values())
     scheme = "rediss+cluster" if issubclass(kind, SSLConnection) else "redis+cluster"
     return _url(scheme, given, hosts, _tls(kind, given))
 
@@ -96,7 +96,7 @@ def _of_cluster(client: Any) -> str:
 def _check_class(kind: type) -> None:
     if not kind.__module__.startswith("redis."):
         raise ConfigError(
-            f"Qd(redis=...): qd cannot connect as {kind.__name__} does, a connection class of {kind.__module__}"
+            f"Qd(redis=...): qd does not support {kind.__name__}, a connection class of {kind.__module__}"
         )
 
 
@@ -114,7 +114,7 @@ def _url(scheme: str, given: Parameters, place: str, options: Mapping[str, Any])
 
 
 def _text(value: object, what: str) -> str:
-    """redis-py also takes bytes and numbers. The value is not shown."""
+    """redis-py also accepts bytes and numbers. The error does not show the value."""
     try:
         text = value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
         text.encode()
@@ -123,20 +123,15 @@ def _text(value: object, what: str) -> str:
     return text
 
 
-def _host(host: str, port: int | str) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _tls(kind: type, given: Parameters) -> dict[str, Any]:
-    """Its options that are not redis-py's defaults. Raises ConfigError for what qd cannot obey."""
+    """The TLS options that differ from redis-py's defaults. Raises ConfigError for unsupported ones."""
     from redis.connection import SSLConnection
 
     if not issubclass(kind, SSLConnection):
         return {}
-    _refuse(name for name in REFUSED if given.get(name))
-    made = SSLConnection(
-        **{key: value for key, value in given.items() if key.startswith("ssl_")}
-    )  # it knows its defaults
+    if refused := ", ".join(name for name in REFUSED if given.get(name)):
+        raise ConfigError(f"Qd(redis=...): qd does not support {refused} of this client")
+    made = SSLConnection(**{key: value for key, value in given.items() if key.startswith("ssl_")})  # applies defaults
     checked = "none" if made.cert_reqs == 0 else None
     options = {name: given.get(name) for name in TLS_OPTIONS} | {"ssl_cert_reqs": checked}
     options["ssl_check_hostname"] = None if made.check_hostname or checked else "false"
@@ -144,8 +139,3 @@ def _tls(kind: type, given: Parameters) -> dict[str, Any]:
     version = given.get("ssl_min_version")
     options["ssl_min_version"] = None if version is None else int(version)
     return {name: value for name, value in options.items() if value not in (None, "")}
-
-
-def _refuse(names: Iterable[str]) -> None:
-    if found := ", ".join(names):
-        raise ConfigError(f"Qd(redis=...): qd does not support {found} of this client")

@@ -1,10 +1,8 @@
-"""What a server has been told to do, and nobody has waited for yet (wire.py).
+"""One connection to a Redis or Valkey server: TCP, TLS or a unix socket, with ACL user, database and name.
 
-One connection to a Redis or Valkey server: TCP, TLS or a unix socket, with ACL user, database and name.
-
-redis-py opens and closes the connection (client.py), hiredis parses the replies. What the queue's guarantees depend on is
-here, on the connection's socket: no call is ever repeated behind the caller's back, every wait is bounded, and a wait for a
-job ends at once when a signal writes to the mailbox. Forks and threads do not share a Wire.
+redis-py opens and closes the socket (client.py), hiredis parses the replies. This file does what the queue's guarantees
+need: no call is repeated silently, every wait is bounded, and a wait for a job ends immediately when a signal writes to the
+mailbox. Each process and thread has its own connection.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ if TYPE_CHECKING:
     from qd.drivers.redis.client import Opened
 
 
-class Owed:
-    """The replies to so many commands that were written. They are read when somebody asks for them, or before another
-    command is sent; a connection that is given up before that takes them along."""
+class PendingReplies:
+    """The replies to `count` commands that were sent. They are read when the caller calls this object, or before the next
+    command is sent. If the connection is closed before, they are lost."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -57,17 +55,17 @@ class Owed:
         return self.replies
 
 
-NAMED = 60.0  # seconds that finding the address of a name may take
-LARGE = 1 << 20  # bytes of a reply that are worth a new reader
-RATE = 1 << 16  # bytes a second that a large reply may come at, at least
-LEAVING = 0.1  # seconds a server may take to hang up, too
+NAMED = 60.0  # seconds that resolving a host name may take
+LARGE = 1 << 20  # bytes of a reply after which the reader is replaced
+RATE = 1 << 16  # bytes per second, the minimum for a large reply
+LEAVING = 0.1  # seconds a server may take to close the connection, too
 
 
 class RedisConnection(Patience):
     """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
 
-    timeout: seconds until a reply begins, and then until it is whole, a large one a second for each RATE bytes more;
-    connect_timeout: seconds a connection may take. Both are always finite.
+    timeout: seconds until a reply begins, and again until it is complete, plus a second for each RATE bytes of it;
+    connect_timeout: seconds to connect. Both are always finite.
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
@@ -76,13 +74,15 @@ class RedisConnection(Patience):
         self.connect_timeout = connect_timeout
         self.timeout = timeout
         self._connection: Opened | None = None  # redis-py's
-        self._sock: socket.socket | None = None  # the connection's
-        self._file: Identity | None = None  # the socket's: a job may close it, and its number be another file's then
+        self._sock: socket.socket | None = None  # of _connection
+        self._file: Identity | None = None  # of the socket: a job may close it and reuse its descriptor
         self._reader: Any = None
-        self._owed: list[Owed] = []
+        self._pending: list[PendingReplies] = []
         self._used = 0.0
-        self.tells_of_breaks = False  # True: a connection that an idle wire has lost is told of, not made anew unseen
-        self.about: Callable[[float], None] | None = None  # told that the caller lives, and what the next step may take
+        self.report_breaks = (
+            False  # True: raise ConnectionLost if the idle connection was lost, do not reconnect silently
+        )
+        self.about: Callable[[float], None] | None = None
 
     @property
     def connected(self) -> bool:
@@ -104,9 +104,9 @@ class RedisConnection(Patience):
             raise unreached(error)(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
-        said = greeting(self.target, self.name, user, password)
+        commands = greeting(self.target, self.name, user, password)
         try:
-            check_welcome(self.target, said, self.call_many(said))
+            check_welcome(self.target, commands, self.call_many(commands))
         except BaseException as error:
             self.close()
             self.target.doubted()
@@ -128,21 +128,19 @@ class RedisConnection(Patience):
         return self.receive()
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """A pipeline. Errors of single commands stand in the list as exceptions; raises ConnectionLost only."""
+        """A pipeline. Errors of single commands are exceptions in the list; raises ConnectionLost only."""
         return self.exchange([b"".join([packed(c) for c in commands])], len(commands))
 
     def exchange(self, commands: Sequence[bytes], count: int | None = None) -> list[Any]:
-        """As call_many, of packed commands."""
+        """As call_many, with packed commands."""
         self.write_all(commands)
         return self.read_all(len(commands) if count is None else count)
 
     def write_all(self, commands: Sequence[bytes]) -> None:
-        """Each by itself: no large one eats the time of the next."""
-        for number, command in enumerate(commands):
-            if number == 0:
-                self.send(command)
-            else:
-                self._write(command)
+        """Write one by one, so that each command has its own time limit."""
+        self.send(commands[0])
+        for command in commands[1:]:
+            self._write(command)
 
     def read_all(self, count: int) -> list[Any]:
         replies: list[Any] = []
@@ -150,15 +148,15 @@ class RedisConnection(Patience):
             for _ in range(count):
                 replies.append(self._reply())
         except ConnectionLost:
-            if replies and isinstance(replies[0], ServerBusy):  # full of clients: it says why, and hangs up
+            if replies and isinstance(replies[0], ServerBusy):  # too many clients: it replies with that and closes
                 raise replies[0] from None
             raise
         if any(is_last(reply) for reply in replies):
             self.close()
         return replies
 
-    # A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has not run
-    # anything, so it is sent again with its text: the only repetition there is.
+    # A script is sent by its hash. A server that does not know it (SCRIPT FLUSH, a restart, a failover) has executed
+    # nothing, so the script is sent again with its text. Nothing else is ever repeated.
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
         return self.evaluate(script, evalsha(script, names, args))
@@ -180,43 +178,43 @@ class RedisConnection(Patience):
     def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
         if not calls:
             return list
-        owed, commands = Owed(len(calls)), [evalsha(call.script, call.names, call.args) for call in calls]
-        if self._owed:  # behind those
+        pending, commands = PendingReplies(len(calls)), [evalsha(*call[:3]) for call in calls]
+        if self._pending:  # send() would read these first
             for command in commands:
                 self._write(command)
         else:
             self.write_all(commands)
-        self._owed.append(owed)
-        return partial(self._replies, calls, owed)
+        self._pending.append(pending)
+        return partial(self._replies, calls, pending)
 
-    def _replies(self, calls: Sequence[ScriptCall], owed: Owed) -> list[Any]:
+    def _replies(self, calls: Sequence[ScriptCall], pending: PendingReplies) -> list[Any]:
         self._settle()
-        replies = owed()
+        replies = pending()
         again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
         if again:
-            told, texts = set[str](), list[bytes]()
+            sent, texts = set[str](), list[bytes]()
             for place in again:
                 script, command = calls[place].script, evalsha(*calls[place][:3])
-                texts.append(command if script.sha in told else with_text(script, command))
-                told.add(script.sha)
+                texts.append(command if script.sha in sent else with_text(script, command))
+                sent.add(script.sha)
             for place, reply in zip(again, self.exchange(texts), strict=True):
                 replies[place] = reply
         return [with_refusals(reply) for reply in replies]
 
     def _settle(self) -> None:
-        """Read what is owed. What breaks then is told to those who ask for it."""
-        owed, self._owed = self._owed, []
-        for place, each in enumerate(owed):
+        """Read all pending replies. An error is raised by the pending objects, not here."""
+        pending, self._pending = self._pending, []
+        for place, each in enumerate(pending):
             if self._sock is None:
                 return
             try:
                 each.replies = self.read_all(each.count)
             except QdError as error:
-                for lost in owed[place:]:
+                for lost in pending[place:]:
                     lost.error = error
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """One BLPOP. An alarm may end the wait and nothing else; left early, the connection is given up with it."""
+        """One BLPOP. An alarm can interrupt only the wait; the connection is then closed."""
         command = packed(("BLPOP", name, max(0.001, round(seconds, 3))))
         try:
             with shield:
@@ -231,13 +229,13 @@ class RedisConnection(Patience):
             raise
 
     def send(self, command: bytes) -> None:
-        """Send packed bytes, on a fresh connection when there is none or when the one that is there went away."""
-        if self._owed:
+        """Send packed bytes. Connects first if there is no connection, or if the idle one was lost."""
+        if self._pending:
             self._settle()
         if self._sock is None:
             self.connect()
-        elif time.monotonic() - self._used > 1.0 and (why := self._went_away()):
-            if self.tells_of_breaks:
+        elif time.monotonic() - self._used > 1.0 and (why := self._idle_fault()):
+            if self.report_breaks:
                 self.lost(why)
             self.connect()
         self._write(command)
@@ -250,7 +248,7 @@ class RedisConnection(Patience):
             self.lost(error)
 
     def receive(self) -> Any:
-        """The next reply. Raises what the server answered as ServerBusy, WrongPassword or ServerRefused."""
+        """The next reply. Raises an error reply as ServerBusy, WrongPassword or ServerRefused."""
         reply = self._reply()
         if isinstance(reply, Exception):
             if is_last(reply):
@@ -272,18 +270,18 @@ class RedisConnection(Patience):
                 if reply is False:
                     until = self._in_time(until, came)
             if came > LARGE and not reader.has_data():
-                self._reader = hiredis.Reader()  # the old one would keep a copy until the next reply
+                self._reader = hiredis.Reader()  # the old one keeps a copy until the next reply
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
             self.lost(error)
-        if not self.target.must_be_primary:  # else it is asked for once a second, also when all goes well
+        if not self.target.must_be_primary:  # else send() checks once a second that it still is
             self._used = time.monotonic()
         if self.about is not None:
             self.about(0.0)
         return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
 
     def _in_time(self, until: float, came: int) -> float:
-        """A part of a reply came, of `came` bytes by now. Returns until when the rest is waited for, but for RATE; raises
-        TimeoutError: each part on time is no answer, where they never make a whole."""
+        """Limit the time of a whole reply, of which `came` bytes have arrived. Returns its deadline, without the time for
+        RATE. Raises TimeoutError."""
         at = time.monotonic()
         until = until or at + (self._sock.gettimeout() or self.timeout if self._sock else self.timeout)
         if at > until + came / RATE:
@@ -295,7 +293,7 @@ class RedisConnection(Patience):
         return self._sock.fileno() if self._sock is not None else -1
 
     def readable(self, seconds: float, wake: int) -> bool:
-        """Wait for the first byte of a reply, at most `seconds`, ended at once by the descriptor `wake`."""
+        """Wait at most `seconds` for the first byte of a reply. The descriptor `wake` ends the wait immediately."""
         sock, until = self._sock, time.monotonic() + seconds
         while sock is not None:
             if isinstance(sock, ssl.SSLSocket) and sock.pending():
@@ -308,23 +306,24 @@ class RedisConnection(Patience):
         return False
 
     def _decrypts(self, sock: ssl.SSLSocket) -> bool:
-        """Bytes came; False: they were TLS's own (a session ticket, a part of a record), not yet a reply or the end."""
+        """Whether the bytes that arrived belong to a reply, or are the end. False: they were TLS's own (a session ticket,
+        part of a record)."""
         sock.settimeout(0)
         try:
             self._reader.feed(sock.recv(65536))
         except ssl.SSLWantReadError:
             return False
         except (OSError, ssl.SSLError):
-            return True  # the next read tells
+            return True  # the next read raises it
         finally:
             sock.settimeout(self.timeout)
         return True
 
     def leave(self) -> Any:
-        """Take no reply any more, and close. Returns one that the server had already sent, else None.
+        """Close without waiting for the reply. Returns the reply if the server had already sent it, else None.
 
-        The server drops who hangs up in the middle of a blocking command: after the half-close nothing is served in
-        vain. TLS knows no half-close; what was on its way then is lost.
+        A server drops a client that hangs up during a blocking command, so after the half-close it pops no token. TLS has no
+        half-close; a reply in transit is lost then.
         """
         sock, reply = self._sock, None
         if sock is not None and not isinstance(sock, ssl.SSLSocket):
@@ -337,9 +336,9 @@ class RedisConnection(Patience):
         self.close()
         return None if isinstance(reply, Exception) else reply
 
-    def _went_away(self) -> str:
-        """Why it is not to be used again, "": it is. An idle one that is readable was closed (or holds a reply nobody waits
-        for); and another server may be the primary now."""
+    def _idle_fault(self) -> str:
+        """Why the idle connection must not be used, "" if it may. If it is readable, it was closed (or has a reply without a
+        call); and another server may be the primary now."""
         if self.readable(0, -1):
             return "the server closed the connection"
         self._used = time.monotonic()
@@ -360,12 +359,12 @@ class RedisConnection(Patience):
             self.close()
 
     def close(self) -> None:
-        sock, self._sock, self._reader, self._owed = self._sock, None, None, []
+        sock, self._sock, self._reader, self._pending = self._sock, None, None, []
         connection, self._connection = self._connection, None
         if sock is not None:
             if identity(sock.fileno()) == self._file:
                 sock.close()
             else:
                 sock.detach()
-        if connection is not None:  # after the socket: redis-py would shut down what a job has under its number now
+        if connection is not None:  # last, or redis-py would shut down a job's file that reuses the descriptor
             connection.disconnect()

@@ -1,10 +1,10 @@
-"""User and password of a Redis connection: those of the URL, or of a credential provider, which is asked at each connect.
+"""User and password of a Redis connection: from the URL, or from a credential provider that is called at each connect.
 
-A provider is what redis-py calls one, an object with get_credentials(), or a function: both return (user, password) or
-(password,). It has a name, which travels in the URL as `credentials=NAME`:
+A provider is an object with get_credentials(), as in redis-py, or a function. Both return (user, password) or (password,).
+The URL contains its name as `credentials=NAME`:
 
-    shop.aws:provider     an attribute of a module, as `credentials` in qd.toml names it
-    Qd:ElastiCache        that of the client in Qd(redis=client): known once the app is imported
+    shop.aws:provider     an attribute of a module, as named by `credentials` in qd.toml
+    Qd:ElastiCache        the provider of the client in Qd(redis=client), registered when the app is imported
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _of_clients: dict[str, object] = {}
 
 
 class Login(NamedTuple):
-    """provider: the name of what provides user and password, "" where the URL has them or none are needed."""
+    """provider: name of the credential provider, "" if the URL contains the login or no login is needed."""
 
     user: str | None = None
     password: str | None = None
     provider: str = ""
 
     def ask(self, place: str) -> tuple[str | None, str | None]:
-        """User and password for a new connection to `place`. Raises Unusable: the provider has none; what it raised or
-        returned is not part of the message, since it may contain the password."""
+        """User and password for a new connection to `place`. Raises Unusable if the provider fails. The message omits what
+        the provider raised or returned, since that may contain the password."""
         if not self.provider:
             return self.user, self.password
         try:
@@ -40,11 +40,11 @@ class Login(NamedTuple):
 
 
 class _Unfit(Exception):
-    """What a provider returned is no user and password."""
+    """The provider returned something else than user and password."""
 
 
 def add(provider: object) -> str:
-    """The name for the provider of a client. The same program imported again gives the same names in the same order."""
+    """Register the provider of a client. Returns its name, which is the same in every process that imports the app."""
     kind = type(provider).__name__
     names = (f"{OF_CLIENT}{kind}{number or ''}" for number in range(len(_of_clients) + 1))
     name = next(name for name in names if _of_clients.get(name, provider) is provider)
@@ -53,7 +53,7 @@ def add(provider: object) -> str:
 
 
 def check(name: str) -> None:
-    """Raises ConfigError: there is no such provider. It is not asked."""
+    """Raises ConfigError if there is no such provider. Does not call the provider."""
     try:
         _getter(find(name))
     except ConfigError as error:
@@ -61,10 +61,10 @@ def check(name: str) -> None:
 
 
 def find(name: str) -> object:
-    """Raises ConfigError, whose text continues the name."""
+    """Raises ConfigError with a text that follows the name in a sentence."""
     if name.startswith(OF_CLIENT):
         if name not in _of_clients:
-            raise ConfigError("is part of the app, which is not imported here")
+            raise ConfigError("is part of the app, which this process has not imported")
         return _of_clients[name]
     module, _, path = name.partition(":")
     try:
@@ -74,7 +74,7 @@ def find(name: str) -> object:
     for part in path.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise ConfigError(f"is not there: module {module} has no {path}")
+        raise ConfigError(f"does not exist: module {module} has no {path}")
     return found
 
 
@@ -90,13 +90,17 @@ def _getter(provider: Any) -> Callable[[], object]:
 def _credentials(given: object) -> tuple[str | None, str]:
     """Raises _Unfit."""
     if not isinstance(given, tuple | list) or len(given) not in (1, 2):
-        raise _Unfit(f"returns {_kind(given)} in place of (user, password)")
+        raise _Unfit(f"returns {_kind(given)} instead of (user, password)")
     user, password = (None, given[0]) if len(given) == 1 else given
     for part, word in ((user, "user"), (password, "password")):
-        if not isinstance(part, str) and not (part is None and word == "user"):
-            raise _Unfit(f"returns {_kind(part)} as {word} in place of a text")
-        if part and not _is_encodable(part):
-            raise _Unfit(f"returns a {word} that UTF-8 cannot encode")
+        if part is None and word == "user":
+            continue
+        if not isinstance(part, str):
+            raise _Unfit(f"returns {_kind(part)} as {word} instead of a string")
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            raise _Unfit(f"returns a {word} that UTF-8 cannot encode") from None
     return user or None, password
 
 
@@ -104,16 +108,8 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _where(error: BaseException) -> str:
-    """The kind of the error and the line that raised it."""
+    """The type of the error and the line that raised it."""
     frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
     frames = [frame for frame in frames if not frame.filename.startswith(("<frozen", importlib.__file__ or "<"))]
     return type(error).__name__ + (f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")

@@ -1,6 +1,6 @@
-"""How the manager opens queues and keyspaces on Redis or Valkey.
+"""Opens queues and keyspaces on Redis or Valkey (see the table in options/drivers.py), and checks their URLs.
 
-Whether the url of a Redis, of sentinels or of a cluster can be used. Nothing is connected, and redis-py is not loaded.
+Nothing here connects or loads redis-py.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> RedisQueue | ClusterQueue:
-    queue = kind_of(at.url)(at, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
+    kind: type[RedisQueue] | type[ClusterQueue] = RedisQueue
+    if is_cluster(at.url):
+        from qd.drivers.cluster.queue import ClusterQueue
+
+        kind = ClusterQueue
+    queue = kind(at, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
     queue.patience(who.patience, who.patience)
     return queue
-
-
-def kind_of(url: str | None) -> type[RedisQueue] | type[ClusterQueue]:
-    if not is_cluster(url):
-        return RedisQueue
-    from qd.drivers.cluster.queue import ClusterQueue
-
-    return ClusterQueue
 
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> RedisConnection | ClusterKeyspace:
@@ -41,8 +38,8 @@ def open_space(at: ConnectionSettings, title: str, patience: float) -> RedisConn
 
 
 def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0) -> RedisConnection | ClusterKeyspace:
-    """A keyspace on the Redis at `url`, whatever kind it is. prefix: what all names begin with. patience: seconds to
-    connect, and for each reply."""
+    """A keyspace on the server, primary or cluster at `url`. prefix: of all names. patience: seconds to connect, and for
+    each reply."""
     if is_cluster(url):
         from qd.drivers.cluster.keyspace import ClusterKeyspace
 
@@ -55,19 +52,19 @@ def is_cluster(url: str | None) -> bool:
 
 
 def check(url: str) -> None:
-    """Raises ConfigError naming what is wrong in it."""
+    """Raises ConfigError."""
     parsed(url)
 
 
 def check_provider(url: str) -> None:
-    """Raises ConfigError: its credential provider cannot be imported. The provider is not asked."""
+    """Raises ConfigError if its credential provider cannot be imported. Does not call the provider."""
     provider = parsed(url).login.provider
     if provider:
         credentials.check(provider)
 
 
 def parsed(url: str) -> RedisUrl:
-    """Of a cluster its first server."""
+    """For a cluster, the URL of its first server."""
     if url.partition(":")[0] in SCHEMES:
         seeds = seeds_of(url)
         return RedisUrl(seeds.url(seeds.places[0]))

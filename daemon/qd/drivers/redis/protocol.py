@@ -1,7 +1,4 @@
-"""What is written to a Redis server, and what its replies mean. wire.py and the cluster's ask here.
-
-The first words of a connection to a Redis, and whether the answers are those of the server that was meant.
-"""
+"""Encoding of commands, the errors that replies mean, and the greeting of a new connection."""
 
 from __future__ import annotations
 
@@ -18,23 +15,23 @@ from qd.errors import OtherKind, ServerBusy, ServerRefused, Unreachable, Unusabl
 BUSY = (
     "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "BUSY", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED",
 )  # fmt: skip
-# A command of many words to a server that wants a password is a protocol error to it, and not NOAUTH.
+# To a long command before AUTH, a server replies with a protocol error instead of NOAUTH.
 PASSWORD = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR Client sent AUTH", "ERR Protocol error: unauthenticated")
-# Scripts of servers before 7 hide the word in their own error; a server that is full of clients has none.
+# Servers before 7 put the word inside a script's own error; a server at its maximum of clients sends no word.
 HIDDEN = ("-OOM ", "-READONLY ", "-MISCONF ", "-NOREPLICAS ", "max number of clients reached")
-# Not to be used again after these: another server serves now and is looked for anew, or this one hangs up.
+# After these the connection is closed: another server is the primary now, or this one hangs up.
 LAST = ("READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "Protocol error", "max number of clients reached")
 
 ITEM = b"$%d\r\n%b\r\n"
 
 
 def packed_items(args: Sequence[Arg], before: bytes = b"") -> bytes:
-    """Arguments as the protocol sends them, each a bulk string. before: what stands in front of them."""
+    """Arguments as bulk strings, after the bytes `before`."""
     words: list[int | bytes] = [before]
     for arg in args:
         part = arg if isinstance(arg, bytes) else str(arg).encode()
         words += (len(part), part)
-    return (b"%b" + ITEM * len(args)) % tuple(words)  # all at once: a call of the schedule has thousands
+    return (b"%b" + ITEM * len(args)) % tuple(words)  # one step, because a call of the schedule has thousands
 
 
 def packed(args: Sequence[Arg]) -> bytes:
@@ -43,7 +40,7 @@ def packed(args: Sequence[Arg]) -> bytes:
 
 
 def evalsha(script: Script, names: Sequence[str], args: Sequence[Arg]) -> bytes:
-    """names: a tuple that comes again and again is packed once."""
+    """names: a tuple is packed once and cached; use it for names that repeat."""
     head = _headed(script.sha, names) if isinstance(names, tuple) else _head(script.sha, names)
     return packed_items(args, b"*%d\r\n%b" % (3 + len(names) + len(args), head))
 
@@ -56,7 +53,7 @@ _headed = lru_cache(64)(_head)
 
 
 def with_text(script: Script, command: bytes) -> bytes:
-    """The same EVALSHA for a server that does not know the script: it keeps it then."""
+    """The EVALSHA as EVAL, for a server that does not know the script. It stores the script."""
     by_hash = packed_items(("EVALSHA", script.sha))
     return command.replace(by_hash, packed_items(("EVAL", script.text)), 1)
 
@@ -66,14 +63,14 @@ def is_unknown(reply: object) -> bool:
 
 
 def with_refusals(reply: Any) -> Any:
-    """With the refusals inside of it, of a script that goes on after one, as exceptions of ours."""
+    """Convert the errors inside a script's reply to qd's exceptions."""
     if not isinstance(reply, list):
         return reply
     return [classified(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in reply]
 
 
 def is_last(reply: object) -> bool:
-    """Whether it, or a refusal in it, is the last that is heard of this connection."""
+    """Whether the connection must be closed after this reply, or after an error in it."""
     if isinstance(reply, list):
         return any(is_last(each) for each in reply if isinstance(each, Exception))
     return isinstance(reply, Exception) and any(word in str(reply) for word in LAST)
@@ -84,9 +81,7 @@ def classified(text: str) -> Exception:
     if text.startswith(PASSWORD):
         return WrongPassword(f"Redis refuses this user or password: {text}")
     if word in ("MOVED", "CROSSSLOT"):
-        return OtherKind(
-            f"{text} (a node of a cluster says so to one that takes it for a single server: write redis+cluster://)"
-        )
+        return OtherKind(f"{text} (this server is a node of a cluster: write redis+cluster:// in the url)")
     if word == "OOM" or "-OOM " in text:
         return ServerBusy(
             f"Redis is full and takes no new jobs until workers have made room or maxmemory is raised: {text}"
@@ -100,7 +95,8 @@ Commands = list[tuple[Arg, ...]]
 
 
 def greeting(target: RedisUrl, name: str, user: str | None, password: str | None) -> Commands:
-    """Who we are, which database, and who is there. name: what its list of clients shows, "" for none."""
+    """The commands of one round trip: log in, select the database, set the name, identify the server. name: shown in the
+    server's client list, "" for none."""
     commands = Commands()
     if password is not None:
         commands.append(("AUTH", user, password) if user else ("AUTH", password))
@@ -110,16 +106,18 @@ def greeting(target: RedisUrl, name: str, user: str | None, password: str | None
         commands.append(("CLIENT", "SETNAME", name))
     if target.must_be_primary:
         commands.append(("ROLE",))
-    commands.append(("TIME",))  # who answers this well is a Redis
+    commands.append(("TIME",))  # a valid reply identifies a Redis server
     return commands
 
 
 def check_welcome(target: RedisUrl, commands: Commands, replies: Sequence[Any]) -> None:
-    """Raises what it was refused with, and Unreachable: another program, or no primary yet; Unusable: not this database."""
+    """Raises the server's error; Unreachable if this is not Redis or not a primary; Unusable if the database is missing."""
     for command, reply in zip(commands, replies, strict=True):
         if command[0] == "SELECT" and isinstance(reply, ServerRefused):
             raise Unusable(f"Redis at {target.place} has no such database: {reply}")
-        if isinstance(reply, Exception) and not may_be_refused(command[0], reply):
+        # An ACL may forbid SETNAME and ROLE. If it forbids TIME, the first call reports that.
+        optional = command[0] in ("CLIENT", "ROLE") or (command[0] == "TIME" and not isinstance(reply, ServerBusy))
+        if isinstance(reply, Exception) and not optional:
             raise reply
         if command[0] == "ROLE" and isinstance(reply, list) and reply[0] != b"master":
             raise Unreachable(f"Redis at {target.place} is a {reply[0].decode()}: no primary is there yet")
@@ -127,10 +125,5 @@ def check_welcome(target: RedisUrl, commands: Commands, replies: Sequence[Any]) 
         raise Unreachable(stranger(target))
 
 
-def may_be_refused(command: Arg, error: Exception) -> bool:
-    """A name is a comfort, an ACL may refuse it, and ROLE too; and what TIME is refused for, the first call is told."""
-    return command in ("CLIENT", "ROLE") or (command == "TIME" and not isinstance(error, ServerBusy))
-
-
 def stranger(target: RedisUrl) -> str:
-    return f"the server at {target.place} answers what no Redis answers: does the url name another program's port?"
+    return f"the server at {target.place} does not reply as Redis does: does the url name another program's port?"

@@ -1,9 +1,9 @@
-"""Laravel's Redis queue: the contract of `base.Connector` in scripts.
+"""Laravel's Redis queue: the worker's part of `base.Connector`. The rest is in keyspace/queue.py.
 
-    turn    turn.lua                 ack the job before, lease the next: reserved + owners, one call a job
-    wait    BLPOP on the tokens      ended at once by a signal
+    turn    turn.lua                 ack the previous job, lease the next: one call per job
+    wait    BLPOP on the tokens      a signal ends it immediately
 
-All else is keyspace/queue.py. One instance belongs to one thread of one process.
+One instance belongs to one thread of one process.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RedisQueue(KeyspaceQueue):
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.wire = RedisConnection(settings.url or "", name=who.title)
-        super().__init__(settings, self.wire, who, keep=keep, max_payload=max_payload)
+        self.connection = RedisConnection(settings.url or "", name=who.title)
+        super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
         self._heads: dict[tuple[str, ...], bytes] = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
@@ -47,7 +47,7 @@ class RedisQueue(KeyspaceQueue):
         head = self._heads.get(names) or self._headed(names)
         self.turns += 1
         command = head + turn_tail(f"{self.base}{self.turns}".encode(), done, names, shut)
-        return turn_of(self.wire.evaluate(script("turn"), command), names)
+        return turn_of(self.connection.evaluate(script("turn"), command), names)
 
     def _headed(self, queues: tuple[str, ...]) -> bytes:
         names = self._keys(*[kind(queue) for queue in queues for kind in TURNED])
@@ -55,40 +55,40 @@ class RedisQueue(KeyspaceQueue):
         return head
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        """One BLPOP. Left early by a signal, the connection is given up with it, and a token that came is put back."""
+        """One BLPOP. If a signal ends it early, the connection is closed and a token that had arrived is put back."""
         names = self._keys(*[keys.notify(queue) for queue in queues])
-        self.wire.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
-        in_time = self.wire.readable(seconds + self.wire.timeout, wake)
-        token = self.wire.receive() if in_time else self.wire.leave()
+        self.connection.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
+        in_time = self.connection.readable(seconds + self.connection.timeout, wake)
+        token = self.connection.receive() if in_time else self.connection.leave()
         if token and ready_of([wake], 0):
-            self.wire.call("RPUSH", token[0], "1")
+            self.connection.call("RPUSH", token[0], "1")
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        """Whoever beats hears of each break: another server may be there now, and those with leases have to renew first."""
-        self.wire.tells_of_breaks = True
+        """Report lost connections from now on: another server may answer next, and leases must be renewed there first."""
+        self.connection.report_breaks = True
         return super().beat(queues, asked)
 
     def missing_rights(self, queue: str) -> set[str]:
-        return acl.missing(self.wire, self.settings.prefix, queue)
+        return acl.missing(self.connection, self.settings.prefix, queue)
 
     def user(self) -> str:
-        return acl.name_of(self.wire)
+        return acl.name_of(self.connection)
 
 
 TURNED = (
     keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at,
 )  # fmt: skip
-"""Of each queue, as turn.lua has them."""
+"""The KEYS of each queue in turn.lua."""
 
 
 def turn_head(names: Sequence[str], args: Sequence[Arg]) -> bytes:
-    """The part of the turn's command that stays the same, packed once. args: its first eight."""
+    """The constant part of the turn's command, packed once. args: its first eight arguments."""
     fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *names, *args]
     return b"*%d\r\n" % (len(fixed) + 4) + packed_items(fixed)
 
 
 def turn_tail(base: bytes, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> bytes:
-    """The other part: its last four arguments. base: of the mark."""
+    """The rest of the command: its last four arguments. base: beginning of the new mark."""
     if done is None:
         tail = b"$%d\r\n%b\r\n$1\r\n0\r\n$0\r\n\r\n" % (len(base), base)
     else:
@@ -99,16 +99,16 @@ def turn_tail(base: bytes, done: Reserved | None, queues: Sequence[str], shut: S
 
 
 def turn_of(reply: list[Any], queues: Sequence[str]) -> Turn:
-    """What the turn's script has answered."""
+    """The reply of turn.lua. Raises ConnectionLost if this worker holds another job."""
     acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
     if acked == -2:
-        raise ConnectionLost("Redis has run a call of this worker that was given up before")
+        raise ConnectionLost("Redis executed a call this worker had already abandoned; reconnecting")
     job = Reserved(queues[index - 1], member, mark.decode(), start, length, before) if index else None
     paused = tuple([queues[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
     return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, malformed)
 
 
 def places_of(names: Sequence[str], shut: Sequence[str]) -> str:
-    """` 2 3 `: which of `names` stand in `shut`, counted from 1; "" for none."""
+    """` 2 3 `: the positions of `shut` in `names`, counted from 1; "" for none."""
     places = [str(place) for place, name in enumerate(names, 1) if name in shut]
     return f" {' '.join(places)} " if places else ""

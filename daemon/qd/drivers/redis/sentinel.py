@@ -1,15 +1,14 @@
-"""Which server is the primary now: the sentinels of a Redis or Valkey are asked for each new connection.
+"""Finds the primary: each new connection queries the sentinels of a Redis or Valkey.
 
-redis+sentinel://[user:password@]s1[:26379],s2,s3/SERVICE[/DB], rediss+sentinel:// with TLS to sentinels and servers.
-user and password are the servers'. Options behind `?`: sentinel_username, sentinel_password, sentinel_ssl (true or false:
-whether sentinels use TLS, where that differs from the servers), and those of target.
+redis+sentinel://[user:password@]s1[:26379],s2,s3/SERVICE[/DB], or rediss+sentinel:// for TLS to sentinels and servers. user
+and password are for the servers. Options: sentinel_username, sentinel_password, sentinel_ssl (true or false, if sentinels
+differ from the servers), and those of url.py.
 
-    a connection in use   one of them is asked again once a second: the old primary may live on
-    one that answers      stays in front for the next time
-    one that does not     goes behind the others, as does one whose primary is away or is none
+    while a connection is in use   one sentinel is queried once a second, because the old primary may still be alive
+    a sentinel that answers        stays first in the list
+    a sentinel that does not       goes to the end, as does one that names a server that is unreachable or not a primary
 
-The connections are redis-py's; its Sentinel client is not used: each question here has an end, and one that broke is not
-repeated unseen, while that client retries and has no bound for the whole search.
+redis-py opens the connections. Its Sentinel client is not used: it retries, and has no limit for the whole search.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from urllib.parse import unquote
 
 import hiredis
 
-from qd.drivers.redis.url import OPTIONS, RedisUrl, login_of, options_of, parted, reason, switch, tls_context, unreached
+from qd.drivers.redis.url import OPTIONS, RedisUrl, host_port, login_of, parsed, reason, switch, tls_context, unreached
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, Unusable, WrongPassword
 
 if TYPE_CHECKING:
@@ -33,37 +32,37 @@ KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
 OWN_OPTIONS = ("sentinel_username", "sentinel_password", "sentinel_ssl", *OPTIONS)
 PORT = 26379
-RESTS = 10.0
-ASK = 0.5  # seconds one sentinel may take, where a connection may take as long or longer
+RESTS = 10.0  # pause after a failed query, in multiples of its duration
+QUERY_TIME = 0.5  # seconds one sentinel may take, if a connection may take as long
 NO_ENTRY = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH")
-HOSTS = re.compile(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", re.DOTALL)  # what is before them, they, what is behind
+HOSTS = re.compile(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", re.DOTALL)  # the text before the hosts, the hosts, the rest
 ADDRESS = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
 Address = tuple[str, int]
 
 
 def target_of(url: str) -> RedisUrl:
-    """Raises ConfigError naming what is wrong in the url."""
+    """Raises ConfigError."""
     return Primary(url) if url.partition(":")[0] in KINDS else RedisUrl(url)
 
 
 class Primary(RedisUrl):
-    """The server that sentinels name. `sentinels`: the one to ask first comes first. Raises ConfigError."""
+    """The server that the sentinels name. `sentinels`: in the order of queries. Raises ConfigError."""
 
     must_be_primary = True
 
     def __init__(self, url: str) -> None:
-        hosts, rest = without_hosts(url)
-        parts = parted(rest, KINDS)
-        query = options_of(parts, OWN_OPTIONS)
+        match = HOSTS.fullmatch(url)  # newer Pythons refuse a list of hosts in which one is `[::1]`
+        hosts, rest = (match[2], match[1] + match[3]) if match else ("", url)
+        parts, query = parsed(rest, KINDS, OWN_OPTIONS)
         self.login = login_of(parts, query)
         self.path = None
         self.service, _, db = unquote(parts.path).strip("/").partition("/")
         if not self.service:
-            raise ConfigError(f"the url names no service that the sentinels know (written {WRITTEN})")
+            raise ConfigError(f"the url names no service of the sentinels (written {WRITTEN})")
         try:
             self.db = int(query.get("db") or db or 0)
         except ValueError:
-            raise ConfigError(f"'{db or query['db']}' is no number of a database (written {WRITTEN})") from None
+            raise ConfigError(f"'{db or query['db']}' is not a database number (written {WRITTEN})") from None
         self.sentinels = [address_of(each) for each in hosts.split(",")]
         self._login = query.get("sentinel_username"), query.get("sentinel_password")
         is_tls = parts.scheme == KINDS[1]
@@ -79,7 +78,7 @@ class Primary(RedisUrl):
         return f"'{self.service}' by the sentinels {', '.join([shown(each) for each in self.sentinels])}"
 
     def connection(self, timeout: float) -> Opened:
-        """To the primary; whether it knows that it is one, `wire` asks. Raises OSError, ConnectionLost."""
+        """A connection to the named server; RedisConnection checks its role. Raises OSError, ConnectionLost."""
         self.host, self.port = self.found(timeout)
         try:
             return super().connection(timeout)
@@ -88,70 +87,69 @@ class Primary(RedisUrl):
             raise
 
     def doubted(self) -> None:
-        """Another sentinel may know better."""
+        """Query another sentinel next."""
         self.sentinels.append(self.sentinels.pop(0))
 
     def replaced(self, timeout: float) -> str:
-        """By the word of one sentinel: an old primary that lives on takes writes, and loses them, until one tells it. One
-        that does not answer says nothing, and another is asked, RESTS times as long later as this one was waited for."""
+        """Queries one sentinel: a replaced primary that is still alive accepts writes, and loses them, until a sentinel
+        demotes it. If this sentinel fails, the next query goes to another one, after a pause of RESTS times the wait."""
         began = time.monotonic()
         if began < self._rests_until:
             return ""
         try:
-            address = self.told_by(self.sentinels[0], min(ASK, timeout / 2))
+            address = self.told_by(self.sentinels[0], min(QUERY_TIME, timeout / 2))
         except (OSError, hiredis.ProtocolError, ConnectionLost):
             self.doubted()
-            over = time.monotonic()
-            self._rests_until = over + RESTS * (over - began)
+            now = time.monotonic()
+            self._rests_until = now + RESTS * (now - began)
             return ""
         return "" if address == (self.host, self.port) else f"the sentinels name {shown(address)} now"
 
     def found(self, timeout: float) -> Address:
-        """The first answer of a sentinel. Raises ConnectionLost: none knows, within `timeout` seconds."""
-        until, said = time.monotonic() + timeout, list[ConnectionLost]()
+        """The first answer of a sentinel within `timeout` seconds. Raises ConnectionLost if there is none."""
+        until, errors = time.monotonic() + timeout, list[ConnectionLost]()
         for _ in range(len(self.sentinels)):
             left = until - time.monotonic()
             if left <= 0:
                 break
             try:
-                return self.told_by(self.sentinels[0], min(ASK, timeout / 2, left))
+                return self.told_by(self.sentinels[0], min(QUERY_TIME, timeout / 2, left))
             except (OSError, hiredis.ProtocolError) as error:
-                said.append(unreached(error)(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
+                errors.append(unreached(error)(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
             except ConnectionLost as error:
-                said.append(error)
+                errors.append(error)
             self.doubted()
-        raise worst(said, self.service)
+        for each in errors:  # an error that an operator must fix comes before one of an unreachable sentinel
+            if type(each) is not Unreachable:
+                raise each
+        raise Unreachable(f"no sentinel names the primary of '{self.service}': {'; '.join(map(str, errors))}")
 
     def told_by(self, sentinel: Address, seconds: float) -> Address:
-        """Where the primary is by the word of one of them. Raises OSError, ConnectionLost."""
-        with Asking(sentinel, seconds, self._sentinel_tls) as asking:
+        """The primary's address according to one sentinel. Raises OSError, ConnectionLost."""
+        with SentinelQuery(sentinel, seconds, self._sentinel_tls) as query:
             user, password = self._login
             if password is not None:
-                asking.ask("AUTH", *([user] if user else []), password)
-            found = asking.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+                query.call("AUTH", *([user] if user else []), password)
+            found = query.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
             if not isinstance(found, list):
-                raise Unknown(self.service, shown(sentinel), names_in(asking.ask("SENTINEL", "MASTERS")))
+                masters = query.call("SENTINEL", "MASTERS")
+                names = sorted(each[each.index(b"name") + 1].decode() for each in masters)
+                raise UnknownService(self.service, shown(sentinel), names)
             return found[0].decode(), int(found[1])
 
 
-class Unknown(NeedsMending, Unreachable):
+class UnknownService(NeedsMending, Unreachable):
     """A sentinel knows no primary of this name."""
 
     def __init__(self, service: str, sentinel: str, names: list[str]) -> None:
         known = f"(known: {', '.join(names)})" if names else "(it knows none)"
-        super().__init__(f"sentinel {sentinel} knows no primary called '{service}' {known}: mend the name in the url")
+        super().__init__(
+            f"sentinel {sentinel} knows no primary called '{service}' {known}: correct the name in the url"
+        )
 
 
-def worst(said: list[ConnectionLost], service: str) -> ConnectionLost:
-    """What to say of all of them: what only a person can mend, where each that answered said so."""
-    answered = [each for each in said if type(each) is not Unreachable]
-    if answered:
-        return answered[0]
-    return Unreachable(f"no sentinel tells where the primary of '{service}' is: {'; '.join(map(str, said))}")
-
-
-class Asking:
-    """One short connection to a sentinel; each answer has what is left of its seconds."""
+class SentinelQuery:
+    """One short connection to a sentinel. `seconds` is the time for connecting and all replies."""
 
     def __init__(self, sentinel: Address, seconds: float, tls: ssl.SSLContext | None) -> None:
         self.sentinel, self._until = sentinel, time.monotonic() + seconds
@@ -161,22 +159,22 @@ class Asking:
         self._connection = client.tcp(*sentinel, seconds, tls)
         self._sock = self._connection._sock
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> SentinelQuery:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.disconnect()
 
-    def ask(self, *words: str) -> Any:
-        """Raises OSError, WrongPassword, and Unreachable for every other refusal."""
+    def call(self, *words: str) -> Any:
+        """Raises OSError, WrongPassword, Unusable, and Unreachable for any other error reply."""
         command: Any = words
         self._sock.sendall(hiredis.pack_command(command))
         while (reply := self._reader.gets()) is False:
             self._sock.settimeout(max(0.001, self._until - time.monotonic()))
-            came = self._sock.recv(65536)
-            if not came:
+            received = self._sock.recv(65536)
+            if not received:
                 raise ConnectionError("it closed the connection")
-            self._reader.feed(came)
+            self._reader.feed(received)
         if isinstance(reply, hiredis.ReplyError):
             raise refused(str(reply), shown(self.sentinel))
         return reply
@@ -184,33 +182,22 @@ class Asking:
 
 def refused(text: str, sentinel: str) -> ConnectionLost:
     if text.startswith(NO_ENTRY):
-        way = "sentinel_username and sentinel_password in the url are for it"
-        return WrongPassword(f"sentinel {sentinel} refuses this user or password ({way}): {text}")
+        hint = "set sentinel_username and sentinel_password in the url"
+        return WrongPassword(f"sentinel {sentinel} refuses this user or password ({hint}): {text}")
     if text.startswith("ERR unknown command"):
         return Unusable(
-            f"the server at {sentinel} is no sentinel: write redis:// into the url, or the sentinels' addresses"
+            f"the server at {sentinel} is not a sentinel: write redis:// in the url, or the sentinels' addresses"
         )
     return Unreachable(f"sentinel {sentinel}: {text}")
-
-
-def names_in(masters: Any) -> list[str]:
-    return sorted(each[each.index(b"name") + 1].decode() for each in masters)
-
-
-def without_hosts(url: str) -> tuple[str, str]:
-    """The hosts of a url, and the url without them: newer Pythons refuse a list in which one is `[::1]`."""
-    match = HOSTS.fullmatch(url)
-    return (match[2], match[1] + match[3]) if match else ("", url)
 
 
 def address_of(text: str) -> Address:
     match = ADDRESS.fullmatch(text)
     port = int(match[2] or PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise ConfigError(f"'{text}' is no host:port of a sentinel (written {WRITTEN})")
+        raise ConfigError(f"'{text}' is not the host:port of a sentinel (written {WRITTEN})")
     return match[1].strip("[]"), port
 
 
 def shown(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*address)

@@ -1,8 +1,10 @@
-"""The url of a Redis or Valkey server, taken apart, and a connection to it. `wire` asks here.
+"""The parsed URL of a Redis or Valkey server, and a redis-py connection to it.
 
-redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N.
-Options behind `?`: db, credentials (MODULE:ATTRIBUTE, see credentials.py), and the ssl_ ones of redis-py that OPTIONS names.
-redis+sentinel:// is read in sentinels.py. Reading a url loads nothing of redis-py.
+redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N. The options are db, credentials
+(MODULE:ATTRIBUTE, see credentials.py), and those of redis-py's ssl_ options that TLS_OPTIONS lists.
+
+sentinel.py parses redis+sentinel://. Parsing a URL does not load redis-py; redis-py's parse_url would also ignore unknown
+options.
 """
 
 from __future__ import annotations
@@ -28,13 +30,12 @@ SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 class RedisUrl:
-    """A url taken apart once. Raises ConfigError naming what is wrong in it."""
+    """Raises ConfigError."""
 
-    must_be_primary = False  # True: whoever says by ROLE that it is none is not worked with
+    must_be_primary = False  # True: a server with another ROLE is refused
 
     def __init__(self, url: str) -> None:
-        parts = parted(url, KINDS)
-        query = options_of(parts, OPTIONS)
+        parts, query = parsed(url, KINDS, OPTIONS)
         self.login = login_of(parts, query)
         self.path = unquote(parts.path) if parts.scheme == "unix" else None
         if self.path == "":
@@ -59,34 +60,31 @@ class RedisUrl:
         return client.tcp(self.host, self.port, timeout, self.tls)
 
     def doubted(self) -> None:
-        """The server that was found cannot be worked with."""
+        """Called when the server cannot be used. Primary overrides it."""
 
     def replaced(self, timeout: float) -> str:
-        """Why another server than the one that was found is the one to work with; "": it is that one."""
+        """Why another server must be used now; "" if none. Primary overrides it."""
         return ""
 
 
-def parted(url: str, kinds: Sequence[str]) -> SplitResult:
+def parsed(url: str, kinds: Sequence[str], known: Sequence[str]) -> tuple[SplitResult, dict[str, str]]:
+    """The parts and the options of a url. known: option names. Raises ConfigError."""
     try:
         parts = urlsplit(url)
     except ValueError as error:  # half of an IPv6 address
         raise ConfigError(f"not a Redis url ({error})") from None
     if parts.scheme not in kinds:
         raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
-    return parts
-
-
-def options_of(parts: SplitResult, known: Sequence[str]) -> dict[str, str]:
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     for option in query:
         if option not in known:
             near = did_you_mean(option, known)
             raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(known)}){near}")
-    return query
+    return parts, query
 
 
 def login_of(parts: SplitResult, query: Mapping[str, str]) -> credentials.Login:
-    """Raises ConfigError: a password and a provider of one."""
+    """Raises ConfigError if the url has both a password and a credential provider."""
     named = query.get("credentials", "")
     if named and (parts.username or parts.password):
         raise ConfigError(f"the url has a user or a password, and '{named}' provides both: remove one of them")
@@ -102,46 +100,49 @@ def switch(query: Mapping[str, str], option: str, default: bool) -> bool:
 
 
 def tls_context(query: Mapping[str, str]) -> ssl.SSLContext:
-    """Raises ConfigError: an option that means nothing, a file that cannot be read."""
+    """Raises ConfigError: an invalid option, or a file that cannot be read."""
     try:
         context = ssl.create_default_context(cafile=query.get("ssl_ca_certs"), capath=query.get("ssl_ca_path"))
         if query.get("ssl_certfile"):
-            password = query.get("ssl_password", "")  # never None: OpenSSL would ask the terminal
+            password = query.get("ssl_password", "")  # never None: OpenSSL would prompt on the terminal
             context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"), password)
     except OSError as error:  # an SSLError is one
         named = ", ".join(f"{key}={query[key]}" for key in FILES if key in query)
         raise ConfigError(f"the certificates of a Redis url cannot be read ({named}): {reason(error)}") from None
-    limit(context, query)
-    checks = query.get("ssl_cert_reqs", "required")
-    if checks not in ("required", "none"):
-        raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is none of required, none")
-    context.check_hostname = checks == "required" and switch(query, "ssl_check_hostname", True)
-    if checks == "none":
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def limit(context: ssl.SSLContext, query: Mapping[str, str]) -> None:
-    """Refuse older versions of TLS, and ciphers that are not listed."""
     try:
         if version := query.get("ssl_min_version"):
             context.minimum_version = ssl.TLSVersion(int(version))
         if ciphers := query.get("ssl_ciphers"):
             context.set_ciphers(ciphers)
     except (ValueError, ssl.SSLError) as error:
-        raise ConfigError(f"ssl_min_version or ssl_ciphers in a Redis url is not known here: {error}") from None
+        raise ConfigError(
+            f"this system does not support ssl_min_version or ssl_ciphers of a Redis url: {error}"
+        ) from None
+    checks = query.get("ssl_cert_reqs", "required")
+    if checks not in ("required", "none"):
+        raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is neither required nor none")
+    context.check_hostname = checks == "required" and switch(query, "ssl_check_hostname", True)
+    if checks == "none":
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def host_port(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unreached(why: Exception) -> type[Unreachable]:
-    """A certificate that is refused is for somebody to mend; everything else may be over in a moment."""
+    """Unusable for a refused certificate, which an operator must fix; any other failure may be temporary."""
     return Unusable if isinstance(why, ssl.SSLCertVerificationError) else Unreachable
 
 
 def reason(why: object) -> str:
     if isinstance(why, TimeoutError):
-        return "no answer to TLS in time: has this port TLS?" if "handshake" in str(why) else "no answer in time"
+        return "no answer to TLS in time: does this port use TLS?" if "handshake" in str(why) else "no answer in time"
     if isinstance(why, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {why.verify_message} (ssl_ca_certs names who signs it, the url its host)"
+        return (
+            f"its certificate is refused: {why.verify_message} (set ssl_ca_certs to its authority, the url to its host)"
+        )
     if isinstance(why, ssl.SSLError) and (isinstance(why, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(why)):
-        return "it has ended TLS: where it wants a client's certificate, name ssl_certfile and ssl_keyfile"
+        return "it ended TLS: if it requires a client certificate, set ssl_certfile and ssl_keyfile"
     return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()
