@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qd.arguments.injection import Serializer
-from qd.dispatch.batch import Batch, BatchCall, batch_in_hand
+from qd.dispatch.batch import Batch, BatchCall, current_batch
 from qd.dispatch.chain import Chain
 from qd.dispatch.dispatcher import Keyed, Queue
 from qd.dispatch.extensions import extension, own_drivers
@@ -146,7 +146,7 @@ class Qd:
 
     def current_batch(self) -> Batch:
         """The batch of the running job; in a callback, the batch it follows. Raises NotInJob, UnknownBatch."""
-        return batch_in_hand(self._send)
+        return current_batch(self._send)
 
     def keyed(self, job: JobFunction[..., Any, Any] | type[Job[Any]], key: str) -> Keyed:
         """A job by the key it was dispatched with, `remind.using(key="order:42", delay=1800)`, to cancel or move it. If
@@ -203,7 +203,7 @@ class Qd:
         Shares its count with RateLimited(name) on the same connection. Raises DeclarationError."""
         from qd.locks.limiter import Limiter
 
-        return Limiter(self.connections, name, self._services.limits.figures(name, most, per), connection=connection)
+        return Limiter(self.connections, name, self._services.limits.resolve(name, most, per), connection=connection)
 
     def queue(self, name: str, connection: str | None = None) -> Queue:
         """A queue by its name: its state, and raw or PHP string jobs. connection: None for the default one."""
@@ -249,7 +249,7 @@ class Qd:
         An error in a listener is logged and ignored; an error in sending is raised."""
         if not isinstance(event, Event):
             raise ArgumentError(f"{event!r} is not an event: pass an instance of a class derived from qd.events.Event")
-        queued = self._services.handlers.heard(event)
+        queued = self._services.handlers.jobs_for(event)
         self._listeners.emit(event)
         if queued:
             self._send.send_many(queued)

@@ -344,7 +344,7 @@ class SkipIfBatchCancelled:
         return repr_of(self)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
-        batch = None if job.ties is None else job.ties.batch
+        batch = None if job.relations is None else job.relations.batch
         if batch is not None:
             state = query_queue(job, lambda queue: queue.batches.state(batch))
             if state is not None and state.cancelled_at is not None:

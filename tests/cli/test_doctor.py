@@ -196,7 +196,7 @@ def test_pools_that_serve_every_queue_leave_none_to_a_pool_without_queues(shop: 
 def test_a_job_whose_limit_is_not_declared(shop: Project) -> None:
     shop.jobs('from qd.middleware import RateLimited\n@app.job("r", middleware=[RateLimited("crm")])\ndef r(): ...\n')
     line = doctor(shop).line("job r")
-    assert (line.sign, line.value[:54]) == ("fail", "can never run: no limit is called 'crm' (known: none):")
+    assert (line.sign, line.value[:56]) == ("fail", "can never run: no limit 'crm' is declared (known: none):")
 
 
 # -- the server

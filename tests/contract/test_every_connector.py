@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from qd.config.load import load
-from qd.dispatch.batch import dropped, retry_failed
+from qd.dispatch.batch import failed_store, lost, retry_failed
 from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved
@@ -257,17 +257,17 @@ def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
         assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
     last = take(queue)
     assert queue.ack(last, [Count("B", read(last.member).uuid or "", "failed", "")]), "cancelled: it has no record"
-    assert dropped("B", queue) == 3
+    assert lost("B", queue.batches, failed_store(queue)) == 3
     assert retry_failed(*asked, Listeners()) == 2
-    said = "batch B: 3 of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
+    said = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
     assert [line.message for line in caplog.records if line.name == "qd.batches"] == [said]
-    assert dropped("B", queue) == 3, "those that were sent again are not dropped"
+    assert lost("B", queue.batches, failed_store(queue)) == 3, "those that were sent again are not dropped"
     held = take(queue)
     count, first = read(held.member).failed_before
     assert (count, first is not None and abs(time.time() - first) < 600) == (1, True)
     uuid = read(held.member).uuid or ""
     assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
-    assert dropped("B", queue) == 3
+    assert lost("B", queue.batches, failed_store(queue)) == 3
     assert retry_failed(*asked, Listeners()) == 1, "one that failed again is retried again"
     assert len(list(drained(queue, 2))) == 2
     assert tried.empty()

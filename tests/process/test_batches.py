@@ -221,7 +221,7 @@ def test_a_batch_whose_failed_job_was_forgotten_says_that_it_cannot_succeed(
     shop.work_off()
     (first, _), _ = failed(redis)
     assert shop.qd("failed", "forget", first["id"]).returncode == 0
-    said = f"batch {id}: 1 of its failed jobs cannot be retried, no record of them is kept: `then` will not run\n"
+    said = f"batch {id}: 1 of its failed jobs cannot be retried, their records are gone: `then` will not run\n"
     if way == "command":
         done = shop.qd("failed", "retry", "--all")
         assert (done.stdout, done.stderr) == ("1 job sent again\n", f"qd: {said}")

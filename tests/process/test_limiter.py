@@ -151,9 +151,9 @@ def charge() -> None:
 def test_figures_are_given_or_declared_and_never_both_ways(app: Qd):
     app.limit("stripe", 100, per=60)
     assert app.limiter("stripe").limit == app.limiter("stripe", 100, per=60).limit
-    with pytest.raises(DeclarationError, match="'stripe' is declared already, with 100 per 60 s"):
+    with pytest.raises(DeclarationError, match="'stripe' is already declared with 100 per 60 s"):
         app.limiter("stripe", 10, per=60)
-    with pytest.raises(DeclarationError, match="no limit is called 'other'"):
+    with pytest.raises(DeclarationError, match="no limit 'other' is declared"):
         app.limiter("other")
     with pytest.raises(DeclarationError, match="has half of its figures"):
         app.limiter("other", 10)

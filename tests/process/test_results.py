@@ -254,12 +254,12 @@ def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project
     assert handle.progress() is None
     assert not redis.text("KEYS", "qd:job:*")
     assert later.cancel() is True
-    with pytest.raises(DeclarationError, match=r"knows no queue: app\.handle"):
+    with pytest.raises(DeclarationError, match=r"has no queue: make it with app\.handle"):
         Handle("x").status()
 
 
 def test_an_id_that_nobody_knows_is_not_waited_for(shop: Project, jobs: Jobs) -> None:
-    with pytest.raises(NoResult, match="nothing is known of it"):
+    with pytest.raises(NoResult, match="it is unknown"):
         jobs.app.handle("nosuch").result(1)
     handle = jobs.adds.dispatch(1, 1)
     with pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s"):
@@ -275,7 +275,7 @@ def test_a_result_expires(shop: Project, jobs: Jobs, redis: Client, monkeypatch:
     shop.work_off()
     eventually(lambda: handle.status() == "unknown", 20)
     assert not redis.text("KEYS", "*")
-    with pytest.raises(NoResult, match="nothing is known of it"):
+    with pytest.raises(NoResult, match="it is unknown"):
         handle.result()
 
 

@@ -119,7 +119,7 @@ def test_a_limit_that_is_not_declared_ends_the_start_where_its_job_would_run(sho
     refused = shop.work("-w", "1")
     assert refused.wait(60) == 3
     assert refused.matches(
-        r"app.import_failed app=jobs:app error=\"job 'films.cut' can never run: no limit is called 'film' \(known: films\)"
+        r"app.import_failed app=jobs:app error=\"job 'films.cut' can never run: no limit 'film' is declared \(known: films\)"
     )
     assert not refused.matches("Traceback|trace=")
     assert shop.work_off("default").matches("queue.unserved queue=media ")  # nothing of it runs here

@@ -231,7 +231,7 @@ SHAPES: list[Case] = [
 ]
 
 TOGETHER: list[Case] = [
-    ("an empty chain", lambda s: s.app.chain(), ArgumentError, ("app.chain()", "no job")),
+    ("an empty chain", lambda s: s.app.chain(), ArgumentError, ("app.chain()", "at least one job")),
     ("a job in a chain", lambda s: s.app.chain(s.welcome), ArgumentError, ("mail.welcome", "bind")),
     (
         "a job that catches",

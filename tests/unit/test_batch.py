@@ -29,12 +29,12 @@ def test_what_is_no_call_is_refused(app: FakeQd, step: Any):
 
 
 def test_a_chain_is_no_job_of_a_batch(app: FakeQd, step: Any):
-    with pytest.raises(ArgumentError, match="<chain of step> is sent by itself"):
+    with pytest.raises(ArgumentError, match="<chain of step> cannot be part of another call"):
         app.batch(app.chain(step.bind(1)))
 
 
 def test_a_batch_is_not_sent_among_other_jobs(app: FakeQd, step: Any):
-    with pytest.raises(ArgumentError, match=r"<batch of 1 jobs \(rows\)> is sent by itself"):
+    with pytest.raises(ArgumentError, match=r"<batch of 1 jobs \(rows\)> cannot be part of another call"):
         app.dispatch(step.bind(1), app.batch(step.bind(2), name="rows"))
 
 
@@ -42,14 +42,14 @@ def test_a_batch_is_not_sent_among_other_jobs(app: FakeQd, step: Any):
 def test_a_key_is_refused(app: FakeQd, step: Any, where: str):
     keyed = step.using(key="order:1").bind(1)
     batch = app.batch(keyed) if where == "calls" else app.batch(step.bind(1), then=keyed)
-    with pytest.raises(DeclarationError, match=r"job 'step' has key='order:1'.*leave it out"):
+    with pytest.raises(DeclarationError, match=r"job 'step' has key='order:1'.*remove it"):
         batch.dispatch()
     assert app.sent == []
 
 
 def test_a_callback_at_a_moment_is_refused(app: FakeQd, step: Any):
     late = step.using(delay=datetime(2030, 1, 1, tzinfo=UTC)).bind(1)
-    with pytest.raises(DeclarationError, match=r"job 'step' is to start at 2030.* give seconds"):
+    with pytest.raises(DeclarationError, match=r"job 'step' has delay=2030.* give seconds"):
         app.batch(step.bind(1), finally_=late).dispatch()
 
 
@@ -58,14 +58,14 @@ def test_all_of_it_lives_on_one_connection(app: FakeQd, step: Any, where: str):
     other = step.using(connection="other").bind(2)
     batch = app.batch(step.bind(1), other) if where == "calls" else app.batch(step.bind(1), then=other)
     with pytest.raises(
-        DeclarationError, match=r"a batch lives on one connection: job 'step' goes to 'redis', .*'other'"
+        DeclarationError, match=r"all jobs of a batch need the same connection: job 'step' goes to 'redis', .*'other'"
     ):
         batch.dispatch()
     assert app.sent == []
 
 
 def test_a_chain_lives_on_one_connection_too(app: FakeQd, step: Any):
-    with pytest.raises(DeclarationError, match="a chain lives on one connection"):
+    with pytest.raises(DeclarationError, match="all jobs of a chain need the same connection"):
         app.chain(step.bind(1), step.using(connection="other").bind(2)).dispatch()
     assert app.sent == []
 
@@ -160,7 +160,7 @@ def test_run_skips_what_is_not_wanted_any_more(running: Running):
 def test_in_run_nothing_can_be_retried(running: Running):
     @running.app.job("retry")
     def retry() -> None:
-        running.seen.append((running.app.current_batch().retry_failed(), current_job().ties))
+        running.seen.append((running.app.current_batch().retry_failed(), current_job().relations))
 
     running.app.batch(then=retry.bind()).run()
     assert [count for count, _ in running.seen] == [0]

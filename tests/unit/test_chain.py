@@ -27,7 +27,7 @@ def tied(payload: bytes) -> Relations:
 
 
 def test_a_chain_of_nothing_is_refused(app: FakeQd):
-    with pytest.raises(ArgumentError, match=r"app.chain\(\) was given no job"):
+    with pytest.raises(ArgumentError, match=r"app.chain\(\) needs at least one job"):
         app.chain()
 
 
@@ -37,15 +37,15 @@ def test_what_is_no_call_is_refused(app: FakeQd, step: Any):
 
 
 def test_a_chain_is_no_link(app: FakeQd, step: Any):
-    with pytest.raises(ArgumentError, match="<chain of step> is sent by itself"):
+    with pytest.raises(ArgumentError, match="<chain of step> cannot be part of another call"):
         app.chain(app.chain(step.bind(1)))
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"delay": datetime(2030, 1, 1, tzinfo=UTC)}, "job 'step' is to start at 2030.* give seconds"),
-        ({"key": "order:1"}, "job 'step' has key='order:1'.*leave it out"),
+        ({"delay": datetime(2030, 1, 1, tzinfo=UTC)}, "job 'step' has delay=2030.* give seconds"),
+        ({"key": "order:1"}, "job 'step' has key='order:1'.*remove it"),
     ],
 )
 def test_what_a_later_step_cannot_have_is_refused(app: FakeQd, step: Any, option: Any, message: str):

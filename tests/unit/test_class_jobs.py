@@ -249,13 +249,13 @@ def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"attempts": 7}, "tenant gave 'attempts', a key of qd's own: name it otherwise"),
-        ({"tags": []}, "gave 'tags', a key of qd's own"),
-        ({"qd": {}}, "gave 'qd', a key of qd's own"),
-        ({7: 1}, "gave 7, a key of qd's own"),
+        ({"attempts": 7}, "tenant returned 'attempts', a key that qd uses: rename it"),
+        ({"tags": []}, "returned 'tags', a key that qd uses"),
+        ({"qd": {}}, "returned 'qd', a key that qd uses"),
+        ({7: 1}, "returned 7, a key that qd uses"),
         ({"tenant": object()}, "job 'mail.welcome': the additional payload keys tenant are not JSON"),
         ({"tenant": float("nan")}, "the additional payload keys tenant are not JSON"),
-        (7, "returned 7, which is no mapping of keys"),
+        (7, "returned 7, which is not a mapping"),
     ],
 )
 def test_what_a_hook_may_not_add_is_refused_before_anything_is_sent(app: FakeQd, given: Any, said: str):

@@ -206,13 +206,13 @@ def test_an_unknown_driver_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("word", ["redis", "sync", "failover", "null", "made"])
 def test_a_word_that_is_taken_is_refused(shop: Shop, word: str) -> None:
-    with pytest.raises(DeclarationError, match=f"there is a driver '{word}' already"):
+    with pytest.raises(DeclarationError, match=f"there is already a driver '{word}'"):
         shop.app.extend(word, Made)
 
 
 def test_a_factory_is_one(shop: Shop) -> None:
     wrong: Any = "jobs:make"
-    with pytest.raises(DeclarationError, match="cannot be called"):
+    with pytest.raises(DeclarationError, match="is not callable"):
         shop.app.extend("mine", wrong)
 
 

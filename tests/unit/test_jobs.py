@@ -157,7 +157,7 @@ def test_main_may_declare_what_it_names(app: FakeQd):
 
 def test_a_job_is_declared_once(app: FakeQd):
     job = app.job("mail.welcome")(at_the_top)
-    with pytest.raises(DeclarationError, match="is one already"):
+    with pytest.raises(DeclarationError, match="is already a job"):
         app.job("mail.again")(job)
 
 

@@ -21,7 +21,7 @@ TIES = Relations(batch="b1", chain=(ChainedJob("mail", 5.0, '{"job":"next/é"}')
 
 def made(app: FakeQd, call: Call[None], ties: Relations | None = None) -> Message:
     _, plan, data = call._to_send()
-    return app._send.parcel(plan, data, ties)
+    return app._send.prepare(plan, data, ties)
 
 
 def charge(order_id: int, note: str = "none") -> None: ...
@@ -34,7 +34,7 @@ def test_a_parcel_is_made_and_not_sent(app: FakeQd):
     assert (parcel.connection, parcel.queue, parcel.delay, parcel.name) == ("redis", "shop", 5.0, "shop.charge")
     assert json.loads(parcel.body)["id"] == parcel.id
     assert json.loads(parcel.body)["uuid"] == parcel.uuid
-    assert app._send.post([parcel]) == [parcel.id]
+    assert app._send.submit([parcel]) == [parcel.id]
     assert (app.sent[0].payload, app.sent[0].delay) == (parcel.body, 5.0)
 
 
@@ -65,7 +65,7 @@ def test_a_plain_job_has_no_ties(app: FakeQd):
 
 def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
     job = app.job("shop.charge", unique="order:{order_id}", unique_until="start", result_ttl=60)(charge)
-    ties = made(app, job.bind(42), TIES).ties
+    ties = made(app, job.bind(42), TIES).relations
     assert ties == Relations(
         unique="shop.charge:order:42", until="start", result=60.0, batch=TIES.batch, chain=TIES.chain
     )
@@ -74,7 +74,7 @@ def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
 def test_a_key_is_of_its_job(app: FakeQd):
     job = app.job("shop.charge")(charge)
     parcel = made(app, job.using(key="order:42", delay=5).bind(42))
-    assert parcel.ties == Relations(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
+    assert parcel.relations == Relations(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,14 @@ class Made:
     ("stage", "said"),
     [
         (one, "middleware one of shop.x does not take (job, call_next)"),
-        (Made, "middleware Made of shop.x is a class; make one of it, Made(...)"),
+        (Made, "middleware Made of shop.x is a class; give an instance, Made(...)"),
         (3, "middleware 3 of shop.x cannot be called"),
         (yields, GENERATOR.format("yields")),
         (yields_async, GENERATOR.format("yields_async")),
         (Yields(), GENERATOR.format("Yields()")),
         (
             two_async,
-            "middleware two_async of shop.x is async, which can stand around one async job only; make it a def",
+            "middleware two_async of shop.x is async, but only a single async job can have async middleware; make it a def",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_wrong_shape_is_refused_at_the_declaration(app: FakeQd, stage: Any, sa
 
 
 def test_async_middleware_before_sync_is_refused(app: FakeQd):
-    with pytest.raises(DeclarationError, match="middleware two of x stands inside two_async, which is async"):
+    with pytest.raises(DeclarationError, match="middleware two of x is sync, but inside two_async, which is async"):
 
         @app.job("x", middleware=[two_async, two])
         async def work() -> None: ...
@@ -243,5 +243,5 @@ def test_middleware_does_not_travel_with_using(app: FakeQd):
     @app.job("x")
     def work() -> None: ...
 
-    with pytest.raises(DeclarationError, match="functions do not travel"):
+    with pytest.raises(DeclarationError, match="takes no middleware"):
         work.using(middleware=[two])

@@ -385,7 +385,7 @@ LOOP.append(LOOP)
         (datetime(2026, 11, 21), "cannot save datetime: a datetime without a time zone"),
         ("\ud800", "cannot save str: a text in it is no Unicode"),
         (LOOP, "cannot save list: it is nested too deep"),
-        ("x" * 65_535, "was given 65537 bytes of JSON, more than 65536: save a place"),
+        ("x" * 65_535, "was given 65537 bytes of JSON, more than 65536: save a position"),
     ],
     ids=["object", "inside", "nan", "naive", "surrogate", "loop", "large"],
 )

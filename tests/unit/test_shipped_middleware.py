@@ -73,7 +73,7 @@ def test_a_limit_that_nobody_declared_is_named_with_those_that_are_known(app: Fa
     @app.job("x", middleware=[RateLimited("strip")])
     def work() -> None: ...
 
-    with pytest.raises(DeclarationError, match=r"no limit is called 'strip' \(known: stripe\)"):
+    with pytest.raises(DeclarationError, match=r"no limit 'strip' is declared \(known: stripe\)"):
         work.run()
 
 

@@ -16,7 +16,7 @@ from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
 from qd.cli.state import named
-from qd.dispatch.results import SentJobs, dropped
+from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
@@ -118,7 +118,7 @@ class JobView:
 
     @property
     def status(self) -> str:
-        if self.found is not None and not dropped(self.found):
+        if self.found is not None and not was_cancelled(self.found):
             return self.found.spot
         return (self.kept.status if self.kept else None) or ("failed" if self.found else "unknown")
 

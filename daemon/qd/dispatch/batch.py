@@ -1,11 +1,11 @@
-"""app.batch(*calls, then=, catch=, finally_=): jobs that run side by side and are counted together.
+"""app.batch(*calls, then=, catch=, finally_=): jobs that run in parallel and are counted together.
 
     BatchCall     not sent yet         dispatch -> connection.batches -> Batch
-    Batch         one that was sent    its state, cancelling it, adding to it, retrying what has failed
-    LocalBatch    BatchCall.run()      its jobs one after the other, then what follows; counted in memory
+    Batch         one that was sent    its state; cancel, add jobs, retry failed jobs
+    LocalBatch    BatchCall.run()      runs its jobs in order, then the callbacks; counted in memory
 
-The server counts, in the step that answers each job (drivers/keyspace/scripts/batch.lua). retry_failed() takes the failed
-jobs of a batch out of the failed store and sends them again; `dropped` counts those whose record is gone.
+The server counts in the script that acks each job (drivers/keyspace/scripts/batch.lua). retry_failed() moves the failed jobs
+of a batch from the failed store back to their queues; `dropped` counts those whose record is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from qd.dispatch.chain import FOR_ONE, Member, Together, later, members, together, unlocked
+from qd.dispatch.chain import FOR_ONE, CompositeCall, Member, check_connections, later, members, unlocked
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
 from qd.dispatch.results import FIRST_WAIT, GROWS, LONGEST_WAIT
@@ -43,8 +43,8 @@ WHAT = "a batch"
 MOST = 100  # records that one call moves
 
 
-class BatchCall(Together):
-    """Not sent yet. origin: file and line of who made it."""
+class BatchCall(CompositeCall):
+    """A batch that is not sent yet. origin: file and line that made it."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class BatchCall(Together):
         self._origin = origin
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """The same with these options over those of each of its jobs, and of its callbacks; a delay is of its jobs only."""
+        """A copy with these options over those of each job and callback; a delay applies to the jobs only."""
         self._origin = None
         others = {name: value for name, value in options.items() if name not in FOR_ONE}
         other = copy.copy(self)
@@ -73,29 +73,30 @@ class BatchCall(Together):
         return other
 
     def dispatch(self) -> Batch:
-        """Send all of its jobs; up to 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
+        """Send its jobs, the first 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
         self._origin = None
         id = new_uuid()
-        parcels = [self._send.parcel(*unlocked(member, WHAT), Relations(batch=id)) for member in self._members]
+        messages = [self._send.prepare(*unlocked(member, WHAT), Relations(batch=id)) for member in self._members]
         after = {
-            what: self._send.parcel(*later(each, WHAT), Relations(after=id)) for what, each in self._callbacks.items()
+            what: self._send.prepare(*later(each, WHAT), Relations(after=id)) for what, each in self._callbacks.items()
         }
-        together([*parcels, *after.values()], WHAT)
-        connection = (*parcels, *after.values())[0].connection if parcels or after else self._send.connection(None)
-        new = NewBatch(id, self._name, self._allow, {what: callback(parcel) for what, parcel in after.items()})
+        every = [*messages, *after.values()]
+        check_connections(every, WHAT)
+        connection = every[0].connection if every else self._send.connection(None)
+        new = NewBatch(id, self._name, self._allow, {what: callback(message) for what, message in after.items()})
         batch = Batch(id, self._send, connection)
-        batch._post(parcels, partial(batch._made, new), after.values())
+        batch._submit(messages, partial(batch._made, new), after.values())
         return batch
 
     async def adispatch(self) -> Batch:
-        """Send it, in a thread: the loop goes on meanwhile."""
-        import asyncio  # who awaits has loaded it; who does not need not
+        """Send it, in a thread."""
+        import asyncio  # loaded only by apps that use it
 
         return await asyncio.to_thread(self.dispatch)
 
     def run(self) -> None:
-        """Run all of them here and now, in order, then what follows. The first error comes out at the end; unless failures
-        are allowed, it is the end of the batch."""
+        """Run the jobs in this process, in order, then the callbacks, then raise the first error. Unless failures are
+        allowed, no job runs after the first error."""
         self._origin = None
         new = NewBatch(new_uuid(), self._name, self._allow, {})
         LocalBatch(self._send, new, self._members, self._callbacks).run()
@@ -104,20 +105,20 @@ class BatchCall(Together):
         return f"<batch of {len(self._members)} jobs{self._name and f' ({self._name})'}>"
 
 
-def batch_in_hand(send: Dispatcher) -> Batch:
-    """The batch of the job that this code runs in, or whose callback it is. Raises NotInJob, UnknownBatch."""
+def current_batch(send: Dispatcher) -> Batch:
+    """The batch that the current job belongs to, or is a callback of. Raises NotInJob, UnknownBatch."""
     job = current_job()
     if job.local is not None and isinstance(job.local.batch, Batch):
         return job.local.batch
-    id = None if job.ties is None else job.ties.batch or job.ties.after
+    id = None if job.relations is None else job.relations.batch or job.relations.after
     if id is None:
         raise UnknownBatch(f"job '{job.name}' belongs to no batch")
     return Batch(id, send, job.connection)
 
 
 class Batch(Handle[None]):
-    """A batch that was sent. Everything asked of it is asked of its server, in one round trip: take look() for several
-    answers of one moment. All raise UnknownBatch when it is not there (any more)."""
+    """A batch that was sent. Each property and method is one round trip: use look() for several values of one moment. All
+    raise UnknownBatch if the batch does not exist (any more)."""
 
     __slots__ = ("_connection", "_send")
 
@@ -126,25 +127,28 @@ class Batch(Handle[None]):
         self._send, self._connection = send, connection
 
     def look(self) -> BatchState:
+        """All values of one moment."""
         with shield:
             state = self._kept.state(self.id)
         if state is None:
-            raise UnknownBatch(f"no batch '{self.id}' is there (a finished one is kept for a day)")
+            raise UnknownBatch(f"batch '{self.id}' does not exist (a finished one is kept for a day)")
         return state
 
     def status(self) -> Status:
-        """ "running" until nothing of it is left to run; then "failed" when a job of it has failed, else "done": cancelled
-        tells whether some may have been skipped. "unknown": it is not there (any more)."""
-        with shield:
-            state = self._kept.state(self.id)
-        if state is None or state.finished_at is None:
-            return "unknown" if state is None else "running"
+        """ "running" until all of its jobs have ended, then "failed" if one of them failed, else "done" (`cancelled` shows
+        whether some may have been skipped). "unknown": it does not exist (any more)."""
+        try:
+            state = self.look()
+        except UnknownBatch:
+            return "unknown"
+        if state.finished_at is None:
+            return "running"
         return "failed" if state.failed else "done"
 
     def result(self, timeout: Duration | None = None) -> None:
-        """Wait until nothing of it is left to run: for `timeout` seconds at most, None: for as long as it takes.
+        """Wait until all of its jobs have ended, for at most `timeout` seconds (None: no limit).
 
-        Raises TimeoutError; JobFailedError when a job of it has failed.
+        Raises TimeoutError; JobFailedError if one of its jobs has failed.
         """
         seconds, began, wait = waiting_time(timeout), time.monotonic(), FIRST_WAIT
         while (state := self.look()).finished_at is None:
@@ -176,49 +180,50 @@ class Batch(Handle[None]):
 
     @property
     def failed(self) -> int:
-        """Jobs that have failed for good, and were not retried with success since."""
+        """Jobs that have failed permanently, and have not succeeded in a retry since."""
         return self.look().failed
 
     @property
     def dropped(self) -> int:
-        """Failed jobs that can never be retried, so that `then` can never run: their records were dropped to make room for
-        newer ones, or forgotten, or were never kept. One call for each 500 failed jobs."""
-        return dropped(self.id, self._send.connector(self._connection))
+        """Failed jobs that cannot be retried, so that `then` will never run: their records were dropped to make room for
+        newer ones, deleted, or never kept. One call per 500 failed jobs."""
+        queue = self._send.connector(self._connection)
+        return lost(self.id, queue.batches, failed_store(queue))
 
     @property
-    def progress(self) -> int:  # type: ignore[override]  # of a batch, a number that it always has
-        """Percent of its jobs that have ended."""
+    def progress(self) -> int:  # type: ignore[override]  # a property of a batch
+        """Percentage of its jobs that have ended."""
         return self.look().progress
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether all of its jobs have ended."""
         return self.look().finished_at is not None
 
     @property
     def cancelled(self) -> bool:
-        """By cancel(), or by a failure that is not allowed."""
+        """By cancel(), or by a failure if failures are not allowed."""
         return self.look().cancelled_at is not None
 
     def cancel(self) -> bool:
-        """Its jobs are not wanted any more: those with the middleware SkipIfBatchCancelled are not run. False: it was
-        cancelled or finished already."""
+        """Cancel it: its jobs with the middleware SkipIfBatchCancelled are no longer run. False: it was already cancelled
+        or finished."""
         with shield:
             return self._kept.cancel(self.id)
 
     def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
-        """Send more jobs of it; their handles in order. Sure to be in time from inside one of its jobs. Raises
-        BatchFinished."""
-        ready = [unlocked(member, WHAT) for member in members(calls)]
-        parcels = [self._send.parcel(*member, Relations(batch=self.id)) for member in ready]
-        here = Message(self._connection, "", b"", name=f"batch {self.id}")
-        together([here, *parcels], WHAT)
-        self._post(parcels, self._added)
-        return [Handle(parcel.id, self._send, parcel.plan) for parcel in parcels]
+        """Send more jobs in the batch. Returns their handles in order. Raises BatchFinished, which cannot happen inside one
+        of its jobs."""
+        added = [unlocked(member, WHAT) for member in members(calls)]
+        messages = [self._send.prepare(*member, Relations(batch=self.id)) for member in added]
+        batch = Message(self._connection, "", b"", name=f"batch {self.id}")
+        check_connections([batch, *messages], WHAT)
+        self._submit(messages, self._added)
+        return [Handle(message.id, self._send, message.plan) for message in messages]
 
     def retry_failed(self) -> int:
-        """Send its failed jobs again. A cancelled batch goes on. Returns how many jobs were sent; those whose records
-        are not kept any more are logged (logger `qd.batches`) and counted by `dropped`."""
+        """Send its failed jobs again; a cancelled batch is resumed. Returns how many were sent. Those whose record is gone
+        are logged (logger `qd.batches`) and counted by `dropped`."""
         send, connection = self._send, self._connection
         return retry_failed(self.id, send.connector(connection), send._settings(), connection, send._listeners)
 
@@ -226,33 +231,33 @@ class Batch(Handle[None]):
     def _kept(self) -> Batches:
         return self._send.connector(self._connection).batches
 
-    def _post(self, parcels: Sequence[Message], push: Any, callbacks: Iterable[Message] = ()) -> None:
-        """Now, or after the commit if one of the jobs or callbacks waits for it."""
-        post = partial(self._send._post, parcels, push)
-        if not any(self._send.waits(each) for each in (*parcels, *callbacks)) or not self._send.after_commit(post):
+    def _submit(self, messages: Sequence[Message], push: Any, callbacks: Iterable[Message] = ()) -> None:
+        """Send now, or after the commit if a job or callback waits for it."""
+        post = partial(self._send._submit_now, messages, push)
+        if not any(self._send.waits(each) for each in (*messages, *callbacks)) or not self._send.after_commit(post):
             post()
 
-    def _made(self, new: NewBatch, parcels: Sequence[Message]) -> None:
-        self._kept.send(new, entries(parcels))
+    def _made(self, new: NewBatch, messages: Sequence[Message]) -> None:
+        self._kept.send(new, entries(messages))
 
-    def _added(self, parcels: Sequence[Message]) -> None:
-        self._kept.add(self.id, entries(parcels))
+    def _added(self, messages: Sequence[Message]) -> None:
+        self._kept.add(self.id, entries(messages))
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
 
 
-def entries(parcels: Sequence[Message]) -> list[Entry]:
-    return [Entry(parcel.queue, parcel.uuid, parcel.body, parcel.delay) for parcel in parcels]
+def entries(messages: Sequence[Message]) -> list[Entry]:
+    return [Entry(message.queue, message.uuid, message.body, message.delay) for message in messages]
 
 
-def callback(parcel: Message) -> Callback:
-    moments = [start for start, _ in time_positions(parcel.body, read(parcel.body))]
-    return Callback(parcel.queue, parcel.body, parcel.delay, tuple(moments))
+def callback(message: Message) -> Callback:
+    starts = tuple([start for start, _ in time_positions(message.body, read(message.body))])
+    return Callback(message.queue, message.body, message.delay, starts)
 
 
 class LocalBatch(Batch):
-    """A batch that run() runs here and now. app.current_batch() returns it in its jobs and callbacks."""
+    """A batch that run() runs in this process. app.current_batch() returns it in its jobs and callbacks."""
 
     __slots__ = ("_allow", "_callbacks", "_left", "_local")
 
@@ -262,7 +267,7 @@ class LocalBatch(Batch):
         super().__init__(new.id, send, "")
         self._callbacks, self._allow = callbacks, new.allow_failures
         self._local = LocalConnection(MemoryBatches(), self)
-        self._left = deque(zip(ids(jobs), jobs, strict=True))
+        self._left = deque([(new_id(), member) for member in jobs])
         self._kept.send(new, local_entries(self._left))
 
     @property
@@ -270,7 +275,7 @@ class LocalBatch(Batch):
         return self._local.batches
 
     def run(self) -> None:
-        """Raises the first error of a job, at the end; what a callback raises at once."""
+        """Raises the first error of a job at the end, an error of a callback immediately."""
         error: Exception | None = None
         if not self._left:
             self._call_back(self._kept.settled(self.id))
@@ -279,49 +284,38 @@ class LocalBatch(Batch):
             how = "skipped"
             if error is None or self._allow:
                 job = self._job(id, member, Relations(batch=self.id))
-                raised = self._failure(job, member)
-                error = raised if error is None else error
-                how = "failed" if raised is not None else "skipped" if job.skipped else "done"
+                try:
+                    self._send.run_made(job, member.plan)
+                    how = "skipped" if job.skipped else "done"
+                except Exception as raised:
+                    how, error = "failed", raised if error is None else error
             self._call_back(self._kept.ended(self.id, id, how))
         if error is not None:
             raise error
 
     def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
-        """Run more jobs of it, when those before them have ended."""
-        more = members(calls)
-        added = list(zip(ids(more), more, strict=True))
+        """Add jobs, to be run after those before them."""
+        added = [(new_id(), member) for member in members(calls)]
         self._kept.add(self.id, local_entries(added))
         self._left += added
         return [Handle(id) for id, _ in added]
 
     @property
     def dropped(self) -> int:
-        """All of its failed jobs: the failed store has none of them."""
+        """All of its failed jobs, since none of them is in the failed store."""
         return self.failed
 
     def retry_failed(self) -> int:
-        """The failed store has none of its jobs."""
+        """0: none of its jobs is in the failed store."""
         return 0
 
-    def _job(self, id: str, member: Member, ties: Relations) -> RunningJob:
-        return self._send.made(id, *member, self._local, ties)
-
-    def _failure(self, job: RunningJob, member: Member) -> Exception | None:
-        try:
-            self._send.run_made(job, member.plan)
-        except Exception as error:
-            return error
-        return None
+    def _job(self, id: str, member: Member, relations: Relations) -> RunningJob:
+        return self._send.made(id, *member, self._local, relations)
 
     def _call_back(self, due: Iterable[str]) -> None:
         for what in due:
-            if what in self._callbacks:
-                member = self._callbacks[what]
-                self._send.run_made(self._job(ids([member])[0], member, Relations(after=self.id)), member.plan)
-
-
-def ids(members: Sequence[Member]) -> list[str]:
-    return [new_id() for _ in members]
+            if (member := self._callbacks.get(what)) is not None:
+                self._send.run_made(self._job(new_id(), member, Relations(after=self.id)), member.plan)
 
 
 def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:
@@ -332,40 +326,35 @@ def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:
 
 
 def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
-    """How many were sent again. With the first of them the batch goes on: a cancelled one is not cancelled any more. Those
-    that can never be retried are logged."""
+    """Send the failed jobs again. Returns how many. The first one resumes a cancelled batch. Those that cannot be retried
+    are logged."""
     kept, count = failed_store(queue, settings.failed.database), 0
     for name, jobs in failures(id, queue.batches).items():
         ids = list(jobs.values()) if name else []
         for at in range(0, len(ids), MOST):
             moved = retried(kept, name, ids[at : at + MOST], id)
-            tell_retried(listeners, connection, moved)
+            emit_retried(listeners, connection, moved)
             count += len(moved)
     if gone := lost(id, queue.batches, kept):
-        import logging
+        import logging  # loaded only for this warning
 
-        logging.getLogger("qd.batches").warning(told(id, gone))
+        logging.getLogger("qd.batches").warning(lost_text(id, gone))
     return count
 
 
-def told(id: str, gone: int) -> str:
-    return f"batch {id}: {gone} of its failed jobs cannot be retried, no record of them is kept: `then` will not run"
-
-
-def dropped(id: str, queue: Connector) -> int:
-    """How many failed jobs of the batch can never be retried."""
-    return lost(id, queue.batches, failed_store(queue))
+def lost_text(id: str, gone: int) -> str:
+    return f"batch {id}: {gone} of its failed jobs cannot be retried, their records are gone: `then` will not run"
 
 
 def lost(id: str, batches: Batches, kept: FailedStore) -> int:
-    """As `dropped`, for `qd failed retry`, which has the store already."""
+    """How many failed jobs of the batch cannot be retried because their record is gone."""
     with shield:
         by_queue = failures(id, batches)
         return sum(len(kept.gone(name, jobs) if name else jobs) for name, jobs in by_queue.items())
 
 
 def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
-    """Queue -> uuid -> id of the record; under "" those that never had one."""
+    """Queue -> uuid -> id of the record; "" for jobs that never had one."""
     by_queue: dict[str, dict[str, str]] = {}
     with shield:
         for uuid, (name, record) in batches.failures(id).items():
@@ -374,22 +363,22 @@ def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
 
 
 def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
-    """The records of these ids that were sent again."""
+    """Send the jobs of these records again. Returns the records of those that were sent."""
     with shield:
         records = kept.of_ids(queue, ids)
-        said = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
-    return [record for record, why in zip(records, said, strict=True) if why is None]
+        refusals = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
+    return [record for record, why in zip(records, refusals, strict=True) if why is None]
 
 
-def tell_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:
-    """`qd failed retry` tells here, too."""
+def emit_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:
+    """Also for `qd failed retry`."""
     if listeners.has(JobRetryRequested):
         for record in records:
             listeners.emit(JobRetryRequested(connection, record.queue, record.job, record.job_id, record.payload))
 
 
 def failed_store(queue: Connector, database: str = "") -> FailedStore:
-    """database: where copies of its records are, see with_copies."""
+    """database: url of the database with copies of its records, see with_copies."""
     from qd.store.base import beside  # loaded only when failed jobs are counted or retried
     from qd.store.failed_jobs_table import with_copies
 

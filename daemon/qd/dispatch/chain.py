@@ -1,9 +1,7 @@
-"""Jobs that belong together: what a chain and a batch ask of the calls that they are made of.
+"""app.chain(first, second, third, catch=sorry): each job is sent once the one before it has succeeded.
 
-app.chain(first, second, third, catch=sorry): each job is sent when the one before it has succeeded.
-
-Dispatched, the payload of the first carries those of the others, as text, and each hands on what remains. So a chain is
-nowhere but in the one job of it that waits, runs, or has failed.
+The payload of the first job carries those of the others as text, and each job passes on the rest. So a chain exists only in
+the one job of it that is waiting, running or failed. Members are checked here for chains and batches.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
     from qd.dispatch.dispatcher import Dispatcher
 
 
-FOR_ONE = ("delay", "key", "unique", "unique_for", "unique_until")  # options of a job that is sent by itself
+FOR_ONE = ("delay", "key", "unique", "unique_for", "unique_until")  # options of a single job
 
 
 class Member(NamedTuple):
-    """A call, taken apart."""
+    """A call in a chain or batch."""
 
     plan: Plan
     data: bytes
@@ -37,16 +35,16 @@ class Member(NamedTuple):
         return self._replace(plan=self.plan.using(options)) if options else self
 
 
-class Together(Call[None]):
-    """Several calls that are sent as one thing."""
+class CompositeCall(Call[None]):
+    """Several calls that are sent together."""
 
     def _to_send(self) -> NoReturn:
         self._origin = None
-        raise ArgumentError(f"{self!r} is sent by itself: call .dispatch() on it")
+        raise ArgumentError(f"{self!r} cannot be part of another call: call .dispatch() on it")
 
 
 def members(calls: Iterable[object]) -> list[Member]:
-    """From now on they count as sent. Raises ArgumentError for what is no call of a job."""
+    """The calls count as sent from now on. Raises ArgumentError for anything but a call."""
     found = []
     for call in calls:
         if not isinstance(call, Call):
@@ -56,24 +54,23 @@ def members(calls: Iterable[object]) -> list[Member]:
 
 
 def later(member: Member, what: str) -> Member:
-    """As one that is sent by a worker, when its turn has come. Raises DeclarationError for what can only be said of a job
-    that is dispatched by itself."""
+    """The member as a worker will send it. Raises DeclarationError for options that only a single job can have."""
     plan = member.plan
     if isinstance(plan.delay, datetime):
         raise DeclarationError(
-            f"job '{plan.declared.name}' is to start at {plan.delay}, but in {what} a delay counts from when its turn "
-            "has come: give seconds"
+            f"job '{plan.declared.name}' has delay={plan.delay}, but in {what} a delay counts from the moment the job is "
+            "sent: give seconds"
         )
     return unlocked(member, what)
 
 
 def unlocked(member: Member, what: str) -> Member:
-    """Without its lock: whether one like it waits is asked of jobs that are dispatched by themselves."""
+    """The member without its unique lock, which only jobs dispatched on their own take. Raises DeclarationError."""
     plan = member.plan
     if plan.key is not None:
         raise DeclarationError(
-            f"job '{plan.declared.name}' has key='{plan.key}': a job in {what} cannot be moved or cancelled by a key, "
-            "leave it out"
+            f"job '{plan.declared.name}' has key='{plan.key}', but a job in {what} cannot be moved or cancelled by key: "
+            "remove it"
         )
     if plan.options.unique is None:
         return member
@@ -82,34 +79,34 @@ def unlocked(member: Member, what: str) -> Member:
     return member._replace(plan=bare)
 
 
-def together(parcels: Sequence[Message], what: str) -> None:
-    """Raises DeclarationError: they would go to several connections, and no step of a server reaches another."""
-    for parcel in parcels[1:]:
-        if parcel.connection != parcels[0].connection:
+def check_connections(messages: Sequence[Message], what: str) -> None:
+    """Raises DeclarationError if they go to several connections, since a script of one server cannot reach another."""
+    for message in messages[1:]:
+        if message.connection != messages[0].connection:
             raise DeclarationError(
-                f"{what} lives on one connection: job '{parcels[0].name}' goes to '{parcels[0].connection}', "
-                f"job '{parcel.name}' to '{parcel.connection}'"
+                f"all jobs of {what} need the same connection: job '{messages[0].name}' goes to "
+                f"'{messages[0].connection}', job '{message.name}' to '{message.connection}'"
             )
 
 
 WHAT = "a chain"
 
 
-class Chain(Together):
-    """Not sent yet. origin: file and line of who made it."""
+class Chain(CompositeCall):
+    """A chain that is not sent yet. origin: file and line that made it."""
 
     def __init__(
         self, send: Dispatcher, calls: Sequence[Call[Any]], catch: Call[Any] | None, origin: tuple[str, int] | None
     ) -> None:
         if not calls:
-            raise ArgumentError("app.chain() was given no job: a chain has at least one")
+            raise ArgumentError("app.chain() needs at least one job")
         self._send = send
         self._members = members(calls)
         self._caught = members([] if catch is None else [catch])
         self._origin = origin
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """The same with these options over those of each of its jobs; a delay and a key are the first one's."""
+        """A copy with these options over those of each job; delay and key apply to the first job only."""
         self._origin = None
         others = {name: value for name, value in options.items() if name not in FOR_ONE}
         other = copy.copy(self)
@@ -119,19 +116,19 @@ class Chain(Together):
         return other
 
     def dispatch(self) -> Handle[None]:
-        """Send the first, which carries the others. Its handle, which answers for it alone. Raises ArgumentError: all of
-        them are too large for a payload; and as the dispatch of one job."""
+        """Send the first job, which carries the others. Returns the handle of the first job. Raises as the dispatch of one
+        job; ArgumentError if all of them together are too large for a payload."""
         self._origin = None
-        return Handle(self._send.post((self._parcel(),))[0], self._send, self._members[0].plan)
+        return Handle(self._send.submit((self._message(),))[0], self._send, self._members[0].plan)
 
     async def adispatch(self) -> Handle[None]:
-        """Send it, in a thread: the loop goes on meanwhile."""
-        import asyncio  # who awaits has loaded it; who does not need not
+        """Send it, in a thread."""
+        import asyncio  # loaded only by apps that use it
 
         return await asyncio.to_thread(self.dispatch)
 
     def run(self) -> None:
-        """Run all of them here and now, in order, until one fails: then what catches it, and the error comes out."""
+        """Run the jobs in this process, in order. If one fails: run the `catch` job and raise the error."""
         self._origin = None
         try:
             for plan, data in self._members:
@@ -141,19 +138,19 @@ class Chain(Together):
                 self._send.run(plan, data)
             raise
 
-    def _parcel(self) -> Message:
+    def _message(self) -> Message:
         (plan, data), *rest = self._members
         links = [self._made(member) for member in rest]
         catch = [self._made(member) for member in self._caught]
         if any(each.plan.after_commit for each in (*self._members, *self._caught)):
             plan = plan.using({"after_commit": True})
-        ties = Relations(chain=tuple([each.link for each in links]), catch=tuple([each.link for each in catch]))
-        first = self._send.parcel(plan, data, ties)
-        together([first, *links, *catch], WHAT)
+        relations = Relations(chain=tuple([each.link for each in links]), catch=tuple([each.link for each in catch]))
+        first = self._send.prepare(plan, data, relations)
+        check_connections([first, *links, *catch], WHAT)
         return first
 
     def _made(self, member: Member) -> Message:
-        return self._send.parcel(*later(member, WHAT))
+        return self._send.prepare(*later(member, WHAT))
 
     def __repr__(self) -> str:
         return f"<chain of {', '.join([member.plan.declared.name for member in self._members])}>"

@@ -1,9 +1,9 @@
-"""The one way out: a plan and its data -> Parcel -> connector. Called by every dispatch, through app.py.
+"""Sends every job of an app: a plan and its data -> Message -> connector.
 
-    parcel    made here and now: whatever is wrong with a job is told here
-    post      sent, in one round trip; or when the open transaction has been committed (after_commit=True)
+    prepare    makes the Message; whatever is wrong with a job raises here
+    submit     sends, one round trip per connection; jobs with after_commit=True once the open transaction is committed
 
-Single, bulk, named and raw jobs, chains and batches all go through these two.
+Single, bulk, named and raw jobs, chains and batches all use these two.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qd.arguments.values import encode_value
 from qd.dispatch.local import LocalConnection, LocalRunner, MemoryBatches, Once, refuse_in_a_loop
 from qd.dispatch.results import SentJobs
-from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, routed
-from qd.dispatch.route import signing_of as signing_of
+from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, route_of, signing_of
 from qd.drivers.base import Connector
 from qd.drivers.connections import Connections
 from qd.drivers.types import Outgoing
@@ -43,7 +42,7 @@ Transaction = Callable[[Callable[[], object]], bool]  # "call this after the com
 
 
 class Dispatcher:
-    """The sender of an app: `settings` is asked at each call, so that nothing is read before the first one."""
+    """The sender of an app. settings: called by each dispatch, so that nothing is read before the first one."""
 
     def __init__(
         self,
@@ -53,138 +52,134 @@ class Dispatcher:
         pipeline: Pipeline,
         backing: Backing,
     ) -> None:
-        self._settings = settings
+        self._settings, self._connections, self._listeners = settings, connections, listeners
         self._pipeline, self._backing = pipeline, backing
-        self._connections = connections
-        self._listeners = listeners
         self.transactions: list[Transaction] = []
         self.hooks = PayloadHooks()
 
     def send(self, plan: Plan, data: bytes) -> str:
-        """Make it ready, or due after its delay. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
-        parcel = self.route(plan).parcel(plan, data, *new_pair())
+        """Send one job. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
+        message = self.route(plan).message(plan, data, *new_pair())
         if plan.after_commit or plan.by is not None:
-            return self.post((parcel,))[0]
-        return self._post((parcel,))[0]
+            return self.submit((message,))[0]
+        return self._submit_now((message,))[0]
 
     def send_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
-        """All of them in one round trip for each connection. Returns their ids in order. Raises as `send`."""
-        parcels, now = list[Message](), time.time()
+        """Send all of them, one round trip per connection. Returns their ids in order. Raises as `send`."""
+        messages, now = list[Message](), time.time()
         before: Plan | None = None
         for (plan, data), uuid, id in zip(calls, *new_pairs(len(calls)), strict=True):
-            if plan is not before:  # as a rule all of them are calls of one job
+            if plan is not before:  # usually all of them are calls of one job
                 before, route = plan, self.route(plan)
-            parcels.append(route.parcel(plan, data, uuid, id, None, now))
-        return self.post(parcels)
+            messages.append(route.message(plan, data, uuid, id, None, now))
+        return self.submit(messages)
 
-    def parcel(self, plan: Plan, data: bytes, ties: Relations | None = None, now: float | None = None) -> Message:
-        """Make it and do not send it. ties: of a chain or batch, beside those of the job itself. now: unix seconds at which
-        it counts as made, where that is not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
-        return self.route(plan).parcel(plan, data, *new_pair(), ties, now)
+    def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
+        """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if
+        not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
+        return self.route(plan).message(plan, data, *new_pair(), relations, now)
 
-    def post(self, parcels: Sequence[Message]) -> list[str]:
-        """Send them, in one round trip for each connection; those of a job with after_commit=True when the transaction
-        that is open now has been committed. Returns their ids in order. Raises ConnectionLost, ServerRefused,
-        and what `waits` raises."""
-        special = [each for each in parcels if (plan := each.plan) is not None and (plan.after_commit or plan.by)]
+    def submit(self, messages: Sequence[Message]) -> list[str]:
+        """Send them, one round trip per connection; jobs with after_commit=True once the open transaction is committed.
+        Returns their ids in order. Raises ConnectionLost, ServerRefused, and as `waits`."""
+        special = [each for each in messages if (plan := each.plan) is not None and (plan.after_commit or plan.by)]
         if not special:
-            return self._post(parcels)
-        waiting = [parcel for parcel in special if self.waits(parcel)]  # may raise: nothing has been sent yet
-        by_hand = [parcel for parcel in special if sends_itself(parcel)]
-        if by_hand:
-            return self._post_beside(by_hand, parcels)
-        if not waiting or not self.after_commit(partial(self._post, waiting)):
-            return self._post(parcels)
-        sent = iter(self._post([parcel for parcel in parcels if not self.waits(parcel)]))
-        return [parcel.id if self.waits(parcel) else next(sent) for parcel in parcels]
+            return self._submit_now(messages)
+        waiting = [each for each in special if self.waits(each)]  # may raise: nothing has been sent yet
+        custom = [each for each in special if sends_itself(each)]
+        if custom:
+            return self._submit_custom(custom, messages)
+        if not waiting or not self.after_commit(partial(self._submit_now, waiting)):
+            return self._submit_now(messages)
+        sent = iter(self._submit_now([each for each in messages if not self.waits(each)]))
+        return [each.id if self.waits(each) else next(sent) for each in messages]
 
-    def _post_beside(self, by_hand: Sequence[Message], parcels: Sequence[Message]) -> list[str]:
-        """Jobs whose class has a send(): that is called, and the others are posted."""
-        others = iter(self.post(rest) if (rest := [each for each in parcels if each not in by_hand]) else ())
-        for parcel in by_hand:
-            if not self.waits(parcel) or not self.after_commit(partial(self._hand_over, parcel)):
-                self._hand_over(parcel)
-        return [parcel.id if parcel in by_hand else next(others) for parcel in parcels]
+    def _submit_custom(self, custom: Sequence[Message], messages: Sequence[Message]) -> list[str]:
+        """Call send() of the `custom` jobs, whose class defines it, and submit the others."""
+        others = iter(self.submit(rest) if (rest := [each for each in messages if each not in custom]) else ())
+        for message in custom:
+            if not self.waits(message) or not self.after_commit(partial(self._hand_over, message)):
+                self._hand_over(message)
+        return [each.id if each in custom else next(others) for each in messages]
 
-    def _hand_over(self, parcel: Message) -> None:
-        assert parcel.plan is not None
-        assert parcel.plan.by is not None
-        parcel.plan.by(Queue(self, parcel.queue, parcel.connection))
+    def _hand_over(self, message: Message) -> None:
+        assert message.plan is not None
+        assert message.plan.by is not None
+        message.plan.by(Queue(self, message.queue, message.connection))
 
-    def waits(self, parcel: Message) -> bool:
-        """Whether it is to be sent after the commit. Not inside app.transaction(), where it belongs to the transaction
-        already. Raises DeclarationError: this app cannot see a commit."""
-        if parcel.plan is None or not parcel.plan.after_commit or self._connections.is_lent(parcel.connection):
+    def waits(self, message: Message) -> bool:
+        """Whether it must be sent after the commit. Not inside app.transaction(), where it is part of the transaction.
+        Raises DeclarationError: this app cannot see a commit."""
+        if message.plan is None or not message.plan.after_commit or self._connections.is_lent(message.connection):
             return False
         if not self.transactions:
             raise DeclarationError(
-                f"job '{parcel.name}' has after_commit=True, but this app sees no transactions: call "
+                f"job '{message.name}' has after_commit=True, but this app cannot see transactions: call "
                 "qd.contrib.django.install(app) or qd.contrib.sqlalchemy.install(app) where the app is made, or dispatch "
                 "the job after the commit without the option"
             )
         return True
 
     def after_commit(self, act: Callable[[], object]) -> bool:
-        """Call `act` when the transaction that is open now has been committed. False: none is open.
+        """Call `act` once the open transaction is committed. False: none is open.
 
-        It is called outside of any app.transaction(): a commit inside that block must not send into the next transaction.
+        It is called outside any app.transaction(): a commit inside that block must not send into the next transaction.
         """
         act = partial(self._connections.outside, act)
         return any(offer(act) for offer in self.transactions)
 
-    def _post(self, parcels: Sequence[Message], push: Push | None = None) -> list[str]:
-        """push: sends them in a way of its own."""
+    def _submit_now(self, messages: Sequence[Message], push: Push | None = None) -> list[str]:
+        """push: sends them instead of the connections."""
         if self._listeners.has(JobQueueing):
-            self._tell(JobQueueing, parcels)
+            self._emit(JobQueueing, messages)
         held: dict[int, str] | None = None
-        with shield:  # a job's alarm must not tear a call apart
+        with shield:  # a job's alarm must not interrupt a call
             if push is not None:
-                push(parcels)
-            elif len(parcels) == 1 and parcels[0].ties is None:
-                self._push(parcels[0])
+                push(messages)
+            elif len(messages) == 1 and messages[0].relations is None:
+                self._push_one(messages[0])
             else:
-                held = self._push_many(parcels)
+                held = self._push_batch(messages)
         if held:
-            return self._skipped(parcels, held)
+            return self._skipped(messages, held)
         if self._listeners.has(JobQueued):
-            self._tell(JobQueued, parcels)
-        return [parcel.id for parcel in parcels]
+            self._emit(JobQueued, messages)
+        return [message.id for message in messages]
 
-    def _push(self, parcel: Message) -> None:
-        connection = self._connections.get(parcel.connection)
-        if parcel.delay:
-            connection.later(parcel.queue, parcel.body, parcel.delay)
+    def _push_one(self, message: Message) -> None:
+        connection = self._connections.get(message.connection)
+        if message.delay:
+            connection.later(message.queue, message.body, message.delay)
         else:
-            connection.push(parcel.queue, parcel.body)
+            connection.push(message.queue, message.body)
 
-    def _push_many(self, parcels: Sequence[Message]) -> dict[int, str]:
-        """By their places, who holds the locks of those that were not sent."""
+    def _push_batch(self, messages: Sequence[Message]) -> dict[int, str]:
+        """Returns the jobs that were not sent because their unique lock is taken: index -> id of the lock's owner."""
         groups = defaultdict[str, list[int]](list)
-        for place, parcel in enumerate(parcels):
-            groups[parcel.connection].append(place)
+        for index, message in enumerate(messages):
+            groups[message.connection].append(index)
         held: dict[int, str] = {}
-        for connection, places in groups.items():
-            answers = self._connections.get(connection).post([outgoing(parcels[place]) for place in places])
-            held |= {place: holder for place, holder in zip(places, answers, strict=True) if holder is not None}
+        for connection, indexes in groups.items():
+            owners = self._connections.get(connection).post([outgoing(messages[index]) for index in indexes])
+            held |= {index: owner for index, owner in zip(indexes, owners, strict=True) if owner is not None}
         return held
 
-    def _skipped(self, parcels: Sequence[Message], held: Mapping[int, str]) -> list[str]:
+    def _skipped(self, messages: Sequence[Message], held: Mapping[int, str]) -> list[str]:
         if self._listeners.has(JobQueued):
-            self._tell(JobQueued, [parcel for place, parcel in enumerate(parcels) if place not in held])
+            self._emit(JobQueued, [message for index, message in enumerate(messages) if index not in held])
         if self._listeners.has(UniqueJobSkipped):
-            for place in held:
-                parcel = parcels[place]
-                name = (parcel.ties and parcel.ties.unique) or ""
-                self._listeners.emit(UniqueJobSkipped(parcel.connection, parcel.queue, parcel.name, name))
-        return [held.get(place, parcel.id) for place, parcel in enumerate(parcels)]
+            for message in map(messages.__getitem__, held):
+                name = (message.relations and message.relations.unique) or ""
+                self._listeners.emit(UniqueJobSkipped(message.connection, message.queue, message.name, name))
+        return [held.get(index, message.id) for index, message in enumerate(messages)]
 
-    def _tell(self, kind: type[JobQueueing | JobQueued], parcels: Sequence[Message]) -> None:
-        for each in parcels:
+    def _emit(self, kind: type[JobQueueing | JobQueued], messages: Sequence[Message]) -> None:
+        for each in messages:
             facts = (each.connection, each.queue, each.name or None, each.id or None, each.body, each.delay or None)
             self._listeners.emit(kind(*facts))
 
     def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
-        """Send a job of another program, by the name it has there. Returns its id."""
+        """Send a job of another program by its name there. Returns its id."""
         check_queue(queue)
         settings, (uuid, id) = self._settings(), new_pair()
         signing = signing_of(settings)
@@ -195,24 +190,24 @@ class Dispatcher:
         if signing is not None:
             body = signing.signed(body, uuid, id, job, data or NO_DATA)
         check(body, job, settings.max_payload, settings.max_depth)
-        return self.post((Message(place, queue, body, delay, job, id, uuid, data),))[0]
+        return self.submit((Message(place, queue, body, delay, job, id, uuid, data),))[0]
 
     def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
-        """Send these bytes, signed or not, as they are. Raises ArgumentError: they are too many or nested too deep."""
+        """Send these bytes unchanged, signed or not. Raises ArgumentError: they are too many or nested too deep."""
         check_queue(queue)
         settings = self._settings()
         check(payload, None, settings.max_payload, settings.max_depth)
-        self.post((Message(settings.connection(connection).name, queue, payload, delay),))
+        self.submit((Message(settings.connection(connection).name, queue, payload, delay),))
 
     def connection(self, name: str | None) -> str:
-        """The name of a configured connection, None: of the default one. Raises ConfigError."""
+        """The name of a configured connection; None: of the default one. Raises ConfigError."""
         return self._settings().connection(name).name
 
     def connector(self, connection: str | None) -> Connector:
         return self._connections.get(self.connection(connection))
 
-    def ask(self, at: Plan | Place) -> SentJobs:
-        """Who knows what became of jobs of this plan, or of jobs sent there."""
+    def lookup(self, at: Plan | Place) -> SentJobs:
+        """The lookup of jobs sent by this plan, or to this place."""
         if isinstance(at, Place):
             return SentJobs(lambda: self.connector(at.connection).jobs, at.queue)
         route = self.route(at)
@@ -221,25 +216,24 @@ class Dispatcher:
         )
 
     def run(self, plan: Plan, data: bytes) -> Any:
-        """Run it here and now; no configuration is read, no server asked."""
+        """Run it in this process, without configuration and server."""
         return self.run_made(self.made(new_id(), plan, data, LocalConnection(MemoryBatches())), plan)
 
     def made(
-        self, id: str, plan: Plan, data: bytes, local: LocalConnection, ties: Relations | None = None
+        self, id: str, plan: Plan, data: bytes, local: LocalConnection, relations: Relations | None = None
     ) -> RunningJob:
-        """The job that run() runs; its queue, connection and tags are those that its declaration and using() say."""
-        said = plan.options
+        """The job that run() runs, with queue, connection and tags of its declaration and using()."""
         return RunningJob(
             id,
             plan.declared.name,
-            said.queue or "",
+            plan.options.queue or "",
             1,
-            connection=said.connection or "",
-            ties=ties,
+            connection=plan.options.connection or "",
+            relations=relations,
             declared=plan.declared,
             data=data,
             backing=self._backing,
-            tags=said.tags or (),
+            tags=plan.options.tags or (),
             local=local,
         )
 
@@ -250,36 +244,33 @@ class Dispatcher:
 
     def route(self, plan: Plan) -> Route:
         settings = self._settings()
-        for route in plan.notes:
+        for route in plan.routes:
             if route.settings is settings:
                 return route  # type: ignore[no-any-return]
-        plan.notes[:] = [routed(plan.declared, plan.options, settings, self.hooks)]
-        return plan.notes[0]  # type: ignore[no-any-return]
+        plan.routes[:] = [route_of(plan.declared, plan.options, settings, self.hooks)]
+        return plan.routes[0]  # type: ignore[no-any-return]
 
 
 class Queue:
-    """A queue by its name, as app.queue("mail") returns it: jobs that another program declares, and the queue's state.
+    """A queue, as app.queue("mail") returns it: sends jobs that another program declares, and shows the queue's size.
 
-    connection: None is the default one. Nothing is asked of the server before a method is called."""
+    connection: None is the default one."""
 
     def __init__(self, send: Dispatcher, name: str, connection: str | None = None) -> None:
-        self._send = send
-        self.name = name
-        self._connection = connection
+        self._send, self.name, self._connection = send, name, connection
 
     def push(self, job: str, data: object = "", *, delay: Duration | datetime | None = None) -> Handle[None]:
-        """Send a job by the name it has elsewhere: "App\\\\Jobs\\\\X@fire" for PHP. data: what JSON can hold."""
+        """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
         id = self._send.push_named(self._connection, self.name, job, text, seconds)
         return Handle(id, self._send, Place(self._connection, self.name))
 
     def push_raw(self, payload: bytes, *, delay: Duration | datetime | None = None) -> None:
-        """Send these bytes as they are; only their size and depth are looked at."""
+        """Send these bytes unchanged. Only their size and depth are checked."""
         if not isinstance(payload, bytes):
             raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
-        seconds = 0.0 if delay is None else due_in(delay)
-        self._send.push_raw(self._connection, self.name, payload, seconds)
+        self._send.push_raw(self._connection, self.name, payload, 0.0 if delay is None else due_in(delay))
 
     def size(self) -> int:
         """How many jobs are ready, delayed or running."""
@@ -288,7 +279,7 @@ class Queue:
         return sizes.ready + sizes.delayed + sizes.reserved
 
     def clear(self) -> int:
-        """Delete what is ready or delayed, never what runs. Returns how many."""
+        """Delete ready and delayed jobs, not running ones. Returns how many."""
         with shield:
             return self._send.connector(self._connection).clear(self.name)
 
@@ -297,60 +288,59 @@ class Queue:
 
 
 class Keyed:
-    """A job by the key it waits under, as app.keyed(remind, "order:42") returns it: moved and cancelled before it runs.
+    """A waiting job by its key, as app.keyed(remind, "order:42") returns it: to be moved or cancelled before it runs.
 
-    Nothing is asked of the server before a method is called; each of them is one call. They may raise ConnectionLost and
-    ServerRefused: then nothing is known, and asking again is right."""
+    Each method is one call of the server. After ConnectionLost or ServerRefused the outcome is unknown: call it again."""
 
     def __init__(self, send: Dispatcher, plan: Plan, key: str) -> None:
         self._send, self._plan, self.key = send, plan, key
         self._name = name_of(plan.declared.name, key)
 
     def cancel(self) -> bool:
-        """True: it waited, and will never run. False: it has begun, has run, or was never there."""
+        """True: it was waiting and will not run. False: it has started, has ended, or never existed."""
         route = self._send.route(self._plan)
         with shield:
             return self._send.connector(route.connection).cancel_keyed(route.queue, self._name)
 
     def reschedule(self, delay: Duration | datetime) -> bool:
-        """True: it waited, and is due after `delay` from now. False: as of cancel()."""
+        """True: it was waiting and is now due after `delay`, counted from now. False: as of cancel()."""
         route = self._send.route(self._plan)
         seconds = due_in(delay, self._plan.declared.name)
         with shield:
             return self._send.connector(route.connection).move_keyed(route.queue, self._name, seconds)
 
     def due(self) -> datetime | None:
-        """When it is due, or was: a moment that has passed, while no worker has taken it yet. None: it does not wait."""
+        """When it is due, possibly in the past if no worker has taken it yet. None: it is not waiting."""
         route = self._send.route(self._plan)
         with shield:
-            found = self._send.connector(route.connection).keyed_due(route.queue, self._name)
-        return None if found is None else datetime.fromtimestamp(found, UTC)
+            due = self._send.connector(route.connection).keyed_due(route.queue, self._name)
+        return None if due is None else datetime.fromtimestamp(due, UTC)
 
     def __repr__(self) -> str:
         return f"<job {self._plan.declared.name} under key {self.key!r}>"
 
 
 def check_queue(name: str) -> None:
-    """Raises ArgumentError for a name that is a key of another queue."""
+    """Raises ArgumentError for a name that would collide with a key of another queue."""
     try:
         queue_name(name)
     except ValueError as error:
         raise ArgumentError(str(error)) from None
 
 
-def sends_itself(parcel: Message) -> bool:
-    """Whether its class has a send() that is to be called; not that of a job which carries a chain or belongs to a batch."""
-    ties, plan = parcel.ties, parcel.plan
+def sends_itself(message: Message) -> bool:
+    """Whether send() of its class must be called; never that of a job that carries a chain or belongs to a batch."""
+    relations, plan = message.relations, message.plan
     return (
         plan is not None
         and plan.by is not None
-        and not (ties and (ties.chain or ties.catch or ties.batch or ties.after))
+        and not (relations and (relations.chain or relations.catch or relations.batch or relations.after))
     )
 
 
-def outgoing(parcel: Message) -> Outgoing:
-    ties = parcel.ties
-    if ties is None:
-        return Outgoing(parcel.queue, parcel.body, parcel.delay)
-    lock, owner, hold = (ties.unique, parcel.id, ties.hold or HOLD) if ties.unique else ("", "", 0.0)
-    return Outgoing(parcel.queue, parcel.body, parcel.delay, lock, owner, hold, ties.key or "")
+def outgoing(message: Message) -> Outgoing:
+    relations = message.relations
+    if relations is None:
+        return Outgoing(message.queue, message.body, message.delay)
+    lock, owner, hold = (relations.unique, message.id, relations.hold or HOLD) if relations.unique else ("", "", 0.0)
+    return Outgoing(message.queue, message.body, message.delay, lock, owner, hold, relations.key or "")

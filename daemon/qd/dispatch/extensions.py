@@ -1,4 +1,4 @@
-"""Drivers that an app brings with it: sync and failover, which need its jobs and its listeners, and those of app.extend."""
+"""Drivers that belong to an app: sync and failover, which need its jobs and listeners, and those of app.extend."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def own_drivers(services: Services) -> dict[str, Factory]:
-    """Each is loaded when a connection of it is used."""
-    made, lock = list["Shared"](), threading.Lock()
+    """sync and failover. Each is loaded when a connection of it is used."""
+    shared, lock = list["Shared"](), threading.Lock()
 
     def sync(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
         from qd.dispatch.sync import Shared, open_queue
 
         with lock:
-            if not made:
-                made.append(Shared(services))
-        return open_queue(made[0], settings, at)
+            if not shared:
+                shared.append(Shared(services))
+        return open_queue(shared[0], settings, at)
 
     def failover(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
         from qd.drivers.send_only import open_queue
@@ -39,33 +39,35 @@ def own_drivers(services: Services) -> dict[str, Factory]:
 
 
 def extension(driver: str, make: Callable[..., object], known: Mapping[str, object]) -> Factory:
-    """What opens connections of the app's own driver. Raises DeclarationError: there is one of that word."""
+    """The factory of connections of an app's own driver. Raises DeclarationError if the name is taken."""
     from qd.drivers.send_only import SendingOnly
     from qd.options.drivers import DRIVERS
 
     if driver in DRIVERS or driver in known:
-        raise DeclarationError(f"app.extend(): there is a driver '{driver}' already, choose another word")
+        raise DeclarationError(f"app.extend(): there is already a driver '{driver}', choose another name")
     if not callable(make):
         raise DeclarationError(
-            f"app.extend('{driver}', ...): {make!r} cannot be called with the settings of a connection"
+            f"app.extend('{driver}', ...): {make!r} is not callable; give a function of the connection's settings"
         )
 
-    def open_it(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
-        told = takes_two(make)
-        if who.token and not told:
-            way = "its factory is to take who asks, too: factory(settings, who)"
-            raise ConfigError(f"driver '{driver}' of connection '{at.name}' only sends: to be worked on, {way}")
-        made = make(at, who) if told else make(at)
+    def open_connection(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
+        takes_identity = takes_two(make)
+        if who.token and not takes_identity:
+            raise ConfigError(
+                f"driver '{driver}' of connection '{at.name}' only sends: for workers, its factory must also take the "
+                "client's identity: factory(settings, who)"
+            )
+        made = make(at, who) if takes_identity else make(at)
         check(driver, made, at, works=bool(who.token))
         if isinstance(made, SendingOnly) and made.whole is None:
-            made.whole = settings  # what is kept beside its jobs stands on the control connection
+            made.whole = settings  # locks and limits are on the control connection
         return made  # type: ignore[return-value]
 
-    return open_it
+    return open_connection
 
 
 def takes_two(make: Callable[..., object]) -> bool:
-    """Whether it wants to know who reserves: a worker or a keeper, whose token and slot stand in every reservation."""
+    """Whether it takes the identity of the client: a worker or keeper, whose token and slot are in every reservation."""
     try:
         inspect.signature(make).bind("settings", "who")
     except (TypeError, ValueError):
@@ -74,26 +76,18 @@ def takes_two(make: Callable[..., object]) -> bool:
 
 
 def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> None:
-    """Raises ConfigError naming what it lacks. works: a worker or keeper asks."""
+    """Raises ConfigError naming what the connection lacks. works: it is for a worker or keeper."""
     from qd.drivers.base import KeeperConnector
     from qd.drivers.send_only import SendingOnly
 
     if isinstance(made, SendingOnly):
-        lacks = ["the calls of a worker, it only sends"] if works else []
+        lacks = ["the methods of a worker, it only sends"] if works else []
     else:
-        wanted = [*parts_of(Connector), *(parts_of(KeeperConnector) if works else ())]
-        there = dir(made)
-        lacks = [name for name in wanted if name not in there]
+        wanted = [*vars(Connector), *(vars(KeeperConnector) if works else ())]
+        has = dir(made)
+        lacks = [name for name in wanted if not name.startswith("_") and name not in has]
     if lacks:
-        what, base = (
-            type(made).__qualname__,
-            "qd.drivers.base.Keeping" if works else "qd.drivers.base.Connector",
-        )
         raise ConfigError(
-            f"driver '{driver}' of connection '{at.name}' made {what}, which is no connector: it lacks {', '.join(lacks)} "
-            f"(see {base})"
+            f"driver '{driver}' of connection '{at.name}' made {type(made).__qualname__}, which is no connector: it lacks "
+            f"{', '.join(lacks)} (see qd.drivers.base.{'KeeperConnector' if works else 'Connector'})"
         )
-
-
-def parts_of(contract: type) -> list[str]:
-    return [name for name in vars(contract) if not name.startswith("_")]

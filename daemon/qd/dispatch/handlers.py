@@ -2,7 +2,7 @@
 
     SendInvoice(order_id=7)  ->  {"order_id": 7}  ->  handler(SendInvoice(order_id=7))
 
-The fields of the object travel as the arguments of any job. The worker provides the handler's other parameters.
+The fields of the object are the arguments of the job. The worker provides the handler's other parameters.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from qd.options.tables import JobOptions
 
 C_contra = TypeVar("C_contra", contravariant=True)
 
-SENDING = ("delay", "key", "after_commit")  # of SendOptions: not of what a job is
+SENDING = ("delay", "key", "after_commit")  # options of a dispatch, not of a job
 
 
 class Handles(Protocol[C_contra]):
-    """A class that handles commands: made anew for each, without arguments."""
+    """A class that handles commands: one instance per command, made without arguments."""
 
     def handle(self, command: C_contra, /) -> object: ...
 
 
 class DeclaredObject(Declared):
-    """kind: the class of the objects. handler: called with one of them."""
+    """A job that takes one object. kind: its class. handler: called with the object."""
 
     def __init__(
         self, name: str, kind: type, handler: Callable[..., Any], options: JobOptions, where: str, known: Known
     ) -> None:
         self._fields = object_fields(kind)
-        call, asked = handler_of(handler, kind)
-        if clash := sorted({each.name for each in asked} & {each.name for each in self._fields.values()}):
+        call, provided = handler_of(handler, kind)
+        names = [each.name for each in provided]
+        if clash := sorted({*names} & {each.name for each in self._fields.values()}):
             raise DeclarationError(
-                f"the handler of {kind.__qualname__} takes '{clash[0]}', and so is a field called: rename one"
+                f"the handler of {kind.__qualname__} takes '{clash[0]}', which is also a field: rename one"
             )
-        signature = Signature(f"{kind.__qualname__}()", [*self._fields.values(), *asked], None, known)
-        super().__init__(name, partial(handle, kind, call, [each.name for each in asked]), signature, options, where)
+        signature = Signature(f"{kind.__qualname__}()", [*self._fields.values(), *provided], None, known)
+        super().__init__(name, partial(handle, kind, call, names), signature, options, where)
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(getattr(handler, "handle", handler)))
 
     def encode_object(self, thing: object) -> bytes:
-        """The `data` of an object, its defaults left out. Raises ArgumentError."""
+        """The `data` of an object, without default values. Raises ArgumentError."""
         given = {
             parameter.name: value
             for attribute, parameter in self._fields.items()
@@ -63,13 +64,13 @@ class DeclaredObject(Declared):
         return self.encode((), given)
 
 
-def handle(kind: type, call: Callable[..., Any], asked: list[str], /, **fields: Any) -> object:
-    beside = {name: fields.pop(name) for name in asked if name in fields}
-    return call(kind(**fields), **beside)
+def handle(kind: type, call: Callable[..., Any], provided: list[str], /, **fields: Any) -> object:
+    others = {name: fields.pop(name) for name in provided if name in fields}
+    return call(kind(**fields), **others)
 
 
 def handler_of(handler: Any, kind: type) -> tuple[Callable[..., Any], list[Parameter]]:
-    """What is called with an object, and what it takes beside it. Raises DeclarationError."""
+    """The callable that takes the object, and its other parameters. Raises DeclarationError."""
     title = f"the handler of {kind.__qualname__}, {getattr(handler, '__qualname__', None) or repr(handler)},"
     if isinstance(handler, type):
         method = getattr(handler, "handle", None)
@@ -78,28 +79,28 @@ def handler_of(handler: Any, kind: type) -> tuple[Callable[..., Any], list[Param
         try:
             inspect.signature(handler).bind()
         except (TypeError, ValueError):
-            raise DeclarationError(f"{title} cannot be made without arguments") from None
-        return partial(made_and_handled, handler), provided_parameters(method, 2, title)
+            raise DeclarationError(f"{title} cannot be instantiated without arguments") from None
+        return partial(instantiate_and_handle, handler), provided_parameters(method, 2, title)
     if not callable(handler):
-        raise DeclarationError(f"{title} cannot be called: give a function that takes the {kind.__qualname__}")
+        raise DeclarationError(f"{title} is not callable: give a function that takes the {kind.__qualname__}")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise DeclarationError(f"{title} is a generator, whose body would never run: return instead of yield")
     return handler, provided_parameters(handler, 1, title)
 
 
-def made_and_handled(handler: Callable[[], Any], thing: object, /, **beside: Any) -> object:
-    return handler().handle(thing, **beside)
+def instantiate_and_handle(handler: Callable[[], Any], thing: object, /, **others: Any) -> object:
+    return handler().handle(thing, **others)
 
 
 def provided_parameters(function: Callable[..., Any], own: int, title: str) -> list[Parameter]:
-    """Its parameters after the first `own` that the app is to provide: those without another default."""
+    """The parameters after the first `own` that the app must provide: those without another default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
-    takes = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if len(takes) < own and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        raise DeclarationError(f"{title} takes no argument: it is called with the object")
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < own and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        raise DeclarationError(f"{title} takes no argument, but is called with the object")
     rest, _ = parameters_of(function, skip=own)
     return [
         each._replace(default=PROVIDED, required=False) for each in rest if each.required or each.default is PROVIDED
@@ -107,70 +108,70 @@ def provided_parameters(function: Callable[..., Any], own: int, title: str) -> l
 
 
 class Handlers:
+    """The handlers of commands and the queued listeners of an app."""
+
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._commands: dict[type, tuple[Plan, DeclaredObject]] = {}
         self._listening: list[tuple[type[events.Event], Plan, DeclaredObject]] = []
 
     def map(self, kind: type, handler: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> None:
-        """Raises DeclarationError."""
         if not isinstance(kind, type):
             raise DeclarationError(f"{kind!r} is not a class of commands: app.map(SendInvoice, send_invoice)")
         if kind in self._commands:
             raise DeclarationError(
-                f"{kind.__qualname__} has a handler already: a command has one; for more, emit an event"
+                f"{kind.__qualname__} already has a handler, and a command has only one; for more, emit an event"
             )
         self._commands[kind] = self._declared(kind, handler, name_of(kind, name), options)
 
     def declared(self, kind: object) -> Declared | None:
-        """The job of the commands of class `kind`. None: nothing handles them."""
+        """The job of the commands of class `kind`. None: they have no handler."""
         found = self._commands.get(kind) if isinstance(kind, type) else None
         return found and found[1]
 
     def command(self, thing: object) -> tuple[Plan, bytes]:
-        """Its plan and `data`. Raises ArgumentError: nothing handles it, or it cannot be sent."""
+        """The plan and `data` of a command. Raises ArgumentError: it has no handler, or cannot be sent."""
         found = self._commands.get(type(thing))
         if found is None:
             kind = type(thing).__qualname__
             near = did_you_mean(kind, [known.__qualname__ for known in self._commands])
-            raise ArgumentError(f"nothing handles a {kind}{near}: call app.map({kind}, ...) first")
+            raise ArgumentError(f"{kind} has no handler{near}: call app.map({kind}, ...) first")
         return found[0], found[1].encode_object(thing)
 
     def listen(
         self, event: type[events.Event], listener: Callable[..., Any], name: str | None, options: Mapping[str, Any]
     ) -> None:
-        """Raises DeclarationError."""
         check_event(event)
         if event.__module__ == events.__name__:
             raise DeclarationError(
-                f"{event.__name__} is one of qd's own events and cannot travel: listen without options, and dispatch a job"
+                f"{event.__name__} is an event of qd itself and cannot be queued: listen without options and dispatch a job"
             )
         plan, declared = self._declared(event, listener, name_of(listener, name), options)
         self._listening.append((event, plan, declared))
 
-    def heard(self, event: events.Event) -> list[tuple[Plan, bytes]]:
-        """What its queued listeners are sent. Raises ArgumentError."""
+    def jobs_for(self, event: events.Event) -> list[tuple[Plan, bytes]]:
+        """The jobs of the queued listeners of an event. Raises ArgumentError."""
         return [
             (plan, declared.encode_object(event)) for kind, plan, declared in self._listening if isinstance(event, kind)
         ]
 
     def _declared(
-        self, kind: type, handler: Callable[..., Any], name: str, said: Mapping[str, Any]
+        self, kind: type, handler: Callable[..., Any], name: str, given: Mapping[str, Any]
     ) -> tuple[Plan, DeclaredObject]:
-        if said.get("raw"):
+        if given.get("raw"):
             raise DeclarationError(f"the handler of {kind.__qualname__} cannot be raw: it takes the object")
-        frame = sys._getframe(3)  # who called app.map, or the decorator of app.on
+        frame = sys._getframe(3)  # the caller of app.map or of the decorator of app.on
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        options = JobOptions.read({option: value for option, value in said.items() if option not in SENDING}, name)
+        options = JobOptions.read({option: value for option, value in given.items() if option not in SENDING}, name)
         declared = DeclaredObject(name, kind, handler, options, where, self._registry.known)
         self._registry.add(declared)
-        sending = {option: value for option, value in said.items() if option in SENDING}
+        sending = {option: value for option, value in given.items() if option in SENDING}
         plan = Plan(declared, options)
         return plan.using(sending) if sending else plan, declared
 
 
 def name_of(target: Any, name: str | None) -> str:
-    """The job's: the given one, or module.function. Raises DeclarationError."""
+    """The name of the job: the given one, or module.function. Raises DeclarationError."""
     if name is not None:
         if not isinstance(name, str) or not name.strip():
             refuse(target, "has an empty name", 'give one like "shop.mail"')
@@ -179,5 +180,5 @@ def name_of(target: Any, name: str | None) -> str:
     if title is None or "<lambda>" in title:
         refuse(target, "has no name a worker could find", "write a function with def, or give a name")
     if target.__module__ == "__main__":
-        refuse(target, "stands in __main__, which has another name in a worker", "give a name")
+        refuse(target, "is in __main__, which has another name in a worker", "give a name")
     return f"{target.__module__}.{title}".replace("<locals>.", "")

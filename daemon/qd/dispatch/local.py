@@ -2,12 +2,12 @@
 
 LocalRunner          attempt -> policy -> another attempt, or the end -> the effects of the end
 
-who                  policy             effects
-run()                Once               none: a job without a payload is tied to nothing
-driver `sync`        SentPolicy         done here (at_once.py)
-app.inline()         InlinePolicy       written to the Fake (testing/inline.py)
+caller               policy             effects
+run()                Once               none: a job without a payload has no relations
+driver `sync`        SentPolicy         applied in memory (dispatch/sync.py)
+app.inline()         InlinePolicy       recorded by the Fake (testing/inline.py)
 
-LocalConnection      what a job of run() has in place of a connection; MemoryBatches counts its batch
+LocalConnection      takes the place of a connection in run(); MemoryBatches counts its batch
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 
@@ -38,7 +38,7 @@ from qd.errors import (
     WrongType,
 )
 from qd.events import Listeners
-from qd.jobs.context import Backing, RunningJob, in_hand
+from qd.jobs.context import Backing, RunningJob, running
 from qd.jobs.pipeline import Pipeline, through
 from qd.jobs.policy import Fail, Release, after_error, before, limits_of
 from qd.jobs.registry import Declared
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from qd.options.tables import WorkOptions
 
 
-MOST_RUNS = 1000  # attempts of one job that releases itself without end
-RAISED = "the job raised"  # the error itself is not turned into text: its __str__ is user code
+MOST_RUNS = 1000  # attempts of a job that releases itself again and again
+RAISED = "the job raised"  # without the text of the error, whose __str__ is user code
 
 
 # -- what follows an attempt
@@ -60,20 +60,20 @@ class Policy(Protocol):
 
     @property
     def attempts(self) -> int:
-        """The number of the attempt that begins next."""
+        """The number of the next attempt."""
 
     def before(self) -> str | None:
-        """Why the next attempt must not begin; None: it may."""
+        """Why the next attempt must not start; None: it may."""
 
     def after_error(self, error: Exception) -> Release | Fail | None:
-        """What follows an attempt that raised. None: the job is dropped, and counts as done."""
+        """What follows an attempt that raised. None: the job is dropped and counts as done."""
 
     def after_release(self, job: RunningJob, release: Release) -> None:
-        """The job has released itself. Raises if it does not run again."""
+        """Called when the job has released itself. Raises if it must not run again."""
 
 
 class Once:
-    """run(): one attempt, whatever comes of it."""
+    """run(): a single attempt."""
 
     attempts = 1
 
@@ -89,13 +89,12 @@ class Once:
 
 
 class SentPolicy:
-    """The driver `sync`: the rules of a worker (limits.py), without a pause between two attempts."""
+    """The driver `sync`: the rules of a worker (jobs/policy.py), without a delay between two attempts."""
 
     def __init__(self, payload: Payload, declared: Declared, work: WorkOptions) -> None:
         self._limits = limits_of(payload, declared.options, work)
         self._payload = msgspec.structs.replace(payload, attempts=1, exceptions=0)
-        self._declared = declared
-        self._runs = 0
+        self._declared, self._runs = declared, 0
 
     @property
     def attempts(self) -> int:
@@ -104,14 +103,16 @@ class SentPolicy:
     def before(self) -> str | None:
         self._runs += 1
         if self._runs > MOST_RUNS:
-            return f"{self._declared.name} was released {MOST_RUNS} times, and never ran"
+            return f"{self._declared.name} was released {MOST_RUNS} times and never completed"
         return before(self._limits, self._payload, time.time())
 
     def after_error(self, error: Exception) -> Release | Fail | None:
         if isinstance(error, UnknownParameters | WrongType):
             return Fail(RAISED, error)
-        if isinstance(error, ModelGone) and self._drops_when_missing():
-            return None
+        if isinstance(error, ModelGone):
+            delete = self._payload.deleteWhenMissingModels
+            if self._declared.options.delete_when_missing if delete is None else delete:
+                return None
         exceptions = self._payload.exceptions + 1
         verdict = after_error(self._limits, self._payload, time.time(), exceptions=exceptions)
         if isinstance(verdict, Release):
@@ -125,18 +126,14 @@ class SentPolicy:
         attempts = self._payload.attempts + release.counts
         self._payload = msgspec.structs.replace(self._payload, attempts=attempts, exceptions=exceptions)
 
-    def _drops_when_missing(self) -> bool:
-        said = self._payload.deleteWhenMissingModels
-        return bool(self._declared.options.delete_when_missing if said is None else said)
-
 
 # -- the engine
 
 
 class LocalRunner:
-    """Runs a job in this process and thread, attempt after attempt, with the events that a worker emits.
+    """Runs a job in this thread until it has ended, with the events that a worker emits.
 
-    on_effect: called with each effect of the end, in order, and with the lock that is freed when the job's code starts.
+    on_effect: called with each effect of the end, in order; and with the lock to free when the job's code starts.
     """
 
     def __init__(
@@ -149,15 +146,15 @@ class LocalRunner:
         self._pipeline, self._listeners, self._policy, self._on_effect = pipeline, listeners, policy, on_effect
 
     def run(self, declared: Declared, attempt: Callable[[int], RunningJob], payload: Payload | None = None) -> object:
-        """attempt: makes the RunningJob of the attempt with this number. payload: says what the job is tied to; None: to
-        nothing.
+        """attempt: makes the RunningJob of the attempt with this number. payload: has its relations; None: none.
 
-        Returns what the job returned. If it failed, raises its error: after failed(), the listeners and the effects.
+        Returns what the job returned. If the job failed, raises its error after failed(), the listeners and the effects.
         """
         try:
             result, skipped = self._until_ended(declared, attempt, payload)
-        except Exception as error:
-            self._end(payload, "failed", partial(kept_error, error))
+        except Exception as raised:
+            error = raised
+            self._end(payload, "failed", lambda: value_of_error(error, str(error)))
             raise
         self._end(payload, "skipped" if skipped else "done", partial(value_of_result, result, 0))
         return result
@@ -165,10 +162,10 @@ class LocalRunner:
     def _until_ended(
         self, declared: Declared, attempt: Callable[[int], RunningJob], payload: Payload | None
     ) -> tuple[object, bool]:
-        """What the job returned, and whether it was skipped. Raises its last error."""
+        """Returns what the job returned, and whether it was skipped. Raises its last error."""
         while True:
             job = attempt(self._policy.attempts)
-            with in_hand(job):
+            with running(job):
                 if (reason := self._policy.before()) is not None:
                     self._fail(declared, job, AttemptsExceeded(reason))
                 try:
@@ -179,24 +176,19 @@ class LocalRunner:
                         self._fail(declared, job, error)
                     if verdict is None:
                         return None, False
-                    self._emit(
-                        events.JobExceptionOccurred(job, error),
-                        events.JobReleasedAfterException(job, verdict.delay),
-                        events.JobAttempted(job, error),
-                    )
+                    released = events.JobReleasedAfterException(job, verdict.delay)
+                    self._emit(events.JobExceptionOccurred(job, error), released, events.JobAttempted(job, error))
                     continue
-                if isinstance(job.outcome, Release):
-                    self._emit(
-                        events.JobReleased(job, job.outcome.delay, job.outcome.reason), events.JobAttempted(job, None)
-                    )
-                    self._policy.after_release(job, job.outcome)
+                if isinstance(release := job.outcome, Release):
+                    self._emit(events.JobReleased(job, release.delay, release.reason), events.JobAttempted(job, None))
+                    self._policy.after_release(job, release)
                     continue
                 self._emit(events.JobProcessed(job), events.JobAttempted(job, None))
                 return result, job.skipped
 
     def _attempt(self, declared: Declared, job: RunningJob, payload: Payload | None) -> object:
-        """What the job returned; if it released itself, `job.outcome` says so. Raises what the job raised, and JobFailure if
-        it called fail()."""
+        """Returns what the job returned; `job.outcome` is a Release if it released itself. Raises what the job raised, and
+        JobFailure if it called fail()."""
         call, result = self._freeing(job.prepared(declared), payload), None
         try:
             self._emit(events.JobProcessing(job))
@@ -216,11 +208,11 @@ class LocalRunner:
         return self._policy.after_error(error)
 
     def _freeing(self, call: Callable[[], object], payload: Payload | None) -> Callable[[], object]:
-        """Frees the lock of a job with unique_until="start" when its code starts, inside all middleware."""
-        ties = None if payload is None else payload.qd
-        if payload is None or ties is None or ties.unique is None or ties.until != "start":
+        """Let `call` free the lock of a job with unique_until="start" first, inside all middleware."""
+        relations = None if payload is None else payload.qd
+        if payload is None or relations is None or relations.unique is None or relations.until != "start":
             return call
-        lock = Free(ties.unique, payload.uuid or "")
+        lock = Free(relations.unique, payload.uuid or "")
 
         def started() -> object:
             self._on_effect(lock)
@@ -229,12 +221,12 @@ class LocalRunner:
         return started
 
     def _fail(self, declared: Declared, job: RunningJob, error: Exception | Settled) -> NoReturn:
-        """The job has failed: failed(), then the listeners, then its error."""
+        """Call failed(), then the listeners, then raise the error."""
         try:
             declared.on_failed(bytes(job.data), error)
         finally:
             self._emit(
-                events.JobFailed(job, error), events.JobExceptionOccurred(job, error), events.JobAttempted(job, error)
+                *[kind(job, error) for kind in (events.JobFailed, events.JobExceptionOccurred, events.JobAttempted)]
             )
         raise error
 
@@ -243,26 +235,22 @@ class LocalRunner:
             for effect in effects_of(payload, how, value):
                 self._on_effect(effect)
 
-    def _emit(self, *told: events.Event) -> None:
-        for event in told:
+    def _emit(self, *emitted: events.Event) -> None:
+        for event in emitted:
             self._listeners.emit(event)
 
 
 def effects_of(payload: Payload, how: End, value: Callable[[], bytes]) -> list[Effect]:
-    """value: makes the JSON of the result or error; called only if the job keeps one."""
+    """value: encodes the result or error; called only if the job keeps one."""
     if payload.qd is None:
         return []
     return ends(payload, how, value=value() if payload.qd.result else b"null")
 
 
-def kept_error(error: Exception) -> bytes:
-    return value_of_error(error, str(error))
-
-
 class SentJob:
-    """A job that runs where it was sent: makes the RunningJob of each attempt, which finds the checkpoint of the one before.
+    """A job that runs where it was sent: makes the RunningJob of each attempt, with the checkpoint of the one before.
 
-    text: the payload as it was sent. tell: takes the job's progress; None: nothing records it.
+    text: the payload as it was sent. report_progress: records the job's progress; None: nothing does.
     """
 
     def __init__(
@@ -273,10 +261,10 @@ class SentJob:
         connection: str,
         queue: str,
         backing: Backing,
-        tell: Callable[[float], None] | None = None,
+        report_progress: Callable[[float], None] | None = None,
     ) -> None:
         self._payload, self._text, self._declared = payload, text, declared
-        self._connection, self._queue, self._backing, self._tell = connection, queue, backing, tell
+        self._connection, self._queue, self._backing, self._report = connection, queue, backing, report_progress
         self._saved: bytes | None = None
 
     def attempt(self, number: int) -> RunningJob:
@@ -288,18 +276,18 @@ class SentJob:
             self._queue,
             number,
             self._saved,
-            self._keep,
+            self._save,
             connection=self._connection,
             payload=self._text,
             uuid=payload.uuid or known,
-            ties=payload.qd,
+            relations=payload.qd,
             declared=self._declared,
             data=payload.data,
             backing=self._backing,
-            tell=self._tell,
+            report_progress=self._report,
         )
 
-    def _keep(self, state: bytes) -> None:
+    def _save(self, state: bytes) -> None:
         self._saved = state
 
 
@@ -307,24 +295,30 @@ class SentJob:
 
 
 def finished(result: object) -> object:
-    """The result, of a coroutine once it has run."""
-    return run_to_end(result) if inspect.iscoroutine(result) else result
-
-
-def refuse_in_a_loop() -> None:
-    """Raises RuntimeError before anything is opened for a coroutine that could not run."""
+    """The result; for a coroutine, after running it."""
+    if not inspect.iscoroutine(result):
+        return result
     import asyncio  # loaded only by apps with async jobs
 
     try:
-        asyncio.get_running_loop()
+        refuse_in_a_loop()
     except RuntimeError:
-        return
-    raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")
+        result.close()
+        raise
+    return asyncio.run(result)
 
 
-def beside_a_loop(act: Callable[[], None]) -> None:
-    """Call act(): in a thread of its own if this thread runs an event loop, since an async job needs a loop of its own."""
-    import asyncio  # loaded where jobs run where they are sent
+def refuse_in_a_loop() -> None:
+    """Raises RuntimeError if this thread runs an event loop, where an async job cannot be run to its end."""
+    import asyncio  # loaded only by apps with async jobs
+
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("run() of an async job was called in a running event loop: await the plain call instead")
+
+
+def outside_loop(act: Callable[[], None]) -> None:
+    """Call act(), in a new thread if this thread runs an event loop, since an async job needs its own loop."""
+    import asyncio  # loaded only where jobs run where they are sent
 
     if asyncio._get_running_loop() is None:
         return act()
@@ -343,22 +337,11 @@ def beside_a_loop(act: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> object:
-    import asyncio  # loaded only by apps with async jobs
-
-    try:
-        refuse_in_a_loop()
-    except RuntimeError:
-        coroutine.close()
-        raise
-    return asyncio.run(coroutine)
-
-
 # -- in place of a connection
 
 
 class Lenient:
-    """The store of middleware without a server: there is always a free place, a free turn, and nothing rests."""
+    """A store for middleware without a server: every limit lets the job through."""
 
     def left(self, name: str) -> float:
         return 0.0
@@ -368,8 +351,8 @@ class Lenient:
 
 
 class LocalConnection:
-    """What a job of run() has in place of a connection (running.LocalRun): limits and locks let every job through, and
-    batches are kept in memory. batch: the one that is run, if any."""
+    """Takes the place of a connection in run() (context.LocalRun): limits and locks let every job through, and batches are
+    in memory. batch: the one that is being run, if any."""
 
     def __init__(self, batches: MemoryBatches, batch: object | None = None) -> None:
         self.batches, self.batch, self.store = batches, batch, Lenient()
@@ -380,21 +363,21 @@ class LocalConnection:
 
 @dataclass(slots=True)
 class Kept:
-    """new: what it was made of. pending, failed: uuids of its jobs. told: callbacks that were sent."""
+    """new: as it was sent. pending, failed: uuids of its jobs. called: callbacks that were sent."""
 
     new: NewBatch
     created_at: float
     total: int = 0
     pending: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
     skipped: bool = False
     cancelled_at: float | None = None
     finished_at: float | None = None
 
 
 class MemoryBatches:
-    """Batches of jobs that no server counts: kept in memory, counted as batch.lua counts."""
+    """Batches in memory, counted as batch.lua counts."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Kept] = {}
@@ -406,7 +389,7 @@ class MemoryBatches:
     def add(self, id: str, jobs: Sequence[Entry]) -> None:
         kept = self._of(id)
         if kept.finished_at is not None:
-            raise BatchFinished(f"batch {id} has finished: nothing can be added to it")
+            raise BatchFinished(f"batch {id} has finished: no job can be added to it")
         self._more(kept, jobs)
 
     def cancel(self, id: str) -> bool:
@@ -435,10 +418,10 @@ class MemoryBatches:
         )
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        return {}  # nothing is kept that could be retried
+        return {}  # there is no failed store to retry from
 
     def ended(self, id: str, uuid: str, how: str) -> Iterator[str]:
-        """Count the end of a job, "done", "skipped" or "failed"; the callbacks that are due by it, one after the other."""
+        """Count the end of a job, "done", "skipped" or "failed". Yields the callbacks that become due."""
         kept = self._of(id)
         kept.pending.discard(uuid)
         if how == "failed":
@@ -451,7 +434,7 @@ class MemoryBatches:
         yield from self.settled(id)
 
     def settled(self, id: str) -> Iterator[str]:
-        """The callbacks that are due when nothing is left."""
+        """Yields the callbacks that are due once no job is pending."""
         kept = self._of(id)
         if kept.pending:
             return
@@ -461,8 +444,8 @@ class MemoryBatches:
         yield from self._due(kept, "finally")
 
     def _due(self, kept: Kept, what: str) -> Iterator[str]:
-        if what not in kept.told:
-            kept.told.add(what)
+        if what not in kept.called:
+            kept.called.add(what)
             yield what
 
     def _more(self, kept: Kept, jobs: Sequence[Entry]) -> None:
@@ -471,5 +454,5 @@ class MemoryBatches:
 
     def _of(self, id: str) -> Kept:
         if id not in self.kept:
-            raise UnknownBatch(f"no batch '{id}' is there")
+            raise UnknownBatch(f"batch '{id}' does not exist")
         return self.kept[id]

@@ -1,8 +1,8 @@
-"""What became of a job that was sent, asked by its id: what Handle's methods do. And how an end is written down.
+"""Status, result and cancellation of a sent job by its id, for Handle; and the encoding of results and errors.
 
-status     the record of its end (result_ttl), else a look through its queue
-result     the record, waited for
-cancel     a waiting job is taken away; a running one is told to end by its keeper's next beat
+status     reads the record of its end (result_ttl), else searches its queue
+result     waits for the record
+cancel     deletes a waiting job; the keeper of a running one stops it at its next beat
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ from qd.jobs.plan import Status
 from qd.jobs.registry import Declared
 from qd.payload.reservation import Ending
 
-UNFIT = b"!"  # begins a value that is no result, but says why there is none
-CANCELLED = "JobCancelled"
-FIRST_WAIT, GROWS, LONGEST_WAIT = (
-    0.004,
-    1.5,
-    0.25,
-)  # seconds between two looks at a record: a wait costs half its length
-LOOK = 5.0  # seconds until a job that was waited for is looked for in its queue; then twice as long, and so on
-AWAY = 60.0  # seconds for which a server may be away while a result is waited for without a timeout
+UNFIT = b"!"  # prefix of a stored value that explains why there is no result
+FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the last wait is lost
+GROWS = 1.5  # factor from one wait to the next
+LONGEST_WAIT = 0.25  # seconds
+LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
+AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 TRIES = 50  # a job may move on between being found and being cancelled
 
 
 class SentJobs:
-    """Jobs of one queue. jobs: asked at each use, for it is this thread's. keeps: whether they keep a result, None: nobody
-    knows. declared: as what they were declared, where that is known."""
+    """Jobs of one queue. jobs: called at each use, since connections belong to threads. keeps: whether they keep a result;
+    None: unknown. declared: their declaration, if known."""
 
     def __init__(
         self, jobs: Callable[[], Jobs], queue: str, keeps: bool | None = None, declared: Declared | None = None
@@ -45,13 +42,13 @@ class SentJobs:
         self._jobs, self._queue, self._keeps, self._declared = jobs, queue, keeps, declared
 
     def status(self, id: str) -> Status:
-        for _ in range(2):  # one that was put back behind the look is met by the second
-            kept = None if self._keeps is False else self._jobs().kept(id)
+        for _ in range(2):  # the first search misses a job that is put back behind its position
+            kept = self._record(id)
             if kept is not None and kept.status in ("done", "failed"):
                 return kept.status  # type: ignore[return-value]
             found = self.find(id)
             if found is not None:
-                return "failed" if dropped(found) else found.spot
+                return "failed" if was_cancelled(found) else found.spot
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
@@ -60,25 +57,28 @@ class SentJobs:
     def kept(self, id: str) -> Kept | None:
         return self._jobs().kept(id)
 
+    def _record(self, id: str) -> Kept | None:
+        return None if self._keeps is False else self.kept(id)
+
     def progress(self, id: str) -> float | None:
-        kept = None if self._keeps is False else self._jobs().kept(id)
+        kept = self._record(id)
         return None if kept is None else kept.percent
 
     # -- result
 
     def result(self, id: str, timeout: float | None) -> Any:
-        """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is away for too long."""
+        """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
         if self._keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         began, wait, every, away = time.monotonic(), FIRST_WAIT, LOOK, 0.0
-        look_at = 0.0 if self._keeps is None else LOOK  # of a bare id nobody knows whether there is such a job
+        look_at = 0.0 if self._keeps is None else LOOK  # a bare id: check first that the job exists
         while True:
             try:
-                kept = self._jobs().kept(id)
+                kept = self.kept(id)
                 if kept is not None and kept.status is not None:
                     return self._value(id, kept)
                 if time.monotonic() - began >= look_at:
-                    self._must_be_there(id)
+                    self._check_exists(id)
                     look_at, every = look_at + every, every * 2
                 away = 0.0
             except ConnectionLost:
@@ -91,14 +91,14 @@ class SentJobs:
             time.sleep(min(wait, left))
             wait = min(LONGEST_WAIT, wait * GROWS)
 
-    def _must_be_there(self, id: str) -> None:
-        """A job that nobody has any more, and one that only the failed store has, end no wait by themselves."""
-        found = self.find(id) or self.find(id)  # one that was put back behind the look is met by the second
-        kept = self._jobs().kept(id)
+    def _check_exists(self, id: str) -> None:
+        """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""
+        found = self.find(id) or self.find(id)  # twice: see status()
+        kept = self.kept(id)
         if kept is not None and kept.status is not None:
             return
         if found is None:
-            raise NoResult(f"job {id} has no result: nothing is known of it (any more)")
+            raise NoResult(f"job {id} has no result: it is unknown (any more)")
         if found.spot == "failed":
             raise error_of(id, found.text.partition(b"\n")[0])
 
@@ -112,16 +112,16 @@ class SentJobs:
         try:
             return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
         except FAILURES:
-            pass  # it returned something else than it says
+            pass  # the value does not match the annotation
         try:
             return msgspec.json.decode(kept.value)
         except FAILURES as error:
-            raise NoResult(f"job {id} has succeeded, and what stands for its result is no JSON: {why(error)}") from None
+            raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
 
     # -- cancel
 
     def cancel(self, id: str) -> bool:
-        """True: it will not run any more, or was told to end. False: it had ended, is unknown, or another program's."""
+        """True: it will not run, or was told to stop. False: it had ended, is unknown, or is run by another program."""
         missed, before = 0, b""
         for _ in range(TRIES):
             found = self.find(id, "delayed", "ready", "running")
@@ -133,20 +133,20 @@ class SentJobs:
                 if self._jobs().stop(found):
                     return True
                 if found.text == before:
-                    return False  # it stands there, and no worker of ours has it
+                    return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
             elif self._jobs().drop(found, ends(found.payload, "failed", value=cancelled())):
                 return True
-        raise ServerBusy(f"job {id} moves on at every try to cancel it: try again")
+        raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
 
 
-def dropped(found: Found) -> bool:
-    """It was cancelled while it ran: it stands in ready only until the next worker sees that."""
+def was_cancelled(found: Found) -> bool:
+    """Whether it was cancelled while it ran. It stays in ready until the next worker sees that."""
     return found.spot == "ready" and (found.payload.rsv or "").endswith(f".{Ending.CANCELLED}")
 
 
 def result_type(declared: Declared) -> Any:
-    """What it says that it returns; Any where it says nothing, or what JSON cannot be made into."""
+    """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
     target = declared.target
     try:
         hint = typing.get_type_hints(getattr(target, "handle", target), include_extras=True).get("return", Any)
@@ -155,11 +155,11 @@ def result_type(declared: Declared) -> Any:
         return Any
 
 
-# -- ends, written down
+# -- encoding
 
 
 def value_of_result(result: object, most: int) -> bytes:
-    """As it is kept: JSON, or UNFIT and why it cannot be. most: bytes, 0: any."""
+    """The value to store: JSON, or UNFIT with a reason. most: bytes; 0: unlimited."""
     try:
         look(result)
         text = encode(result)
@@ -175,12 +175,12 @@ def value_of_error(error: BaseException, message: str) -> bytes:
 
 
 def cancelled() -> bytes:
-    return msgspec.json.encode({"error": CANCELLED, "message": "the job was cancelled"})
+    return msgspec.json.encode({"error": "JobCancelled", "message": "the job was cancelled"})
 
 
 def error_of(id: str, value: bytes) -> JobFailedError:
     try:
-        said = msgspec.json.decode(value)
-        return JobFailedError(id, str(said["error"]), str(said.get("message", said.get("reason", ""))))
+        record = msgspec.json.decode(value)
+        return JobFailedError(id, str(record["error"]), str(record.get("message", record.get("reason", ""))))
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return JobFailedError(id, "unknown error", "")

@@ -1,11 +1,9 @@
-"""app.payload_hook: what the app adds to each payload it makes, where Laravel's createPayloadUsing puts it. route.py and
-send.py ask here, where there is a hook.
+"""How a job becomes a Message: its payload, and where it is sent.
 
-A job that is made and not sent yet: its payload, and where it goes. route.py makes them, send.py posts them;
-chains and batches keep some for later.
+    Plan -> route_of() -> Route -> message() -> Message
 
-What stays the same from dispatch to dispatch of a plan: connection, queue, the payload's options. send.py
-asks here for each parcel.
+A Route is what all dispatches of one plan share: connection, queue, options of the payload. PayloadHooks are the functions
+of app.payload_hook, which add keys to each payload, where Laravel's createPayloadUsing adds them.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from qd.options.tables import JobOptions
 from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_extra, with_relations
 from qd.payload.format import NO_DATA, ChainedJob, Relations, key_of, plain_name
 from qd.payload.signing import Signing
-from qd.payload.size import check as size_check
-from qd.payload.size import harmless
+from qd.payload.size import check, harmless
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
@@ -41,25 +38,24 @@ PayloadHook = Callable[[str, str, Mapping[str, Any]], Mapping[str, object]]
 
 
 class PayloadHooks(list[PayloadHook]):
-    """Called with (connection, queue, payload), in the order in which they were added: each sees what those before it have
-    put in."""
+    """Called with (connection, queue, payload) in the order in which they were added. Each sees the keys of those before."""
 
     def add(self, hook: PayloadHook) -> None:
-        """Raises DeclarationError: it cannot be called so."""
-        check(hook)
+        """Raises DeclarationError if it cannot be called that way."""
+        check_hook(hook)
         self.append(hook)
 
     def put_into(self, body: bytes, id: str, connection: str, queue: str) -> bytes:
-        """Raises ArgumentError: one of qd's own keys, or what is no JSON; and what a hook raises."""
+        """Raises ArgumentError for a key that qd uses and for values that are not JSON; and what a hook raises."""
         payload: dict[str, Any] = msgspec.json.decode(body)
         more: dict[str, object] = {}
         for hook in self:
             given = hook(connection, queue, {**payload, **more})
             if not isinstance(given, Mapping):
-                raise ArgumentError(f"the payload hook {named(hook)} returned {given!r}, which is no mapping of keys")
+                raise ArgumentError(f"the payload hook {title_of(hook)} returned {given!r}, which is not a mapping")
             if taken := [key for key in given if key in OWN_KEYS or not isinstance(key, str)]:
                 raise ArgumentError(
-                    f"the payload hook {named(hook)} gave {taken[0]!r}, a key of qd's own: name it otherwise"
+                    f"the payload hook {title_of(hook)} returned {taken[0]!r}, a key that qd uses: rename it"
                 )
             more.update(given)
         try:
@@ -68,12 +64,12 @@ class PayloadHooks(list[PayloadHook]):
             raise ArgumentError(f"job '{payload['job']}': {error} (from a payload hook)") from None
 
 
-def named(hook: object) -> str:
+def title_of(hook: object) -> str:
     return getattr(hook, "__qualname__", None) or repr(hook)
 
 
-def check(hook: Any) -> None:
-    title = f"the payload hook {named(hook)}"
+def check_hook(hook: Any) -> None:
+    title = f"the payload hook {title_of(hook)}"
     if not callable(hook):
         raise DeclarationError(f"{title} cannot be called: write def hook(connection, queue, payload)")
     if inspect.iscoroutinefunction(hook):
@@ -83,12 +79,14 @@ def check(hook: Any) -> None:
     except TypeError as error:
         raise DeclarationError(f"{title} cannot be called with (connection, queue, payload): {error}") from None
     except ValueError:
-        pass  # a builtin, which has no signature
+        pass  # a builtin without a signature
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """delay: seconds, 0 for at once. A raw payload has no name, id and uuid: only the payload knows them. plan: None for
-    what is not declared here. data: the arguments, JSON."""
+    """A job to be sent. delay: seconds. data: the arguments as JSON.
+
+    name, id and uuid are empty for raw payloads. plan: None for jobs not declared in this app.
+    """
 
     connection: str
     queue: str
@@ -99,19 +97,19 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     data: bytes = b""
     plan: Plan | None = None
-    ties: Relations | None = None
+    relations: Relations | None = None
 
     @property
     def link(self) -> ChainedJob:
-        """The same as another payload carries it."""
+        """The job as the payload of another one carries it."""
         return ChainedJob(self.queue, self.delay, self.body.decode())
 
 
-UNTIED = Relations()
+NO_RELATIONS = Relations()
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where jobs of a plan go, and what their payloads say. retry_for: seconds after they are due."""
+    """Where jobs of a plan are sent, and what their payloads share. retry_for: seconds after they are due."""
 
     settings: Settings
     connection: str
@@ -120,54 +118,55 @@ class Route(msgspec.Struct, frozen=True):
     skeleton: PayloadTemplate
     retry_for: float | None
     signing: Signing | None
-    display: Pattern | None  # where the arguments stand in the name for people
-    ties: Relations | None  # of every job of the plan
+    display: Pattern | None  # a display name that contains arguments
+    relations: Relations | None  # of every job of the plan
     unique: Pattern | None
     hooks: PayloadHooks
-    harmless: int  # bytes of a payload that needs no check
+    harmless: int  # up to this many bytes a payload needs no check
 
-    def parcel(
-        self, plan: Plan, data: bytes, uuid: str, id: str, ties: Relations | None = None, now: float | None = None
+    def message(
+        self, plan: Plan, data: bytes, uuid: str, id: str, relations: Relations | None = None, now: float | None = None
     ) -> Message:
-        """now: unix seconds, another moment than this one. Raises ArgumentError: it is too large. DeclarationError: a delay
-        that is none."""
+        """now: unix seconds of its creation, if not this moment. Raises ArgumentError if it is too large, DeclarationError
+        for an invalid delay."""
         delay = 0.0 if plan.delay is None else due_in(plan.delay, self.job)
         now = time.time() if now is None else now
-        if self.ties is not None or ties is not None or plan.key is not None:
-            ties = self._tied(plan, data, id, ties)
-            id = uuid if ties.unique is not None else id  # who finds the lock taken learns the id of its owner
+        if self.relations is not None or relations is not None or plan.key is not None:
+            relations = self._relations(plan, data, id, relations)
+            id = (
+                uuid if relations.unique is not None else id
+            )  # the lock's owner is the id that skipped dispatches return
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
         body = self.skeleton.filled(data, uuid, id, int(now), until, display)
         if self.hooks:
             body = self.hooks.put_into(body, id, self.connection, self.queue)
-        if ties is not None:
-            body = with_relations(body, id, ties)
+        if relations is not None:
+            body = with_relations(body, id, relations)
         if self.signing is not None:
             body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
         if len(body) > self.harmless:
-            size_check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
-        return Message(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, ties)
+            check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
+        return Message(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, relations)
 
-    def _tied(self, plan: Plan, data: bytes, id: str, given: Relations | None) -> Relations:
-        """What the declaration ties it to, its key, and what is `given` by a chain or batch."""
-        said = {} if self.ties is None else asdict(self.ties)
+    def _relations(self, plan: Plan, data: bytes, id: str, given: Relations | None) -> Relations:
+        """Those of the declaration, its key, and those `given` by a chain or batch."""
+        found = {} if self.relations is None else asdict(self.relations)
         if given is not None:
-            said |= {name: value for name, value in asdict(given).items() if value != getattr(UNTIED, name)}
+            found |= {name: value for name, value in asdict(given).items() if value != getattr(NO_RELATIONS, name)}
         if self.unique is not None:
-            said["unique"] = name_of(self.job, self.unique.key(data))
+            found["unique"] = name_of(self.job, self.unique.key(data))
         if plan.key is not None:
             if self.unique is not None:
                 raise DeclarationError(
-                    f"job '{self.job}' has unique= and is sent with key='{plan.key}': a key keeps it single already, "
-                    "leave one of them out"
+                    f"job '{self.job}' has unique= and is sent with key='{plan.key}', which makes it unique already: "
+                    "remove one of them"
                 )
-            said["key"] = key_of(id, name_of(self.job, plan.key))
-        return Relations(**said)
+            found["key"] = key_of(id, name_of(self.job, plan.key))
+        return Relations(**found)
 
 
-def routed(declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> Route:
-    """What the declaration and .using(...) say, as the payload says it."""
+def route_of(declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> Route:
     connection = settings.connection(options.connection)
     display, unique = patterns(declared, options)
     fixed = partial(
@@ -191,20 +190,20 @@ def routed(declared: Declared, options: JobOptions, settings: Settings, hooks: P
         options.retry_for,
         signing_of(settings),
         display if display is not None and display.names else None,
-        ties_of(options),
+        relations_of(options),
         unique,
         hooks,
         harmless(settings.max_payload, settings.max_depth),
     )
 
 
-def name_of(job: str, said: str) -> str:
-    """What a lock or a key of this job is called."""
-    return plain_name(f"{job}:{said}")
+def name_of(job: str, key: str) -> str:
+    """The name of a lock or key of this job."""
+    return plain_name(f"{job}:{key}")
 
 
-def ties_of(options: JobOptions) -> Relations | None:
-    """What every job with these options is tied to; None for a plain one."""
+def relations_of(options: JobOptions) -> Relations | None:
+    """The relations of every job with these options; None for a plain job."""
     if options.unique is None and not options.result_ttl:
         return None
     until: Literal["start", "done"] = "start" if options.unique_until == "start" else "done"
@@ -213,18 +212,17 @@ def ties_of(options: JobOptions) -> Relations | None:
 
 
 def signing_of(settings: Settings) -> Signing | None:
-    """None: no keys are configured."""
     return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
 
 
 def travelling(timeout: float | None, declared: Declared) -> float | None:
-    """The timeout for the payload, which has whole seconds only: a declared fraction stays out of it, since the worker
-    reads the declaration too; another is rounded up."""
+    """The timeout for the payload, which has whole seconds only. A fraction that the declaration set is left out, since the
+    worker reads the declaration too; any other is rounded up."""
     return None if timeout and timeout % 1 and timeout == declared.options.timeout else timeout
 
 
 def due_in(delay: Duration | datetime, job: str | None = None) -> float:
-    """Seconds from now, 0 for a moment that has passed. Raises DeclarationError for what is neither."""
+    """Seconds from now, 0 for a time in the past. Raises DeclarationError for an invalid delay."""
     what = f"job '{job}'" if job else "a job"
     if isinstance(delay, datetime):
         if delay.tzinfo is None:

@@ -1,7 +1,6 @@
-"""What one app shares: its settings, registry, connections, listeners, middleware and declared limits, and the dispatcher.
+"""What one app shares: its settings, registry, connections, listeners, middleware, declared limits and dispatcher.
 
-`Qd` holds one `Services`. What works for an app (the worker's middleware, the `sync` driver, fakes in tests) takes it in
-place of the app.
+`Qd` has one `Services`. The worker's middleware, the `sync` driver and fakes in tests take it in place of the app.
 """
 
 from __future__ import annotations
@@ -27,27 +26,26 @@ if TYPE_CHECKING:
 
 
 def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
-    """Raises DeclarationError for figures that let nothing through."""
+    """Raises DeclarationError for values that let nothing through."""
     seconds = seconds_of(f"the limit '{name}'", "per", per)
+    limit = f"the limit '{name}' of {most!r} per {seconds:g} s"
     if not isinstance(most, int) or isinstance(most, bool):
-        raise DeclarationError(
-            f"the limit '{name}' of {most!r} per {seconds:g} s is no whole number of starts; give 1 or more"
-        )
+        raise DeclarationError(f"{limit} is not a whole number of starts; give 1 or more")
     if most < 1 or seconds <= 0:
-        raise DeclarationError(f"the limit '{name}' of {most} per {seconds:g} s lets nothing run; give 1 or more")
+        raise DeclarationError(f"{limit} lets nothing run; give 1 or more")
     return Limit(most, seconds)
 
 
-def seconds_of(whose: str, option: str, said: float | timedelta) -> float:
-    """Raises DeclarationError for what is no length of time."""
+def seconds_of(whose: str, option: str, value: float | timedelta) -> float:
+    """Raises DeclarationError if it is not a duration."""
     try:
-        return span_in_code(said)
+        return span_in_code(value)
     except ValueError as error:
         raise DeclarationError(f"{whose}: {option}: {error}") from None
 
 
 class DeclaredLimits:
-    """What app.limit(name, most, per=) has declared."""
+    """The limits of app.limit(name, most, per=)."""
 
     def __init__(self) -> None:
         self._limits: dict[str, Limit] = {}
@@ -57,23 +55,25 @@ class DeclaredLimits:
         if other != limit:
             raise DeclarationError(f"the limit '{name}' is declared twice: {other.most} per {other.per:g} s before")
 
-    def figures(self, name: str, most: int | None, per: float | timedelta | None) -> Limit:
-        """The given figures, which must equal the declared ones if there are any; without figures, the declared ones."""
+    def resolve(self, name: str, most: int | None, per: float | timedelta | None) -> Limit:
+        """The given limit, which must equal the declared one if there is one; without values, the declared one."""
         if most is None and per is None:
             return self.get(name)
         if most is None or per is None:
-            raise DeclarationError(f"the limit '{name}' has half of its figures: give both, 100, per=60")
+            raise DeclarationError(f"the limit '{name}' needs both values: 100, per=60")
         limit = limit_of(name, most, per)
-        if self._limits.get(name, limit) != limit:
-            other = self._limits[name]
-            raise DeclarationError(f"the limit '{name}' is declared already, with {other.most} per {other.per:g} s")
+        other = self._limits.get(name, limit)
+        if other != limit:
+            raise DeclarationError(f"the limit '{name}' is already declared with {other.most} per {other.per:g} s")
         return limit
 
     def get(self, name: str) -> Limit:
         """Raises DeclarationError if the app has declared no limit of that name."""
         if name not in self._limits:
             known = ", ".join(sorted(self._limits)) or "none"
-            raise DeclarationError(f"no limit is called '{name}' (known: {known}): app.limit(\"{name}\", 100, per=60)")
+            raise DeclarationError(
+                f"no limit '{name}' is declared (known: {known}): app.limit(\"{name}\", 100, per=60)"
+            )
         return self._limits[name]
 
 
@@ -95,7 +95,7 @@ class Services:
     def settings(self) -> Settings:
         """All settings, read on first use. Raises ConfigError."""
         if self._settings is None:
-            from qd import config  # the files are read only when the settings are needed
+            from qd import config  # loaded only when the settings are needed
 
             self._settings = config.load(code=self.code())
         return self._settings
@@ -114,7 +114,7 @@ class Services:
 
     @contextmanager
     def using(self, settings: Settings) -> Iterator[None]:
-        """In the block these are the settings of the app."""
+        """The settings of the app within the block."""
         before, self._settings = self._settings, settings
         try:
             yield

@@ -1,12 +1,10 @@
-"""What the connections `sync` of all threads of an app share: locks of unique jobs, batches and results, in memory.
+"""The driver `sync`: each job runs where it is sent, before dispatch() returns.
 
-The connection `sync`: each job runs where it is sent, before dispatch() returns.
+    payload -> declared? -> limits -> arguments -> listeners, middleware, function -> its effects, one after the other
+    error -> retried immediately, up to its tries -> failed(), listeners -> raised by dispatch()
 
-    payload -> known? -> limits -> arguments -> listeners, middleware, function -> its effects, one after the other
-    error -> tried again at once, as often as its tries say -> failed(), listeners -> it comes out of dispatch()
-
-The rules are those of the worker (limits.py), the payloads too. Locks of unique jobs, batches and results are in memory,
-by the app, for all of its threads.
+The rules are those of the worker (jobs/policy.py). All threads of an app share its unique locks, batches and results, which
+are in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from qd.dispatch.local import (
     MemoryBatches,
     SentJob,
     SentPolicy,
-    beside_a_loop,
     effects_of,
-    kept_error,
+    outside_loop,
 )
+from qd.dispatch.results import value_of_error
 from qd.drivers.base import Connector
 from qd.drivers.send_only import NoJobs, SendingOnly
 from qd.drivers.types import Count, Effect, Entry, Free, Gaps, Keep, Kept, NewBatch, Outgoing, Push
@@ -41,10 +39,12 @@ if TYPE_CHECKING:
     from qd.dispatch.services import Services
 
 
-MOST = 1000  # results, and batches that are over
+MOST = 1000  # results, and finished batches
 
 
 class Shared:
+    """What the `sync` connections of all threads of an app share."""
+
     def __init__(self, services: Services) -> None:
         self.services = services
         self.batches = MemoryBatches()
@@ -53,17 +53,17 @@ class Shared:
         self._lock = threading.Lock()
 
     def held(self, name: str, owner: str) -> str | None:
-        """Take the lock `name`. Returns who has it already."""
+        """Take the lock `name`. Returns the owner if another one has it."""
         with self._lock:
             found = self._owners.setdefault(name, owner)
             return None if found == owner else found
 
     def free(self, name: str, owner: str) -> bool:
         with self._lock:
-            found = self._owners.get(name) == owner
-            if found:
+            owned = self._owners.get(name) == owner
+            if owned:
                 del self._owners[name]
-            return found
+            return owned
 
     def keep(self, kept: Keep) -> None:
         self.results[kept.id] = Kept(kept.status, kept.value, None, time.time())
@@ -71,8 +71,8 @@ class Shared:
             self.results.pop(next(iter(self.results)))
 
     def forget_batches(self) -> None:
-        over = [id for id, kept in self.batches.kept.items() if kept.finished_at is not None][: -MOST or None]
-        for id in over:
+        finished = [id for id, kept in self.batches.kept.items() if kept.finished_at is not None]
+        for id in finished[:-MOST]:
             self.batches.kept.pop(id, None)
 
 
@@ -80,16 +80,16 @@ LIMITS: Gaps = MappingProxyType(
     {
         "delay": "a delay is ignored: each job runs when it is sent",
         "lease": "no timeout ends a job: it runs in the program that sends it",
-        "failed": "a job that fails raises where it is sent, and is kept nowhere",
-        "find": "no job waits that could be found, moved or cancelled",
-        "memory": "locks of unique jobs, batches and results are the sending program's own, and gone with it",
+        "failed": "a job that fails raises where it is sent, and is not stored",
+        "find": "jobs never wait, so none can be found, moved or cancelled",
+        "memory": "locks of unique jobs, batches and results are in the memory of the sending program",
     }
 )
 Job = tuple[str, bytes]  # queue, payload
 
 
 def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Connector:
-    return cast(Connector, AtOnce(shared, settings, at))  # what it lacks, it refuses by name
+    return cast(Connector, SyncQueue(shared, settings, at))  # it raises for the methods that it lacks
 
 
 class Results(NoJobs):
@@ -100,14 +100,14 @@ class Results(NoJobs):
         return self._shared.results.get(id)
 
 
-class AtOnce(SendingOnly):
+class SyncQueue(SendingOnly):
     def __init__(self, shared: Shared, whole: Settings, settings: ConnectionSettings) -> None:
         super().__init__(settings, limits=LIMITS, whole=whole)
         self._work, self._shared = whole.work, shared
         self.jobs, self.batches = Results(shared), Batches(self, shared)
         try:
             _ = self.kept
-        except ConfigError:  # nobody keeps places and limits: all are free
+        except ConfigError:  # no control connection: every limit lets the job through
             self.store = Lenient()
 
     def take(self, job: Outgoing) -> str | None:
@@ -117,7 +117,7 @@ class AtOnce(SendingOnly):
         return None
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """All of them run, whatever one of them raises; the first error comes out then."""
+        """Run all of them, then raise the first error."""
         answers, errors = list[str | None](), list[Exception]()
         for job in jobs:
             try:
@@ -132,19 +132,19 @@ class AtOnce(SendingOnly):
         return self._shared.free(name, owner)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """These, and what follows from them. Raises the first error of one that is not to be borne, at the end."""
+        """Run these and the jobs that follow from them. Then raises the first error that its batch does not allow."""
         with shield.lowered():
-            beside_a_loop(partial(self._all, deque(jobs)))
+            outside_loop(partial(self._run_all, deque(jobs)))
 
-    def _all(self, ahead: deque[Job]) -> None:
+    def _run_all(self, jobs: deque[Job]) -> None:
         errors = list[Exception]()
-        while ahead:
-            queue, text = ahead.popleft()
+        while jobs:
+            queue, text = jobs.popleft()
             payload = read(text)
             try:
-                self._run(queue, text, payload, lambda effect: ahead.extend(self._done(effect)))
+                self._run(queue, text, payload, lambda effect: jobs.extend(self._apply(effect)))
             except Exception as error:
-                if not self._allowed(payload):
+                if not self._failure_allowed(payload):
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -153,16 +153,16 @@ class AtOnce(SendingOnly):
         services = self._shared.services
         declared = services.registry.get(payload.job)
         if declared is None:
-            error = UnknownJob(f"no job '{payload.job}' is declared in this app, which is to run it")
-            for effect in effects_of(payload, "failed", partial(kept_error, error)):
+            error = UnknownJob(f"no job '{payload.job}' is declared in this app, which would run it")
+            for effect in effects_of(payload, "failed", partial(value_of_error, error, str(error))):
                 on_effect(effect)
             raise error
         job = SentJob(payload, text, declared, self.settings.name, queue, services)
         policy = SentPolicy(payload, declared, self._work)
         LocalRunner(services.pipeline, services.listeners, policy, on_effect).run(declared, job.attempt, payload)
 
-    def _done(self, effect: Effect) -> list[Job]:
-        """The jobs that are sent by it."""
+    def _apply(self, effect: Effect) -> list[Job]:
+        """Returns the jobs that it sends."""
         if isinstance(effect, Push):
             return [(effect.queue, effect.payload)]
         if isinstance(effect, Free):
@@ -175,22 +175,21 @@ class AtOnce(SendingOnly):
 
     def called_back(self, id: str, due: Iterator[str]) -> list[Job]:
         kept = self._shared.batches.kept.get(id)
-        if kept is None:  # so long ago that it is forgotten
+        if kept is None:  # removed, see MOST
             return []
         found = [kept.new.callbacks[what] for what in due if what in kept.new.callbacks]
         return [(callback.queue, callback.payload) for callback in found]
 
-    def _allowed(self, payload: Payload) -> bool:
-        """Whether its batch allows failures."""
+    def _failure_allowed(self, payload: Payload) -> bool:
         batch = payload.qd.batch if payload.qd is not None else None
         kept = self._shared.batches.kept.get(batch) if batch else None
         return kept is not None and kept.new.allow_failures
 
 
 class Batches:
-    """drivers.base.Batches, whose jobs run when they are sent."""
+    """drivers.base.Batches whose jobs run when they are sent."""
 
-    def __init__(self, queue: AtOnce, shared: Shared) -> None:
+    def __init__(self, queue: SyncQueue, shared: Shared) -> None:
         self._queue, self._shared = queue, shared
         kept = shared.batches
         self.cancel, self.cancelled, self.state, self.failures = kept.cancel, kept.cancelled, kept.state, kept.failures

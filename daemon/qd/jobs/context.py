@@ -1,5 +1,7 @@
-"""The job in hand: what current_job() and middleware are given. The worker enters and leaves it; a job that runs where it is
-sent (local.py) is one of its thread or task.
+"""The current job: what current_job() returns and middleware receives.
+
+A worker runs one job at a time and sets it for the whole process. A job that runs where it is sent (dispatch/local.py) is
+set for its thread or task only.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ if TYPE_CHECKING:
     from qd.drivers.base import Connector
 
 
-MOST_SAVED = 64 * 1024  # bytes of JSON: it travels with the payload at every step
+MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `most` starts in any `per` seconds: what app.limit(name) has declared."""
+    """At most `most` starts in any `per` seconds, as app.limit(name) declared it."""
 
     most: int
     per: float
 
 
 class Backing(Protocol):
-    """What middleware reaches through its job: the connections and the declared limits of the app."""
+    """What middleware can reach through its job: the app's connections and declared limits."""
 
     def connection(self, name: str) -> Connector:
         """This thread's connection. name: "" is the default one."""
@@ -47,11 +49,11 @@ class Backing(Protocol):
 
 
 class LocalRun(Protocol):
-    """What a job of run() has in place of a connection: middleware lets every job through, and no server is asked."""
+    """Takes the place of a connection in run(): middleware lets every job through, and no server is involved."""
 
     @property
     def batch(self) -> object | None:
-        """The batch that is run, as app.current_batch() returns it."""
+        """The batch that is being run, as app.current_batch() returns it."""
 
     @property
     def store(self) -> object: ...
@@ -60,22 +62,28 @@ class LocalRun(Protocol):
 
 
 class RunningJob:
-    """One attempt of a job. attempt: 1 = the first. stopping: the worker was asked to stop, so save your place.
+    """One attempt of a job.
 
-    uuid: the same in every attempt and after a crash. mark: of this attempt alone, "" in run(). payload: its bytes, b"" in
-    run(). timeout: seconds it may run, 0 without end. ties: what else hangs on it, None for a plain job.
-    outcome: what release() or fail() settled; it holds even when the job's code swallows what they raise. skipped: it was
-    not run, since its batch was cancelled, whatever the middleware around says that it returned. unfreed: how many places
-    (concurrency.py) it may have whose server did not answer. local: what it has in place of a connection in run(); None: it
-    has a connection.
+    Attributes:
+        attempt: 1 = the first.
+        uuid: The same in every attempt and after a crash.
+        mark: Identifies this attempt; "" in run().
+        payload: The bytes of the payload; b"" in run().
+        timeout: Seconds the attempt may take; 0: unlimited.
+        stopping: True once the worker was asked to stop: save a checkpoint and return.
+        relations: Lock, key, chain and batch of the job; None for a plain job.
+        outcome: What release() or fail() decided, even if the job's code swallows the exception they raise.
+        skipped: The job was not run because its batch was cancelled.
+        unfreed: How many concurrency slots it may still hold because the server did not answer.
+        local: Takes the place of a connection in run(); None: the job has a connection.
     """
 
     __slots__ = (
         "_fields",
-        "_keep",
+        "_report_progress",
+        "_save",
         "_saved",
         "_tags",
-        "_tell",
         "attempt",
         "backing",
         "connection",
@@ -88,9 +96,9 @@ class RunningJob:
         "outcome",
         "payload",
         "queue",
+        "relations",
         "skipped",
         "stopping",
-        "ties",
         "timeout",
         "unfreed",
         "uuid",
@@ -103,43 +111,39 @@ class RunningJob:
         queue: str,
         attempt: int,
         saved: bytes | None = None,
-        keep: Callable[[bytes], None] | None = None,
+        save: Callable[[bytes], None] | None = None,
         *,
         connection: str = "",
         payload: bytes = b"",
         uuid: str = "",
         mark: str = "",
         timeout: float = 0.0,
-        ties: Relations | None = None,
+        relations: Relations | None = None,
         declared: Declared | None = None,
         data: bytes | Raw = b"{}",
         backing: Backing | None = None,
-        tell: Callable[[float], None] | None = None,
+        report_progress: Callable[[float], None] | None = None,
         tags: tuple[str, ...] = (),
         local: LocalRun | None = None,
     ) -> None:
-        """saved: the JSON text of the last checkpoint. keep: takes the next one, and keeps it with the job. data: its
-        arguments, as they travelled. backing: its app's; None: it belongs to no app. tell: takes how far the job is; None:
-        nothing records it. tags: of a job without a payload."""
-        self._saved, self._keep, self._tell = saved, keep, tell
-        self.connection, self.payload, self.ties, self.backing = connection, payload, ties, backing
+        """saved: JSON text of the last checkpoint. save: stores the next one with the job. data: its arguments as JSON.
+        report_progress: records a percentage; None: nothing records it. tags: of a job without a payload."""
+        self._saved, self._save, self._report_progress = saved, save, report_progress
+        self.connection, self.payload, self.relations, self.backing = connection, payload, relations, backing
         self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
         self.declared, self.data, self.local, self._tags = declared, data, local, tags
         self._fields: Any = ABSENT  # its arguments, once they are converted
-        self.id = id
-        self.name = name
-        self.queue = queue
-        self.attempt = attempt
+        self.id, self.name, self.queue, self.attempt = id, name, queue, attempt
         self.stopping = self.skipped = False
         self.unfreed = 0
         self.outcome: Release | Fail | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What its function is called with, by name: of the declared types, with the defaults. Each time a new dict of the
-        same values. An object that is loaded on the worker is given as its model and key (Serialized).
+        """The arguments of its function by name, converted to the declared types, with defaults. A new dict each time.
 
-        As JSON, without defaults, where the arguments do not convert or no job of this name is declared.
+        An object that the worker loads is given as its model and key (Serialized). If the arguments do not convert, or no
+        job of this name is declared: the plain JSON values, without defaults.
         """
         if self._fields is ABSENT and self.declared is not None:
             with suppress(UnknownParameters, WrongType):
@@ -150,57 +154,69 @@ class RunningJob:
         return found if isinstance(found, dict) else {}
 
     def prepared(self, declared: Declared) -> Callable[[], object]:
-        """Its function with its arguments, converted once: `arguments` has the same. Raises UnknownParameters, WrongType."""
+        """The call of its function, with the values of `arguments`. Raises UnknownParameters, WrongType."""
         self._fields = declared.decode(bytes(self.data))
         return declared.call(self._fields)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The words it was declared or sent with, read from its payload where it has one."""
+        """The tags it was declared or sent with."""
         return tags_of(self.payload) if self.payload else self._tags
 
     @property
     def saved(self) -> Any:
-        """What the last checkpoint saved, of this attempt or of one before; None: nothing. Each time a copy of its own."""
+        """The state of the last checkpoint, of this attempt or an earlier one; None: there is none. A new copy each time."""
         try:
             return None if self._saved is None else decode_value(self._saved)
         except WrongType:
-            return None  # another program's
+            return None  # written by another program
 
     def checkpoint(self, state: object) -> None:
-        """Keep `state` with the job: the next attempt finds it in `saved`, whatever ends this one.
+        """Save `state` with the job, replacing the last checkpoint. The next attempt finds it in `saved`.
 
-        What JSON can say, 64 KiB at most; it takes the place of the checkpoint before. From any thread of the job. While
-        the server is away it is remembered, and goes with the next checkpoint or with the job's answer. Raises
-        ArgumentError; NotInJob when the job is over, or from a process that it has forked.
+        `state` is a JSON value of at most 64 KiB. May be called from any thread of the job. If the server is unreachable,
+        the state is sent with the next checkpoint or with the job's ack.
+
+        Raises:
+            ArgumentError: JSON cannot represent it, or it is too large.
+            NotInJob: The job has ended, or this process was forked by the job.
         """
-        text = encoded(state)
-        if self._keep is not None:
-            self._keep(text)
+        try:
+            look(state)
+            text = encode(state)
+        except FAILURES as error:
+            raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
+        if len(text) > MOST_SAVED:
+            fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
+            raise ArgumentError(f"{fact}: save a position (an id, a row number), and the rest elsewhere")
+        if self._save is not None:
+            self._save(text)
         self._saved = text
 
     def progress(self, percent: float) -> None:
-        """Say how far the job is, 0 to 100, for handle.progress(). One call of the server, from any thread of the job; a
-        server that is away is passed over. Nothing happens in a job without result_ttl, whose record it stands in.
+        """Report the progress of the job, 0 to 100, for handle.progress().
 
-        Raises ArgumentError for what is no number from 0 to 100.
+        Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
+        nothing in a job without result_ttl. Raises ArgumentError for anything but a number from 0 to 100.
         """
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
-        if self._tell is not None:
-            self._tell(percent)
+        if self._report_progress is not None:
+            self._report_progress(percent)
 
     def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
-        """Stop here, and run again in `delay` seconds. Raises through the job.
+        """Stop here and run again in `delay` seconds. Raises through the job.
 
-        reason: for the log line and JobReleased. counts: whether this attempt does; False for middleware, which puts back
-        what could not run now.
+        Args:
+            delay: Seconds, or a timedelta.
+            reason: For the log line and JobReleased.
+            counts: Whether this attempt counts. False for middleware that puts back a job that cannot run yet.
         """
         self.outcome = Release(span_in_code(delay), reason, counts)
         raise Settled(f"released for {self.outcome.delay:g} s")
 
     def fail(self, reason: str) -> NoReturn:
-        """Stop here; the job has failed for good. Raises through the job."""
+        """Stop here and mark the job as permanently failed. Raises through the job."""
         self.outcome = Fail(reason)
         raise Settled(f"failed: {reason}")
 
@@ -208,52 +224,42 @@ class RunningJob:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
 
 
-def encoded(state: object) -> bytes:
-    try:
-        look(state)
-        text = encode(state)
-    except FAILURES as error:
-        raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
-    if len(text) > MOST_SAVED:
-        fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
-        raise ArgumentError(f"{fact}: save a place (an id, a row number), and the rest elsewhere")
-    return text
-
-
-_in_hand: RunningJob | None = None  # the worker's: one at a time, seen by every thread the job starts
-_here: ContextVar[RunningJob | None] = ContextVar("qd_job_run_here", default=None)  # of run(): one a thread or task
+_of_process: RunningJob | None = None  # the worker's current job, seen by every thread the job starts
+_of_task: ContextVar[RunningJob | None] = ContextVar(
+    "qd_job_run_here", default=None
+)  # of run(): one per thread or task
 
 
 def enter(job: RunningJob) -> None:
-    """This process works on `job` now."""
-    global _in_hand
-    _in_hand = job
-
-
-def tell_stopping() -> None:
-    """The worker was asked to stop: the job in hand can see it. Called from a signal handler."""
-    if _in_hand is not None:
-        _in_hand.stopping = True
+    """`job` is the current job of this process."""
+    global _of_process
+    _of_process = job
 
 
 def leave() -> None:
-    global _in_hand
-    _in_hand = None
+    global _of_process
+    _of_process = None
+
+
+def set_stopping() -> None:
+    """Let the current job see that the worker was asked to stop. Called from a signal handler."""
+    if _of_process is not None:
+        _of_process.stopping = True
 
 
 def current_job() -> RunningJob:
-    """The job this code runs in. Raises NotInJob outside of one."""
-    job = _here.get() or _in_hand
+    """The job this code runs in. Raises NotInJob outside a job."""
+    job = _of_task.get() or _of_process
     if job is None:
-        raise NotInJob("current_job() was asked outside a job: it is for code that a worker or run() runs")
+        raise NotInJob("current_job() was called outside a job: only code that a worker or run() runs has one")
     return job
 
 
 @contextmanager
-def in_hand(job: RunningJob) -> Iterator[None]:
-    """It is the current job of this thread or task."""
-    token = _here.set(job)
+def running(job: RunningJob) -> Iterator[None]:
+    """In the block `job` is the current job of this thread or task."""
+    token = _of_task.set(job)
     try:
         yield
     finally:
-        _here.reset(token)
+        _of_task.reset(token)

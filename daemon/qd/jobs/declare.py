@@ -1,4 +1,4 @@
-"""`@app.job`: checks a function or class, names it, registers it."""
+"""`@app.job`: check a function or class, name it, register it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ class Declare:
     """`@app.job`, and what `@app.job("name", tries=5)` returns."""
 
     def __init__(self, registry: Registry, sender: Sender, name: str | None = None, **options: Any) -> None:
-        self._registry = registry
-        self._sender = sender
-        self._name = name
-        self._options = options
+        self._registry, self._sender, self._name, self._options = registry, sender, name, options
 
     @overload
     def __call__(self, name: str = ..., /, **options: Unpack[Options]) -> Declare: ...
@@ -57,8 +54,7 @@ class Declare:
         signature = signature_of(target, self._registry.known)
         if options.raw:
             check_raw(target, signature)
-        kind = DeclaredRaw if options.raw else Declared
-        declared = kind(name, target, signature, options, where)
+        declared = (DeclaredRaw if options.raw else Declared)(name, target, signature, options, where)
         check_stages(declared)
         self._registry.add(declared)
         return JobFunction(self._sender, Plan(declared, options))
@@ -69,8 +65,8 @@ class Declare:
         options = JobOptions.read(self._options, name)
         if options.raw:
             refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
-        hears = target.failed is not Job.failed
-        declared = DeclaredClass(name, target, signature_of_fields(target, self._registry.known), options, where, hears)
+        signature, hook = signature_of_fields(target, self._registry.known), target.failed is not Job.failed
+        declared = DeclaredClass(name, target, signature, options, where, has_failed_hook=hook)
         check_stages(declared)
         self._registry.add(declared)
         target._declared_as = (self._sender, Plan(declared, options))
@@ -82,33 +78,34 @@ class Declare:
                 refuse(target, "has an empty name", 'write @app.job("shop.mail")')
             return self._name
         if target.__module__ == "__main__":
-            refuse(target, "stands in __main__, which has another name in a worker", 'name it: @app.job("shop.mail")')
+            refuse(target, "is in __main__, which has another name in a worker", 'name it: @app.job("shop.mail")')
         return f"{target.__module__}.{target.__qualname__}".replace("<locals>.", "")
 
 
-def refuse(target: Any, fact: str, way_out: str) -> Never:
+def refuse(target: Any, fact: str, fix: str) -> Never:
     name = getattr(target, "__qualname__", None) or repr(target)
-    raise DeclarationError(f"{name} cannot be a job: it {fact}; {way_out}")
+    raise DeclarationError(f"{name} cannot be a job: it {fact}; {fix}")
 
 
 def check_function(target: Any) -> None:
+    as_function = "write a function, or a class derived from qd.Job"
     if isinstance(target, JobFunction):
-        refuse(target, "is one already", "declare it once, or declare the plain function under another name")
+        refuse(target, "is already a job", "declare it once, or declare the plain function under another name")
     if inspect.ismethod(target) or isinstance(target, staticmethod | classmethod):
-        refuse(target, "is a method", "write a function, or a class derived from qd.Job")
+        refuse(target, "is a method", as_function)
     if not inspect.isfunction(target):
         refuse(target, f"is not a function but {type(target).__name__}", "write a function with def")
     if target.__name__ == "<lambda>":
         refuse(target, "is a lambda, which has no name a worker could find", "write a function with def")
     if "." in target.__qualname__.rpartition("<locals>.")[2]:
-        refuse(target, "is a method", "write a function, or a class derived from qd.Job")
+        refuse(target, "is a method", as_function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         refuse(target, "is a generator, whose body would never run", "return instead of yield")
 
 
 def check_raw(target: Any, signature: Signature) -> None:
     if len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional:
-        refuse(target, "is raw and takes other than one argument", f"write def {target.__name__}(data)")
+        refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
 
 
 def check_class(target: type[Any]) -> None:
@@ -118,7 +115,6 @@ def check_class(target: type[Any]) -> None:
         refuse(target, "has no handle()", "define it: it does the work")
     if target.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         refuse(target, "is a frozen dataclass", "remove @dataclass(frozen=True): qd.Job makes the class a dataclass")
-    if inspect.iscoroutinefunction(target.send):
-        refuse(target, "has an async send(), which would never run", "make send() a def")
-    if inspect.iscoroutinefunction(target.failed):
-        refuse(target, "has an async failed(), which would never run", "make failed() a def")
+    for name in ("send", "failed"):
+        if inspect.iscoroutinefunction(getattr(target, name)):
+            refuse(target, f"has an async {name}(), which would never run", f"make {name}() a def")

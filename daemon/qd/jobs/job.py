@@ -1,4 +1,4 @@
-"""What a producer holds: a declared job (JobFunction, Job) and a job with its arguments (Call).
+"""What a producer uses: a declared job (JobFunction, Job) and a job with its arguments (Call).
 
     welcome.dispatch("a@b.c")                      straight to the sender
     welcome.using(delay=60).dispatch("a@b.c")      a copy with another plan
@@ -33,15 +33,15 @@ class NeverSent(UserWarning):
 
 
 def caller() -> tuple[str, int]:
-    """File and line of who called the caller of this."""
+    """File and line of the code that called the caller."""
     frame = sys._getframe(2)
     return frame.f_code.co_filename, frame.f_lineno
 
 
 class Unsent:
-    """Something that means nothing until it is sent: says so when it is dropped before. _origin: where it was made."""
+    """Warns if it is dropped before it was sent."""
 
-    _origin: tuple[str, int] | None = None
+    _origin: tuple[str, int] | None = None  # file and line that made it; None: it was sent, or need not be
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._origin is not None and not finalizing():
@@ -53,10 +53,7 @@ class Call(Unsent, Generic[T_co]):
     """A job with its arguments, not sent yet."""
 
     def __init__(self, sender: Sender, plan: Plan, data: bytes, origin: tuple[str, int] | None = None) -> None:
-        self._sender = sender
-        self._plan = plan
-        self._data = data
-        self._origin = origin
+        self._sender, self._plan, self._data, self._origin = sender, plan, data, origin
 
     def _to_send(self) -> tuple[Sender, Plan, bytes]:
         """All that sending needs. From now on it counts as sent."""
@@ -64,7 +61,7 @@ class Call(Unsent, Generic[T_co]):
         return self._sender, self._plan, self._data
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """The same with these options over its own."""
+        """A copy with these options over its own."""
         plan = self._to_send()[1].using(options)
         other = copy.copy(self)
         other._plan, other._origin = plan, caller()
@@ -76,11 +73,11 @@ class Call(Unsent, Generic[T_co]):
         return Handle(sender.send(plan, data), sender, plan)
 
     async def adispatch(self) -> Handle[T_co]:
-        """Send it, in a thread: the loop goes on meanwhile."""
+        """Send it, in a thread."""
         return await sent_in_thread(*self._to_send())
 
     def run(self) -> T_co:
-        """Run it here and now, in this process, through conversion and events. Nothing is sent, nothing tried again."""
+        """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
         sender, plan, data = self._to_send()
         return sender.run(plan, data)  # type: ignore[no-any-return]
 
@@ -89,17 +86,16 @@ class Call(Unsent, Generic[T_co]):
 
 
 async def sent_in_thread(sender: Sender, plan: Plan, data: bytes) -> Handle[Any]:
-    import asyncio  # who awaits has loaded it; who does not need not
+    import asyncio  # loaded only by apps that use it
 
     return Handle(await asyncio.to_thread(sender.send, plan, data), sender, plan)
 
 
 class JobFunction(Unsent, Generic[P, C, T]):
-    """What @app.job makes of a function. Calling it calls the function, plainly."""
+    """What @app.job returns for a function. Calling it calls the function."""
 
     def __init__(self, sender: Sender, plan: Plan) -> None:
-        self._sender = sender
-        self._plan = plan
+        self._sender, self._plan = sender, plan
         self._function: Callable[..., Any] = plan.declared.target
         self.name: Final[str] = plan.declared.name
         update_wrapper(self, plan.declared.target)
@@ -108,18 +104,16 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return self._function(*args, **kwargs)  # type: ignore[no-any-return]
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """The same job with these options over its own."""
-        plan = self._plan.using(options)
+        """A copy with these options over its own."""
         self._origin = None
         other = copy.copy(self)
-        other._plan, other._origin = plan, caller()
+        other._plan, other._origin = self._plan.using(options), caller()
         return other
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         """The job with its arguments, to be sent later. Raises ArgumentError."""
         self._origin = None
-        plan = self._plan
-        return Call(self._sender, plan, plan.declared.encode(args, kwargs), caller())
+        return Call(self._sender, self._plan, self._plan.declared.encode(args, kwargs), caller())
 
     def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
         """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""
@@ -128,12 +122,12 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
 
     async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        """Send it, in a thread: the loop goes on meanwhile."""
+        """Send it, in a thread."""
         self._origin = None
         return await sent_in_thread(self._sender, self._plan, self._plan.declared.encode(args, kwargs))
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run it here and now, in this process, through conversion and events. Nothing is sent, nothing tried again."""
+        """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
         self._origin = None
         return self._sender.run(self._plan, self._plan.declared.encode(args, kwargs))  # type: ignore[no-any-return]
 
@@ -147,9 +141,9 @@ class Job(Call[T_co]):
 
     _declared_as: ClassVar[tuple[Sender, Plan] | None] = None
     _defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()
-    _computed: ClassVar[tuple[str, ...]] = ()  # options that the class works out of the fields
+    _computed: ClassVar[tuple[str, ...]] = ()  # options that the class computes from its fields
 
-    if TYPE_CHECKING:  # mypy makes none for a class without fields
+    if TYPE_CHECKING:  # mypy generates none for a class without fields
 
         def __init__(self) -> None: ...
 
@@ -158,9 +152,7 @@ class Job(Call[T_co]):
         dataclass(kw_only=True)(cls)
         own = [each for each in fields(cls) if each.init]  # type: ignore[arg-type]
         if taken := [each.name for each in own if hasattr(Job, each.name) or each.name in ("_plan", "_sender")]:
-            raise DeclarationError(
-                f"field '{taken[0]}' of {cls.__qualname__} hides a part of qd.Job: call it otherwise"
-            )
+            raise DeclarationError(f"field '{taken[0]}' of {cls.__qualname__} hides an attribute of qd.Job: rename it")
         cls._declared_as = None  # a subclass of a declared job is not that job
         cls._defaults = tuple([(each.name, each.default) for each in own])
         names = [each.name for each in own]
@@ -171,13 +163,10 @@ class Job(Call[T_co]):
         raise NotImplementedError
 
     def failed(self, error: BaseException) -> None:
-        """The job has failed for good; called in a worker, on a fresh instance."""
+        """Called in a worker, on a new instance, once the job has failed permanently."""
 
     def send(self, connection: Any) -> object:
-        """A class that defines this sends itself: called in place of the push.
-
-        connection: the qd.Queue that the job would go to.
-        """
+        """A class that defines this sends its jobs itself. connection: the qd.Queue that the job would go to."""
         raise NotImplementedError
 
     def _to_send(self) -> tuple[Sender, Plan, bytes]:
@@ -189,7 +178,7 @@ class Job(Call[T_co]):
         data, mine = plan.declared.encode((), given), self.__dict__.get("_plan", plan)
         if self._computed:
             try:
-                mine = mine.using(self._worked_out(plan, mine))
+                mine = mine.using(self._computed_options(plan, mine))
             except DeclarationError as error:
                 raise DeclarationError(f"{type(self).__qualname__.rpartition('<locals>.')[2]}: {error}") from None
         if type(self).send is not Job.send:
@@ -197,24 +186,23 @@ class Job(Call[T_co]):
             mine.by = self.send
         return sender, mine, data
 
-    def _worked_out(self, plan: Plan, mine: Plan) -> dict[str, Any]:
-        """The options that are methods, properties or class variables; what using() said goes before. Raises
-        DeclarationError."""
+    def _computed_options(self, plan: Plan, mine: Plan) -> dict[str, Any]:
+        """The options that are methods, properties or class variables and were not set by using()."""
         found = {}
         for name in self._computed:
-            if getattr(mine.options, name) is getattr(plan.options, name):  # using() did not say it
+            if getattr(mine.options, name) is getattr(plan.options, name):  # not set by using()
                 value = getattr(self, name)
                 found[name] = literal(value() if callable(value) else value)
         return found
 
 
 def literal(value: object) -> object:
-    """A text with braces is no pattern when it was worked out."""
+    """Escape the braces of a computed string, which is not a pattern."""
     return value.replace("{", "{{").replace("}", "}}") if isinstance(value, str) else value
 
 
 def plan_of(job: object) -> Plan | None:
-    """How calls of this job are sent; None for what is no declared job. It counts as used."""
+    """The plan of a declared job, which counts as used from now on; None for anything else."""
     if isinstance(job, JobFunction):
         job._origin = None
         return job._plan
@@ -223,7 +211,7 @@ def plan_of(job: object) -> Plan | None:
 
 
 def same(value: object, default: object) -> bool:
-    """Whether the field still has its default: then it does not travel, and the worker's own default counts."""
+    """Whether the field has its default value. It is then left out of the payload, and the worker's default applies."""
     return (
         default is not MISSING
         and default is not ABSENT

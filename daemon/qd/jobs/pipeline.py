@@ -1,11 +1,9 @@
-"""The shape of middleware: what may stand around a job, found out where it is declared.
-
-The pipeline around a job: middleware outermost first, the job's own code innermost.
+"""The middleware around a job: checked when it is declared, run by workers and run().
 
     app.middleware, middleware=[...] of the job -> async middleware of an async job -> the job
 
-Each is called with (job, call_next) and returns what the job returns; one that does not call `call_next` has the job end
-there, well done. Worker and run() go through here; a job without middleware does not.
+Each is called with (job, call_next) and returns what the job returns. If one does not call `call_next`, the job ends there
+as done.
 """
 
 from __future__ import annotations
@@ -36,23 +34,22 @@ def is_generator(stage: object) -> bool:
 
 
 def check_stages(declared: Declared) -> None:
-    """The middleware of one job, outermost first; each that has a `check(declared)` is asked as well. Raises
-    DeclarationError naming the job and the one that cannot be."""
-    before: object = None
-    job, stages = declared.name, declared.options.middleware or ()
-    for stage in stages:
-        check_stage(job, stage, runs_async=declared.is_async)
+    """Check the middleware of one job, outermost first, also with its own `check(declared)`. Raises DeclarationError."""
+    outer: object = None  # the last async one
+    for stage in declared.options.middleware or ():
+        check_stage(declared.name, stage, runs_async=declared.is_async)
         if hasattr(stage, "check"):
             stage.check(declared)
-        if before is not None and not is_async(stage):
-            fact = f"stands inside {name_of(before)}, which is async: sync middleware stands around the async one"
-            refuse(job, stage, fact, "put it before")
-        before = stage if is_async(stage) else before
+        if is_async(stage):
+            outer = stage
+        elif outer is not None:
+            fact = f"is sync, but inside {name_of(outer)}, which is async"
+            refuse(declared.name, stage, fact, "put sync middleware before async middleware")
 
 
 def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
     if isinstance(stage, type):
-        refuse(job, stage, "is a class", f"make one of it, {stage.__name__}(...)")
+        refuse(job, stage, "is a class", f"give an instance, {stage.__name__}(...)")
     if not callable(stage):
         refuse(job, stage, "cannot be called", SHAPE)
     if is_generator(stage):
@@ -60,7 +57,7 @@ def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
     if not takes_two(stage):
         refuse(job, stage, "does not take (job, call_next)", SHAPE)
     if is_async(stage) and not runs_async:
-        refuse(job, stage, "is async, which can stand around one async job only", "make it a def")
+        refuse(job, stage, "is async, but only a single async job can have async middleware", "make it a def")
 
 
 def takes_two(stage: object) -> bool:
@@ -69,7 +66,7 @@ def takes_two(stage: object) -> bool:
     except TypeError:
         return False
     except ValueError:
-        pass  # a callable of C that tells nothing of itself
+        pass  # a callable written in C, without a signature
     return True
 
 
@@ -78,7 +75,7 @@ def name_of(stage: object) -> str:
 
 
 def title_of(stage: Any) -> str:
-    """For lists: `shop.jobs.timed`, or what an instance says of itself."""
+    """For lists: `shop.jobs.timed`, or the repr() of an instance that defines one."""
     if isinstance(stage, partial):
         return title_of(stage.func)
     if not hasattr(stage, "__qualname__"):
@@ -89,15 +86,15 @@ def title_of(stage: Any) -> str:
     return f"{stage.__module__}.{stage.__qualname__}"
 
 
-def refuse(job: str, stage: object, fact: str, way_out: str) -> NoReturn:
-    raise DeclarationError(f"middleware {name_of(stage)} of {job} {fact}; {way_out}")
+def refuse(job: str, stage: object, fact: str, fix: str) -> NoReturn:
+    raise DeclarationError(f"middleware {name_of(stage)} of {job} {fact}; {fix}")
 
 
 F = TypeVar("F", bound="Middleware")
 
 
 class Pipeline(MutableSequence["Middleware"]):
-    """What stands around every job of an app, outermost first: a list, each entry checked as it is put in.
+    """The middleware of every job of an app, outermost first: a list that checks each entry as it is added.
 
     app.middleware.append(timed), or @app.middleware above its def.
     """
@@ -133,11 +130,9 @@ class Pipeline(MutableSequence["Middleware"]):
         return len(self._stages)
 
     def around(self, declared: Declared) -> Sequence[Middleware]:
-        """All that stands around jobs of `declared`, outermost first. Empty for most."""
+        """All middleware of jobs of `declared`, outermost first."""
         own = declared.options.middleware
-        if own is None:
-            return self._stages
-        return (*self._stages, *own)
+        return self._stages if own is None else (*self._stages, *own)
 
     def __repr__(self) -> str:
         return f"<middleware of every job: {self._stages}>"
@@ -150,16 +145,16 @@ def through(
     call: Callable[[], object],
     finished: Callable[[object], object],
 ) -> object:
-    """Run `call` inside `stages`. finished: gives the result of what `call` returned, of a coroutine once it has run."""
+    """Run `call` inside `stages`. finished: turns what `call` returned into the result; runs a coroutine to its end."""
     inside, left = call, len(stages)
     while left and declared.is_async and is_async(stages[left - 1]):
         left -= 1
         inside = partial(stages[left], job, inside)
-    run: Callable[[], object] = partial(_run, inside, finished)
+
+    def run() -> object:
+        return finished(inside())
+
+    outermost: Callable[[], object] = run
     for stage in reversed(stages[:left]):
-        run = partial(stage, job, run)
-    return run()
-
-
-def _run(inside: Callable[[], object], finished: Callable[[object], object]) -> object:
-    return finished(inside())
+        outermost = partial(stage, job, outermost)
+    return outermost()

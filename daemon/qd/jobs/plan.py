@@ -1,4 +1,4 @@
-"""How a job is sent: the words for it (Options, SendOptions), the Plan they become, the Sender, and the Handle it gives."""
+"""How a job is sent: its options (Options, SendOptions), the Plan they make, the Sender, and the Handle it returns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Duration = float | timedelta  # seconds, or a timedelta
 
 
 class Middleware(Protocol):
-    """Stands around a job: does something, calls `call_next()` or does not, and returns what the job returns."""
+    """Runs around a job: calls `call_next()` to run it, and returns what the job returns."""
 
     def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
 class Options(TypedDict, total=False):
-    """What a job is: the same words in @app.job(...) and in .using(...)."""
+    """Options of a job, both in @app.job(...) and in .using(...)."""
 
     queue: str
     connection: str
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     fail_on_timeout: bool
     tags: Sequence[str]
     display_name: str
-    unique: str  # "order:{order_id}", filled from the arguments
+    unique: str  # "order:{order_id}", filled in from the arguments
     unique_for: Duration
     unique_until: Literal["start", "done"]
     middleware: Sequence[Middleware]
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
 
 
 class SendOptions(Options, total=False):
-    """And how one is sent. delay: from now, or a moment (with its time zone)."""
+    """Options of one dispatch. delay: seconds from now, or a datetime with a time zone."""
 
     delay: Duration | datetime
     key: str
@@ -58,57 +58,51 @@ class SendOptions(Options, total=False):
 
 
 class Plan:
-    """How one is sent: the declared job, what its declaration and .using(...) say.
+    """How one job is sent: its declaration, and the options of the declaration and of .using(...).
 
-    notes: the sender's, on what follows from declaration and options; shared by plans that differ in the delay only.
+    routes: the sender's cache of what follows from declaration and options; shared by plans that differ in the delay only.
     """
 
-    __slots__ = ("after_commit", "by", "declared", "delay", "key", "notes", "options")
+    __slots__ = ("after_commit", "by", "declared", "delay", "key", "options", "routes")
 
     def __init__(self, declared: Declared, options: JobOptions) -> None:
         if options.unique is not None or options.display_name is not None:
-            patterns(declared, options)  # a name in them that is wrong is told at the declaration
+            patterns(declared, options)  # report an unknown name in them at the declaration
         self.declared = declared
         self.options = options
         self.delay: Duration | datetime | None = None
         self.key: str | None = None
         self.after_commit: bool | None = None
-        self.by: Callable[[Any], object] | None = None  # called with its bus.send.Queue, in place of the push
-        self.notes: list[Any] = []
+        self.by: Callable[[Any], object] | None = None  # called with a dispatch.dispatcher.Queue in place of the push
+        self.routes: list[Any] = []
 
     def using(self, given: Mapping[str, Any]) -> Plan:
-        said = dict(given)
-        delay, key = said.pop("delay", self.delay), said.pop("key", self.key)
-        after_commit = said.pop("after_commit", self.after_commit)
-        if said.get("raw", self.declared.options.raw) != self.declared.options.raw:
-            raise DeclarationError("raw is a matter of the declaration: say it in @app.job(raw=...), not in using()")
-        if "middleware" in said:
-            raise DeclarationError(
-                "functions do not travel: say middleware in @app.job(middleware=[...]), not in using()"
-            )
+        options, name = dict(given), self.declared.name
+        delay, key = options.pop("delay", self.delay), options.pop("key", self.key)
+        after_commit = options.pop("after_commit", self.after_commit)
+        if options.get("raw", self.declared.options.raw) != self.declared.options.raw:
+            raise DeclarationError("using() cannot change raw: set it in @app.job(raw=...)")
+        if "middleware" in options:
+            raise DeclarationError("using() takes no middleware (a payload carries no functions): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):
-            raise DeclarationError(f"option key of job '{self.declared.name}': {key!r} is no name (written 'order:42')")
+            raise DeclarationError(f"option key of job '{name}': {key!r} is no name (written 'order:42')")
         if not isinstance(after_commit, bool | None):
-            raise DeclarationError(
-                f"option after_commit of job '{self.declared.name}': {after_commit!r} is neither True nor False"
-            )
-        plan = Plan(
-            self.declared, JobOptions.read(said, self.declared.name).over(self.options) if said else self.options
-        )
+            raise DeclarationError(f"option after_commit of job '{name}': {after_commit!r} is neither True nor False")
+        plan = Plan(self.declared, JobOptions.read(options, name).over(self.options) if options else self.options)
         plan.delay, plan.key, plan.after_commit = delay, key, after_commit
-        if not said:
-            plan.notes = self.notes
+        if not options:
+            plan.routes = self.routes
         return plan
 
 
 def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, Pattern | None]:
-    """display_name and unique, to be filled from the arguments. Raises DeclarationError."""
-    said = (("display_name", options.display_name), ("unique", options.unique))
+    """display_name and unique, to be filled in from the arguments. Raises DeclarationError."""
+    texts = (("display_name", options.display_name), ("unique", options.unique))
     if options.unique_for == 0:
         raise DeclarationError(
-            f"option unique_for of {declared.signature.title}: a lock that is held for 0 seconds keeps nobody away"
+            f"option unique_for of {declared.signature.title}: a lock held for 0 seconds has no effect; give more"
         )
-    display, unique = [None if text is None else Pattern(name, text, declared.signature) for name, text in said]
+    display, unique = [None if text is None else Pattern(name, text, declared.signature) for name, text in texts]
     return display, unique
 
 
@@ -116,14 +110,14 @@ Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
 
 
 class Place(NamedTuple):
-    """Where jobs are sent: what a handle needs that was made of an id alone. connection: None is the default one."""
+    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one."""
 
     connection: str | None
     queue: str
 
 
-class Asks(Protocol):
-    """What became of a job, by its id."""
+class JobLookup(Protocol):
+    """Status, result, progress and cancellation of jobs, by id."""
 
     def status(self, id: str) -> Status: ...
 
@@ -135,20 +129,20 @@ class Asks(Protocol):
 
 
 class Sender(Protocol):
-    """The way out, as app.py hands it in."""
+    """Sends and runs jobs: the app's Dispatcher."""
 
     def send(self, plan: Plan, data: bytes) -> str:
-        """Send one; its id."""
+        """Send one job. Returns its id."""
 
     def run(self, plan: Plan, data: bytes) -> Any:
-        """Run it here and now; what it returned."""
+        """Run one job in this process. Returns what it returned."""
 
-    def ask(self, at: Plan | Place) -> Asks:
-        """Who knows what became of jobs that were sent so, or there."""
+    def lookup(self, at: Plan | Place) -> JobLookup:
+        """The lookup of jobs sent by this plan, or to this place."""
 
 
 def waiting_time(timeout: Duration | None) -> float | None:
-    """What result() was given, in seconds. Raises ArgumentError."""
+    """The timeout of result() in seconds. Raises ArgumentError."""
     try:
         return None if timeout is None else span_in_code(timeout)
     except ValueError as error:
@@ -156,9 +150,9 @@ def waiting_time(timeout: Duration | None) -> float | None:
 
 
 class Handle(Generic[T_co]):
-    """A job that was sent. id: what current_job().id is while it runs, and what the log lines name.
+    """A job that was sent. id: that of current_job() while it runs, and of the log lines.
 
-    Nothing is asked of the server before a method is called. Each of them may raise ConnectionLost and ServerRefused.
+    Each method may raise ConnectionLost and ServerRefused.
     """
 
     __slots__ = ("_at", "_sender", "id")
@@ -168,38 +162,39 @@ class Handle(Generic[T_co]):
         self._sender, self._at = sender, at
 
     def status(self) -> Status:
-        """Where it is now. Without result_ttl a job that has ended well is "unknown". A job that waits is looked for in
-        its queue, which takes the longer the longer that is."""
-        return self._asks().status(self.id)
+        """Its current status. A job that succeeded is "unknown" if it has no result_ttl. Searching for a waiting job scans
+        its queue."""
+        return self._lookup().status(self.id)
 
     def result(self, timeout: Duration | None = None) -> T_co:
-        """What the job returned, waited for: for `timeout` seconds at most, None: until it has ended.
+        """Wait until the job has ended, for at most `timeout` seconds (None: no limit), and return its result.
 
-        Raises TimeoutError; JobFailedError when the job has failed, or was cancelled; NoResult when it keeps none
-        (result_ttl), or it has expired.
+        Raises:
+            TimeoutError: It has not ended in time.
+            JobFailedError: It has failed, or was cancelled.
+            NoResult: It keeps no result (result_ttl), or the result has expired.
         """
-        return self._asks().result(self.id, waiting_time(timeout))  # type: ignore[no-any-return]
+        return self._lookup().result(self.id, waiting_time(timeout))  # type: ignore[no-any-return]
 
     async def aresult(self, timeout: Duration | None = None) -> T_co:
-        """The same, waited for in a thread: the loop goes on meanwhile."""
-        import asyncio  # who awaits has loaded it; who does not need not
+        """As result(), in a thread."""
+        import asyncio  # loaded only by apps that use it
 
         return await asyncio.to_thread(self.result, timeout)
 
     def progress(self) -> float | None:
-        """The percent that the job said last, 100 once it is done; None: none yet, or it keeps no result (result_ttl)."""
-        return self._asks().progress(self.id)
+        """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
+        return self._lookup().progress(self.id)
 
     def cancel(self) -> bool:
-        """See to it that it does not run, or not to its end. True: it will not run any more, or runs and was told to end.
-        False: it had ended, nobody knows it, or a program that is not qd runs it. A job that waits is looked for in its
-        queue, which takes the longer the longer that is."""
-        return self._asks().cancel(self.id)
+        """Cancel it. True: it will not run, or it is running and was told to stop. False: it had already ended, is unknown,
+        or is run by a program other than qd. Searching for a waiting job scans its queue."""
+        return self._lookup().cancel(self.id)
 
-    def _asks(self) -> Asks:
+    def _lookup(self) -> JobLookup:
         if self._sender is None or self._at is None:
-            raise DeclarationError(f"{self!r} knows no queue: app.handle(id, queue=...) makes one that does")
-        return self._sender.ask(self._at)
+            raise DeclarationError(f"{self!r} has no queue: make it with app.handle(id, queue=...)")
+        return self._sender.lookup(self._at)
 
     def __repr__(self) -> str:
         return f"Handle({self.id!r})"

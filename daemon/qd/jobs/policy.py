@@ -1,6 +1,6 @@
-"""The judge: may this job run, and what becomes of it after an error. Pure arithmetic, `now` is handed in.
+"""Retry policy: may this job run, and what follows an error? Pure arithmetic; `now` is an argument.
 
-worker/attempt.py asks it. The rules are those of Laravel (Queue/Worker.php, 8 and 13), and one more for crashes.
+Used by worker/attempt.py and dispatch/local.py. The rules are Laravel's (Queue/Worker.php, 8 and 13), plus one for crashes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_HOLD = 1.0  # seconds until a job that nobody here can run is looked at again,
+FIRST_HOLD = 1.0  # seconds until a job that no worker here can run is tried again,
 LONGEST_HOLD = 60.0  # doubling up to this
 
-_NOTHING_SAID = JobOptions()
+_NO_OPTIONS = JobOptions()
 
 
 class JobLimits(msgspec.Struct, frozen=True):
-    """What holds for one job. Durations are seconds, moments Unix seconds."""
+    """The limits of one job. Durations are seconds."""
 
     tries: int  # 0: unlimited
     timeout: float  # 0: none
-    backoff: tuple[float, ...]  # after the first, second, ... attempt; the last one goes on
+    backoff: tuple[float, ...]  # after the first, second, ... attempt; the last value repeats
     max_exceptions: int | None
-    retry_until: float | None  # when it is set, tries do not count
+    retry_until: float | None  # unix seconds; if set, tries do not count
     fail_on_timeout: bool
     max_crashes: int  # 0: unlimited
     unroutable_ttl: float
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Try again in `delay` seconds. counts: whether this attempt does."""
+    """Try again in `delay` seconds. counts: whether this attempt counts."""
 
     delay: float
     reason: str = ""
@@ -47,36 +47,36 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Failed for good. error: the one to tell of, where there is one."""
+    """Failed permanently. error: the exception to report, if there is one."""
 
     reason: str
     error: BaseException | None = None
 
 
 def limits_of(payload: Payload, declared: JobOptions | None, worker: WorkOptions) -> JobLimits:
-    """What the payload says counts before what the declaration says, and that before the worker's options."""
-    job = declared or _NOTHING_SAID
+    """The payload takes precedence over the declaration, and the declaration over the worker's options."""
+    job = declared or _NO_OPTIONS
     return JobLimits(
         tries=_first(payload.maxTries, job.tries, worker.tries),
         timeout=max(0.0, _first(payload.timeout, job.timeout, worker.timeout)),
         backoff=_first(payload.backoffs, job.backoff, worker.backoff) or (0.0,),
         max_exceptions=_first(payload.maxExceptions, job.max_exceptions, None),
         retry_until=_retry_until(payload, job.retry_for),
-        # Laravel writes false when a job says nothing, so only true can be meant.
+        # Laravel writes false for a job that does not set it, so only true is a setting.
         fail_on_timeout=bool(payload.failOnTimeout or job.fail_on_timeout),
         max_crashes=worker.max_crashes,
         unroutable_ttl=worker.unroutable_ttl,
     )
 
 
-def _first(said: T | None, declared: T | None, otherwise: T) -> T:
-    if said is not None:
-        return said
-    return otherwise if declared is None else declared
+def _first(in_payload: T | None, declared: T | None, default: T) -> T:
+    if in_payload is not None:
+        return in_payload
+    return default if declared is None else declared
 
 
 def _retry_until(payload: Payload, retry_for: float | None) -> float | None:
-    """The payload's moment, or the declared span from when it was first due (Laravel 8 does not tell when that was)."""
+    """The payload's deadline, else `retry_for` after it was first due (unknown in payloads of Laravel 8)."""
     if payload.deadline is not None or retry_for is None or payload.createdAt is None:
         return payload.deadline
     waited = payload.delay if isinstance(payload.delay, int) else 0
@@ -84,7 +84,7 @@ def _retry_until(payload: Payload, retry_for: float | None) -> float | None:
 
 
 def before(limits: JobLimits, payload: Payload, now: float) -> str | None:
-    """Why it must be failed before it runs; None: run it. `attempts` includes the one that would begin now."""
+    """Why the job must fail before it runs; None: run it. `payload.attempts` includes the one about to begin."""
     if limits.max_crashes and payload.crashes >= limits.max_crashes:
         return f"its worker died {_times(payload.crashes)} while running it (max_crashes {limits.max_crashes})"
     if limits.retry_until is not None:
@@ -97,7 +97,7 @@ def before(limits: JobLimits, payload: Payload, now: float) -> str | None:
 def after_error(
     limits: JobLimits, payload: Payload, now: float, *, exceptions: int, timed_out: bool = False
 ) -> Release | Fail:
-    """What becomes of it after an attempt that raised or timed out. `exceptions` counts this one, timeouts too."""
+    """What follows an attempt that raised or timed out. exceptions: how many so far, with this one; timeouts count."""
     if limits.retry_until is not None:
         if now >= limits.retry_until:
             return Fail(_too_late(limits.retry_until, now))
@@ -111,7 +111,7 @@ def after_error(
 
 
 def fails_when_killed(limits: JobLimits, payload: Payload) -> bool:
-    """Whether this attempt is the last, should it be killed for its timeout."""
+    """Whether the job fails permanently if this attempt is killed for its timeout."""
     last = limits.retry_until is None and 0 < limits.tries <= payload.attempts
     return last or limits.fail_on_timeout or payload.exceptions + 1 >= (limits.max_exceptions or 1 << 30)
 
@@ -122,7 +122,7 @@ def backoff(waits: tuple[float, ...], attempts: int) -> float:
 
 
 def hold_delay(since: float, now: float) -> float:
-    """Seconds until a job that could not be run here since `since` (0: now) is looked at again: 1, doubling to 60."""
+    """Seconds until a job that cannot be run here since `since` (0: now) is tried again: 1, doubling to 60."""
     return min(LONGEST_HOLD, max(FIRST_HOLD, now - since)) if since else FIRST_HOLD
 
 
@@ -131,4 +131,4 @@ def _times(count: int) -> str:
 
 
 def _too_late(until: float, now: float) -> str:
-    return f"its time to be retried ended {span_text(round(now - until))} ago (retry_until {until:.0f})"
+    return f"retry_until passed {span_text(round(now - until))} ago ({until:.0f})"

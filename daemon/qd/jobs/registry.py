@@ -1,4 +1,4 @@
-"""The declared jobs by name. The worker looks a payload's name up here and nowhere else: nothing in it is imported."""
+"""The declared jobs by name. The worker looks up the name of a payload only here: a payload never causes an import."""
 
 from __future__ import annotations
 
@@ -21,12 +21,8 @@ class Declared:
     def __init__(
         self, name: str, target: Callable[..., Any], signature: Signature, options: JobOptions, where: str
     ) -> None:
-        self.name = name
-        self.target = target
-        self.signature = signature
-        self.options = options
-        self.where = where
-        signature.title = f"job '{name}'"  # what its errors are about
+        self.name, self.target, self.signature, self.options, self.where = name, target, signature, options, where
+        signature.title = f"job '{name}'"  # used in its error messages
         self.is_async = inspect.iscoroutinefunction(target)
         self._needs = any(parameter.required for parameter in signature.parameters)
 
@@ -37,11 +33,11 @@ class Declared:
         return self.signature.encode(self.signature.bind(args, kwargs))
 
     def prepare(self, data: bytes) -> Callable[[], object]:
-        """Convert now, call later; an async job's call returns a coroutine. Raises UnknownParameters or WrongType."""
+        """Convert the arguments now and return the call; that of an async job returns a coroutine. Raises as `decode`."""
         return self.call(self.decode(data))
 
     def decode(self, data: bytes) -> Any:
-        """What `call` is given. Raises UnknownParameters or WrongType."""
+        """The argument of `call` and `arguments`. Raises UnknownParameters or WrongType."""
         return self.signature.decode(data)
 
     def call(self, fields: Any) -> Callable[[], object]:
@@ -49,22 +45,29 @@ class Declared:
         return partial(self.target, **fields) if extras is None else extras.prepared(self.target, fields)
 
     def arguments(self, fields: Any) -> dict[str, Any]:
-        """fields: what `call` is given. By name, with the defaults."""
+        """By name, with the defaults."""
         return self.signature.completed(fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
-        """Tell the job that it has failed for good. A function has nothing to be told."""
+        """Called once the job has failed permanently. Does nothing for a function."""
 
 
 class DeclaredClass(Declared):
-    """A class job: its fields are the arguments, `handle` does the work, `failed` is told of the end."""
+    """A class job: its fields are the arguments, `handle` does the work, `failed` is called after a permanent failure."""
 
     def __init__(
-        self, name: str, target: type[Any], signature: Signature, options: JobOptions, where: str, hears: bool
+        self,
+        name: str,
+        target: type[Any],
+        signature: Signature,
+        options: JobOptions,
+        where: str,
+        *,
+        has_failed_hook: bool,
     ) -> None:
         super().__init__(name, target, signature, options, where)
         self.is_async = inspect.iscoroutinefunction(target.handle)
-        self._hears_of_failure = hears
+        self._has_failed_hook = has_failed_hook
 
     def call(self, fields: Any) -> Callable[[], object]:
         extras = self.signature.extras
@@ -72,11 +75,11 @@ class DeclaredClass(Declared):
         return partial(handled, **fields) if extras is None else extras.prepared(handled, fields)
 
     def on_failed(self, data: bytes, error: BaseException) -> None:
-        """Call failed(error) of a fresh instance, when the class defines it. Raises what that raises.
+        """Call failed(error) on a new instance, if the class defines it. Raises what that raises.
 
-        Data that does not convert, which may be the very failure, makes no instance: then nobody is told.
+        Does nothing if the data does not convert, which may be the failure itself.
         """
-        if not self._hears_of_failure:
+        if not self._has_failed_hook:
             return
         try:
             fields, extras = self.signature.decode(data), self.signature.extras
@@ -85,7 +88,7 @@ class DeclaredClass(Declared):
         if extras is None:
             self.target(**fields).failed(error)
         else:
-            with suppress(ModelGone, NoProvider):  # which may be the very failure
+            with suppress(ModelGone, NoProvider):  # may be the failure itself
                 extras.call(lambda **whole: self.target(**whole).failed(error), fields)
 
 
@@ -94,7 +97,7 @@ def handle(job: Callable[..., Any], /, **fields: Any) -> object:
 
 
 class DeclaredRaw(Declared):
-    """A function that takes the whole `data`, whatever JSON value that is."""
+    """A function that takes the whole `data`, which may be any JSON value."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         (value,) = self.signature.bind(args, kwargs).values()
@@ -107,7 +110,7 @@ class DeclaredRaw(Declared):
         return partial(self.target, fields)
 
     def arguments(self, fields: Any) -> dict[str, Any]:
-        """The object that is its data; {} for any other value."""
+        """Its data if that is an object, else {}."""
         return dict(fields) if isinstance(fields, dict) else {}
 
 
@@ -115,11 +118,11 @@ class Registry:
     """Every declared job of an app."""
 
     def __init__(self) -> None:
-        self.known = Known()  # types that do not travel as they are
+        self.known = Known()  # types that need a serializer or a provider
         self._declared: dict[str, Declared] = {}
 
     def add(self, declared: Declared) -> None:
-        """Raises DeclarationError when the name is taken, naming both places, or when a parameter's type cannot travel."""
+        """Raises DeclarationError if the name is taken, or if JSON cannot carry the type of a parameter."""
         if not declared.options.raw:
             declared.signature.check()
         other = self._declared.setdefault(declared.name, declared)
@@ -135,7 +138,7 @@ class Registry:
         return sorted(self._declared)
 
     def near(self, name: str) -> list[str]:
-        """At most three names that look like `name`, the nearest first."""
-        import difflib  # only when something is wrong
+        """At most three names similar to `name`, best match first."""
+        import difflib  # loaded only for an error message
 
         return difflib.get_close_matches(name, self._declared, n=3)

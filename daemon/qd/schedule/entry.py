@@ -35,16 +35,16 @@ class JobTask(msgspec.Struct, frozen=True):
     def message(self) -> Message:
         """The payload of one tick, new each time. Raises what dispatch() raises before it sends."""
         if isinstance(self.call, Chain):
-            return self.call._parcel()
+            return self.call._message()
         sender, plan, data = self.call._to_send()
-        return cast("Dispatcher", sender).parcel(plan, data)
+        return cast("Dispatcher", sender).prepare(plan, data)
 
     def early(self, at: float) -> Message | None:
         """The payload of a future tick, unix seconds. None if the app's own code takes part in making it."""
         if type(self.call) is not Call:
             return None
         sender, plan, data = self.call._to_send()
-        return cast("Dispatcher", sender).parcel(plan, data, now=at)
+        return cast("Dispatcher", sender).prepare(plan, data, now=at)
 
     @property
     def plan(self) -> Plan:

@@ -62,7 +62,7 @@ class TickReport:
         """Its job was not sent: the unique lock is held."""
         message = claim.message
         assert message is not None
-        name = (message.ties and message.ties.unique) or ""
+        name = (message.relations and message.relations.unique) or ""
         self.emit(UniqueJobSkipped, message.connection, message.queue, message.name, name)
         self.skipped(claim, f"its job is still waiting or running (id {holder})", now)
 

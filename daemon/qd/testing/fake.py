@@ -101,15 +101,15 @@ def chained(first: Message, rest: list[Message], catch: list[Message]) -> Chaine
     return Chained([dispatched(each) for each in (first, *rest)], dispatched(catch[0]) if catch else None)
 
 
-def dispatched(parcel: Message) -> Dispatched:
-    assert parcel.plan is not None
-    declared = parcel.plan.declared
-    return Dispatched(arguments(declared, parcel.data), options(parcel.plan), declared.name, parcel.id)
+def dispatched(message: Message) -> Dispatched:
+    assert message.plan is not None
+    declared = message.plan.declared
+    return Dispatched(arguments(declared, message.data), options(message.plan), declared.name, message.id)
 
 
-def pushed(parcel: Message) -> Pushed:
-    data = msgspec.json.decode(parcel.data or b'""') if parcel.name else parcel.body
-    return Pushed(parcel.queue, parcel.name, data, parcel.delay)
+def pushed(message: Message) -> Pushed:
+    data = msgspec.json.decode(message.data or b'""') if message.name else message.body
+    return Pushed(message.queue, message.name, data, message.delay)
 
 
 def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
@@ -159,7 +159,11 @@ class Fake:
     @property
     def chains(self) -> list[Chained]:
         """The chains, of at least two jobs or with something that catches."""
-        return [chained(each, *self._behind(each)) for each in self._waiting.all() if each.ties and is_chain(each.ties)]
+        return [
+            chained(each, *self._behind(each))
+            for each in self._waiting.all()
+            if each.relations and is_chain(each.relations)
+        ]
 
     @property
     def batches(self) -> list[Batched]:
@@ -175,24 +179,24 @@ class Fake:
         self._waiting.clear()
         self._kept.kept.clear()
 
-    def _post(self, parcels: Sequence[Message], push: Push | None = None) -> list[str]:
+    def _submit_now(self, messages: Sequence[Message], push: Push | None = None) -> list[str]:
         """push: of a batch, which is kept in memory instead."""
         if push is not None:
-            push(parcels)
-        self._waiting.add(parcels)
-        return [parcel.id for parcel in parcels]
+            push(messages)
+        self._waiting.add(messages)
+        return [message.id for message in messages]
 
-    def _remember(self, parcel: Message) -> None:
+    def _remember(self, message: Message) -> None:
         with self._lock:
-            self._made[parcel.id] = parcel
+            self._made[message.id] = message
 
-    def _behind(self, parcel: Message) -> tuple[list[Message], list[Message]]:
+    def _behind(self, message: Message) -> tuple[list[Message], list[Message]]:
         """What comes after it has succeeded, and what after one of them has failed."""
-        ties = parcel.ties or Relations()
-        return [self._linked(link) for link in ties.chain], [self._linked(link) for link in ties.catch]
+        relations = message.relations or Relations()
+        return [self._linked(link) for link in relations.chain], [self._linked(link) for link in relations.catch]
 
     def _batched(self, new: NewBatch) -> Batched:
-        jobs = [each for each in self._waiting.all() if each.ties is not None and each.ties.batch == new.id]
+        jobs = [each for each in self._waiting.all() if each.relations is not None and each.relations.batch == new.id]
         then, catch, last = (self._called_back(new, what) for what in ("then", "catch", "finally"))
         return batched(new, jobs, then, catch, last)
 
@@ -213,8 +217,8 @@ class Fake:
         return f"<fake: {len(self._waiting.all())} jobs>"
 
 
-def is_chain(ties: Relations) -> bool:
-    return bool(ties.chain or ties.catch)
+def is_chain(relations: Relations) -> bool:
+    return bool(relations.chain or relations.catch)
 
 
 def declared_of(job: object) -> Declared | None:
@@ -230,7 +234,7 @@ def faked(services: Services) -> Iterator[Fake]:
     """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
     and the outer one hears nothing meanwhile."""
     fake = Fake(services)
-    with staged(services, fake._post, fake._remember, fake._waiting, fake._kept):
+    with staged(services, fake._submit_now, fake._remember, fake._waiting, fake._kept):
         yield fake
 
 
@@ -283,16 +287,16 @@ def staged(
     """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
     with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
     send: Any = services.dispatcher
-    before = services.connections.make, send._post, send.parcel, send._hand_over
+    before = services.connections.make, send._submit_now, send.prepare, send._hand_over
     store = Stored()
     services.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
-    send._post, send.parcel = post, partial(noted, send.parcel, note)
-    send._hand_over = lambda parcel: post((parcel,))  # a class's own send() would send it
+    send._submit_now, send.prepare = post, partial(noted, send.prepare, note)
+    send._hand_over = lambda message: post((message,))  # a class's own send() would send it
     try:
         with services.using(unread(services)):
             yield
     finally:
-        services.connections.make, send._post, send.parcel, send._hand_over = before
+        services.connections.make, send._submit_now, send.prepare, send._hand_over = before
 
 
 def unread(services: Services) -> Settings:

@@ -14,7 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from qd.dispatch.dispatcher import Push as PushBatch
-from qd.dispatch.local import MOST_RUNS, RAISED, LocalRunner, SentJob, beside_a_loop
+from qd.dispatch.local import MOST_RUNS, RAISED, LocalRunner, SentJob, outside_loop
 from qd.dispatch.route import Message
 from qd.dispatch.services import Services
 from qd.drivers.types import Count, Effect, Keep, NewBatch, Push
@@ -54,24 +54,24 @@ class Inline(Fake):
         super().__init__(services)
         self._services = services
 
-    def _post(self, parcels: Sequence[Message], push: PushBatch | None = None) -> list[str]:
-        sent, errors = super()._post(parcels, push), list[Exception]()
-        for parcel in parcels:
+    def _submit_now(self, messages: Sequence[Message], push: PushBatch | None = None) -> list[str]:
+        sent, errors = super()._submit_now(messages, push), list[Exception]()
+        for message in messages:
             try:
-                beside_a_loop(partial(self._run, parcel))
+                outside_loop(partial(self._run, message))
             except Exception as error:
                 if push is None:
                     raise
-                errors += self._unexpected(parcel, error)
-        if push is not None and not parcels:
+                errors += self._unexpected(message, error)
+        if push is not None and not messages:
             errors += self._finish_empty()
         if errors:
             raise errors[0]
         return sent
 
-    def _unexpected(self, parcel: Message, error: Exception) -> list[Exception]:
+    def _unexpected(self, message: Message, error: Exception) -> list[Exception]:
         """The error of a job of a batch; none where it allows failures."""
-        kept = self._kept.kept[parcel.ties.batch or ""] if parcel.ties else None
+        kept = self._kept.kept[message.relations.batch or ""] if message.relations else None
         return [] if kept and kept.new.allow_failures else [error]
 
     def _finish_empty(self) -> list[Exception]:
@@ -81,9 +81,9 @@ class Inline(Fake):
                 errors += self._call_back(kept.new, self._kept.settled(id))
         return errors
 
-    def _run(self, parcel: Message) -> None:
+    def _run(self, message: Message) -> None:
         """Run it, what follows in its chain, and the callbacks of its batch. Raises the first error, at the end."""
-        ahead, errors = deque([parcel]), list[Exception]()
+        ahead, errors = deque([message]), list[Exception]()
         while ahead:
             each, effects = ahead.popleft(), list[Effect]()
             if each.plan is None:
@@ -98,16 +98,18 @@ class Inline(Fake):
         if errors:
             raise errors[0]
 
-    def _attempts(self, parcel: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
-        declared, payload, services = plan.declared, read(parcel.body), self._services
-        job = SentJob(payload, parcel.body, declared, parcel.connection, parcel.queue, services, self._teller(parcel))
+    def _attempts(self, message: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
+        declared, payload, services = plan.declared, read(message.body), self._services
+        job = SentJob(
+            payload, message.body, declared, message.connection, message.queue, services, self._teller(message)
+        )
         runner = LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)
 
     def _pushed(self, effect: Push) -> Message:
         """A job of a chain, with what follows it."""
         payload = read(effect.payload)
-        return replace(self._made[payload.id or ""], body=effect.payload, ties=payload.qd)
+        return replace(self._made[payload.id or ""], body=effect.payload, relations=payload.qd)
 
     def _done(self, effects: Sequence[Effect]) -> list[Exception]:
         """Write down what a server would do. Returns the errors of callbacks."""
@@ -133,15 +135,15 @@ class Inline(Fake):
                 errors.append(error)
         return errors
 
-    def _teller(self, parcel: Message) -> Callable[[float], None] | None:
+    def _teller(self, message: Message) -> Callable[[float], None] | None:
         """Where progress is told. None: it keeps no record."""
-        ttl = parcel.ties and parcel.ties.result
-        return (lambda percent: self._waiting.progress(parcel.id, percent, ttl)) if ttl else None
+        ttl = message.relations and message.relations.result
+        return (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
 
 
 @contextmanager
 def inlined(services: Services) -> Iterator[Fake]:
     """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
     inline = Inline(services)
-    with staged(services, inline._post, inline._remember, inline._waiting, inline._kept):
+    with staged(services, inline._submit_now, inline._remember, inline._waiting, inline._kept):
         yield inline

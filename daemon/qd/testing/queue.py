@@ -23,7 +23,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._parcels: list[Message] = []
+        self._messages: list[Message] = []
         self._sent_at: dict[str, float] = {}  # by id
         self._begun: set[str] = set()  # ids of those that run, or have run
         self._kept: dict[str, Kept] = {}
@@ -31,24 +31,24 @@ class Waiting:
     def all(self) -> list[Message]:
         """In the order in which they were sent."""
         with self._lock:
-            return self._parcels.copy()
+            return self._messages.copy()
 
     def clear(self) -> None:
         with self._lock:
-            self._parcels.clear()
+            self._messages.clear()
 
-    def add(self, parcels: Sequence[Message]) -> None:
+    def add(self, messages: Sequence[Message]) -> None:
         """A job under a key takes the place of the one that waits under it."""
         with self._lock:
-            for parcel in parcels:
-                if name := key_name(parcel):
-                    self.cancel_keyed(parcel.queue, name)
-                self._parcels.append(parcel)
-                self._sent_at[parcel.id] = time.time()
+            for message in messages:
+                if name := key_name(message):
+                    self.cancel_keyed(message.queue, name)
+                self._messages.append(message)
+                self._sent_at[message.id] = time.time()
 
-    def begin(self, parcel: Message) -> None:
+    def begin(self, message: Message) -> None:
         """It runs, and waits no more."""
-        self._begun.add(parcel.id)
+        self._begun.add(message.id)
 
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
@@ -103,21 +103,21 @@ class Waiting:
     def _first(self, fits: Callable[[Message], bool]) -> Message | None:
         """Of those that wait."""
         with self._lock:
-            return next((each for each in self._parcels if each.id not in self._begun and fits(each)), None)
+            return next((each for each in self._messages if each.id not in self._begun and fits(each)), None)
 
-    def _change(self, parcel: Message | None, new: Message | None) -> bool:
+    def _change(self, message: Message | None, new: Message | None) -> bool:
         """new: what takes its place, None: nothing does. False: it is not there any more."""
         with self._lock:
-            if parcel not in self._parcels or parcel is None:
+            if message not in self._messages or message is None:
                 return False
-            at = self._parcels.index(parcel)
-            self._parcels[at : at + 1] = [] if new is None else [new]
+            at = self._messages.index(message)
+            self._messages[at : at + 1] = [] if new is None else [new]
             return True
 
 
-def key_name(parcel: Message) -> str:
+def key_name(message: Message) -> str:
     """The name that it waits under; "": it has no key."""
-    return ((parcel.ties and parcel.ties.key) or "").rpartition(" ")[2]
+    return ((message.relations and message.relations.key) or "").rpartition(" ")[2]
 
 
 class MemoryLocks:

@@ -207,11 +207,11 @@ class Attempts:
             uuid=payload.uuid or known,
             mark=reserved.mark,
             timeout=timeout,
-            ties=payload.qd,
+            relations=payload.qd,
             declared=declared,
             data=payload.data,
             backing=self.app._services,
-            tell=partial(self._tell, reserved.mark, known, told) if told else None,
+            report_progress=partial(self._tell, reserved.mark, known, told) if told else None,
         )
 
     def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:
@@ -248,7 +248,7 @@ class Attempts:
             result = self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
             exit_if_copy()
             if job.outcome is None:
-                return DONE if job.ties is None else Done(result, job.skipped)
+                return DONE if job.relations is None else Done(result, job.skipped)
             return self.verdicts.by_job(attempt)
         except Settled:
             exit_if_copy()
@@ -265,7 +265,7 @@ class Attempts:
             return self.verdicts.by_job(attempt)
         if self._returned and isinstance(error, EndJob):
             # too late for the job: it ended a listener
-            return DONE if job.ties is None else Done(self._result, job.skipped)
+            return DONE if job.relations is None else Done(self._result, job.skipped)
         return self.verdicts.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:

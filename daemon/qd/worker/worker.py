@@ -22,7 +22,7 @@ from qd.app import Qd
 from qd.config.settings import Settings
 from qd.drivers.base import Connector
 from qd.drivers.types import Reserved, Turn
-from qd.jobs.context import tell_stopping
+from qd.jobs.context import set_stopping
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.master.code import Assignment, ChildContext
 from qd.options.tables import WorkOptions
@@ -304,7 +304,7 @@ class Worker:
 def tell_job(number: int) -> None:
     """A signal has come: the job in hand can see that its worker is asked to stop."""
     if number == signal.SIGTERM:
-        tell_stopping()
+        set_stopping()
 
 
 def rota_of(work: WorkOptions, queue: Connector, assignment: Assignment) -> Rota:

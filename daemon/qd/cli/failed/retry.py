@@ -143,13 +143,13 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 def tell_batches(at: Place, ids: Sequence[str]) -> None:
     """Print which of these batches can never succeed, whatever is retried. Checks the first TOLD of them."""
-    from qd.dispatch.batch import lost, told
+    from qd.dispatch.batch import lost, lost_text
     from qd.drivers.keyspace.records import KeptBatches
 
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
     for id in ids[:TOLD]:
         if gone := lost(id, batches, at.store):
-            output.note(output.clean(f"qd: {told(id, gone)}"))
+            output.note(output.clean(f"qd: {lost_text(id, gone)}"))
 
 
 @click.command("forget")
@@ -268,7 +268,7 @@ def resent(at: Place, force: bool) -> Step:
 
 def teller(connection: str) -> Callable[[list[Record]], None]:
     """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
-    from qd.dispatch.batch import tell_retried
+    from qd.dispatch.batch import emit_retried
 
     try:
         found = context.app_if_named(context.loaded())
@@ -277,7 +277,7 @@ def teller(connection: str) -> Callable[[list[Record]], None]:
         found = None
     if found is None:
         return lambda records: None
-    return partial(tell_retried, found._listeners, connection)
+    return partial(emit_retried, found._listeners, connection)
 
 
 def forgotten(at: Place) -> Step:

@@ -115,7 +115,7 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
         return None
     connection, queue = job.home()
     try:
-        ties = job.message().ties if entry.alone else None
+        ties = job.message().relations if entry.alone else None
     except UserCodeFailed:
         ties = None  # the scheduler says so at its tick
     return Sent(connection, queue, (ties and ties.unique) or "")
