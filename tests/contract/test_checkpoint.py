@@ -164,7 +164,7 @@ def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_l
 
     monkeypatch.setattr(keeper, "owned", then_late)
     dead = DeadWorkers(keeper, ("a",), context, log)
-    dead.hear([{"dead": 1}])
+    dead.handle([{"dead": 1}])
     dead.settle_workers()
     for end in (receiver.sock, receiver.sender.sock):
         end.close()

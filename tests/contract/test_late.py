@@ -30,7 +30,7 @@ def dead(connect) -> Iterator[DeadWorkers]:
     slot = context.board.slot(1)
     slot[W.STATE], slot[W.VERDICT], slot[W.GENERATION] = SlotState.DEAD, Verdict.CRASH, 2
     found = DeadWorkers(connect(0), ("a",), context, log)
-    found.hear([{"dead": 1}])
+    found.handle([{"dead": 1}])
     found.settle_workers()
     assert slot[W.STATE] == SlotState.SETTLED
     yield found

@@ -81,7 +81,7 @@ def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypat
         return [each["since"] for each in (*found["workers"], *found["schedulers"])]
 
     assert since() == [None, None]
-    report.saw(5000.0, [])
+    report.update(5000.0, [])
     assert since() == [4930.0, 4930.0]
 
 
@@ -100,7 +100,7 @@ def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Sc
         scheduler[W.ROLE], scheduler[W.PID], scheduler[W.STATE] = Role.SCHEDULER, 8, state
         scheduler[W.ENTRIES], scheduler[W.RUNS] = 3, 1
         scheduler.describe(b"backup", b"")
-        report.saw(moment, [])
+        report.update(moment, [])
         found = json.loads(report.text(0.0))
         told.append(found["unscheduled"])
         assert [each["pid"] for each in found["workers"]] == [7]

@@ -1,6 +1,6 @@
-"""The control connection. If it is not the connection of the jobs and is away, what was last read there holds.
+"""The control connection. If it is not the connection of the jobs and is unreachable, the values read last stay in force.
 
-It must not slow the beats on the connection of the jobs: a call that failed is followed by a pause, TIMES as long.
+It must not slow the beats on the connection of the jobs: a failed call is followed by a pause TIMES as long.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from qd.drivers.keyspace.base import Keyspace
 
 
-REST = 0.5  # seconds between two tries while it is away, at least
-TIMES = 10.0  # rests as long as a try has lasted
-LOOK = 0.5  # seconds that a try lasts while it is away, at most
+REST = 0.5  # seconds between two tries while it is unreachable, at least
+TIMES = 10.0  # length of the pause, in durations of the failed try
+LOOK = 0.5  # seconds that a try may take while it is unreachable
 
 
 def longest_call(jobs: ConnectionSettings) -> float:
@@ -39,10 +39,10 @@ class Control:
     def __init__(
         self, space: Keyspace, prefix: str, settings: ConnectionSettings, jobs: ConnectionSettings, log: Log
     ) -> None:
-        """settings: of the control connection; jobs: of the connection that is worked on."""
+        """settings: of the control connection. jobs: of the connection of the jobs."""
         self.space, self.prefix, self.log = space, prefix, log
         self.driver, self.name, self.jobs = settings.driver, settings.name, jobs
-        self._answer: BeatReply | None = None
+        self._reply: BeatReply | None = None
         self._read_at = 0.0
         self._away_since: float | None = None
         self._not_before = 0.0
@@ -51,30 +51,30 @@ class Control:
     def is_away(self) -> bool:
         return self._away_since is not None
 
-    def beat(self, asked: BeatRequest) -> tuple[BeatReply | None, bool]:
-        """Its stamps, and whether they were read now. While it is away: those that were read last, at its estimated time.
+    def beat(self, request: BeatRequest) -> tuple[BeatReply | None, bool]:
+        """Its stamps, and whether they were read now. While it is unreachable: those read last, with the estimated time.
         None: they were never read."""
         at = time.monotonic()
         if at >= self._not_before:
             try:
-                self._answer, self._read_at = self._tried(asked), at
+                self._reply, self._read_at = self._try(request), at
                 self._back()
-                return self._answer, True
+                return self._reply, True
             except (ConnectionLost, ServerRefused) as error:
                 self._not_before = time.monotonic() + max(REST, TIMES * (time.monotonic() - at))
                 self.lost(error)
-        if self._answer is None:
+        if self._reply is None:
             return None, False
-        return self._answer._replace(now=self._answer.now + at - self._read_at), False
+        return self._reply._replace(now=self._reply.now + at - self._read_at), False
 
-    def _tried(self, asked: BeatRequest) -> BeatReply:
+    def _try(self, request: BeatRequest) -> BeatReply:
         if not self.is_away:
-            return beat(self.space, self.prefix, (), asked)
+            return beat(self.space, self.prefix, (), request)
         with self.space.within(min(LOOK, longest_call(self.jobs))):
-            return beat(self.space, self.prefix, (), asked)
+            return beat(self.space, self.prefix, (), request)
 
     def reports(self) -> Sequence[Any]:
-        """The hash of all masters, flat. Raises ControlAway."""
+        """The hash of all masters, as a flat list. Raises ControlAway."""
         found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.MASTERS)
         return found
 
@@ -93,13 +93,15 @@ class Control:
             raise ControlAway(str(error)) from None
 
     def lost(self, error: QdError) -> None:
-        """Log it, once until it is back."""
+        """Log the error, once until the connection is back."""
         if self._away_since is not None:
             return
         self._away_since = time.monotonic()
-        effect = "restart and maintenance stay as they were last read; jobs run on"
+        effect = "restart and maintenance stay as they were last read; jobs continue"
         if self.jobs.driver in BORROWERS:
-            effect = f"no job of connection '{self.jobs.name}' ({self.jobs.driver}) is taken: its leases are kept here"
+            effect = (
+                f"no job of connection '{self.jobs.name}' ({self.jobs.driver}) is taken: its leases are stored here"
+            )
         self.log.warning(f"{self.driver}.away", connection=self.name, error=str(error), effect=effect)
 
     def _back(self) -> None:

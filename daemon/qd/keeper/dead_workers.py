@@ -1,13 +1,12 @@
-"""The jobs of the dead go back: of workers that their master has reaped, and of masters that died on this host.
+"""Requeues the jobs of dead workers that the master has reaped, and of masters that died on this host.
 
-A job is moved only after its process is dead, by the owner's mark that the reserve wrote, so also when the worker died
-before it had noted anything. What is moved is the payload as it stands; crashes are counted by the next reserve.
+A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
+died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
 
-Processes that jobs of the dead have left running: ended before those jobs run again, so that nothing runs twice.
-
-A job's subprocess carries QD_OWNER=<master token>/<slot> in the environment it was started with, whatever group or session
-it has made for itself. (A copy that the job forked without exec does not: that one is in the worker's group as a rule.)
-What a run of the schedule has started carries <master token>/run-<pid of its scheduler>-<number>.
+Before a job may run again, the processes that its last attempt left running are killed. A job's subprocess has
+QD_OWNER=<master token>/<slot> in its initial environment, whatever its group or session; subprocesses of a run of the
+schedule have <master token>/run-<pid of its scheduler>-<number>. (A copy that a job forked without exec does not have it,
+but is usually in the worker's group.)
 """
 
 from __future__ import annotations
@@ -37,25 +36,23 @@ from qd.process.exit_codes import ending, signal_name
 from qd.process.scoreboard import Fails, H, Role, Slot, SlotState, Verdict, W, now
 from qd.store.masters import MasterReport
 
-LATE = 3.0  # seconds in which what a dead worker has sent may still reach the server
-BUDGET = 0.5  # seconds a beat gives to masters that died
+LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
+BUDGET = 0.5  # seconds per beat for masters that died
 
-# After these the attempt is over, and its places are free, as after an error. A job whose worker crashed keeps its places:
-# it is about to run again.
+# After these the attempt has ended, and its places are freed, as after an error. A job whose worker crashed keeps its
+# places, because it will run again.
 ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class DeadWorkers:
     def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
-        self._told: dict[int, Order] = {}  # what the master has reported of the dead, by slot
-        self._late: dict[int, tuple[int, float]] = {}  # slot -> generation settled, until when it is looked at again
-        self._dead: list[MasterReport] | None = None  # masters still to be settled; None: nobody has looked yet
+        self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
+        self._late: dict[int, tuple[int, float]] = {}  # slot -> settled generation, until when it is checked again
+        self._dead: list[MasterReport] | None = None  # masters still to be settled; None: not read yet
 
-    def hear(self, orders: list[Order]) -> None:
-        for order in orders:
-            if "dead" in order:
-                self._told[order["dead"]] = order
+    def handle(self, orders: list[Order]) -> None:
+        self._reported.update((order["dead"], order) for order in orders if "dead" in order)
 
     # -- workers of this master
 
@@ -63,23 +60,22 @@ class DeadWorkers:
         return any(slot[W.STATE] == SlotState.DEAD for slot in self.context.board)
 
     def settle_workers(self) -> None:
-        """Move what dead workers held, and free their slots. Raises ConnectionLost when all others are done."""
+        """Move the jobs of dead workers, and free their slots. Raises ConnectionLost after all others are done."""
         board = self.context.board
-        self._told = {
-            number: said for number, said in self._told.items() if board.slot(number)[W.STATE] == SlotState.DEAD
-        }
-        late = [partial(self._look_again, number, *seen) for number, seen in self._late.items()]
-        each_of([*late, *[partial(self._settle, board.slot(number)) for number in self._told]], lambda act: act())
+        for number in [number for number in self._reported if board.slot(number)[W.STATE] != SlotState.DEAD]:
+            del self._reported[number]
+        late = [partial(self._check_again, number, *seen) for number, seen in self._late.items()]
+        each_of([*late, *[partial(self._settle, board.slot(number)) for number in self._reported]], lambda act: act())
 
     def _settle(self, slot: Slot) -> None:
         self._end_leftover(slot)
         self._for_queues(self.queues, lambda queue: self._move(queue, slot))
-        del self._told[slot.number]
+        del self._reported[slot.number]
         self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
         slot[W.STATE] = SlotState.SETTLED
 
-    def _look_again(self, number: int, generation: int, until: float) -> None:
-        """A server that is busy, or just back, may read after our look what a dead worker had sent: a reservation."""
+    def _check_again(self, number: int, generation: int, until: float) -> None:
+        """A busy server may execute a dead worker's last reserve after the first check: check again for LATE seconds."""
         over = time.monotonic() > until
         self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
         if over:
@@ -99,12 +95,12 @@ class DeadWorkers:
             return
         mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
         if not mark or split_mark(mark).generation > generation:
-            return  # its successor's
+            return  # reserved by its successor
         if self.queue.give_back(queue, owner, member, Released(member)):
             self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
 
     def _end_leftover(self, slot: Slot) -> None:
-        """Its group is gone with it. What has left the group goes before the job may run again."""
+        """The worker's group was killed with it. Kill processes that have left the group before the job runs again."""
         if not slot[W.JOB_AT]:
             return
         if slot[W.ROLE] == Role.SCHEDULER:
@@ -129,14 +125,14 @@ class DeadWorkers:
             effects += self._left(member, mark)
         moved = self.queue.give_back(queue, owner, member, back, effects)
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
-            return self._move(queue, slot)  # its last checkpoint reached the server late: the same job, as another text
+            return self._move(queue, slot)  # a late checkpoint has changed the text of the same job
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(
             event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
         )
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
-        """What frees the places that the dead worker's job still has."""
+        """Effects that free the places which the dead worker's job still has."""
         try:
             payload = read(member)
             return left_by(*self.queue.kept, payload.uuid or payload.id or mark, mark)
@@ -144,17 +140,18 @@ class DeadWorkers:
             return ()
 
     def _note(self, slot: Slot) -> bytes:
-        """How it died, for the record of a job that is failed for it: `told` in words, `death` for programs."""
-        stack = self._told[slot.number].get("stack") or None
-        text = words_of(slot)
-        return json.dumps({"told": text + (f"\n{stack}" if stack else ""), "death": death_of(slot, stack)}).encode()
+        """How the worker died, for the record of the job if it fails: `told` is text, `death` is for programs."""
+        stack = self._reported[slot.number].get("stack") or None
+        text = words_of(slot) + (f"\n{stack}" if stack else "")
+        return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
 
     # -- masters that died on this host
 
     def settle_masters(self, reports: Callable[[], list[MasterReport]], forget: Callable[[str], None]) -> None:
-        """Once, at the start: give back what dead masters of this host held. Who cannot be seen is left to its lease.
+        """After the start: requeue the jobs of dead masters of this host. If a process cannot be checked, its job stays
+        until the lease expires.
 
-        For BUDGET seconds at a time: the beats go on, and with them the leases of the living."""
+        It takes at most BUDGET seconds per call, so that the beats continue to renew leases."""
         if self._dead is None:
             self._dead = [master for master in reports() if self._died(master)]
         end_of_masters([master.token for master in self._dead], self._alive)
@@ -165,7 +162,7 @@ class DeadWorkers:
                 master = self._dead[-1]
                 states = {str(w.slot): proc.alive(w.pid, w.start) for w in master.workers if w.pid}
                 self._dead.pop()
-                waiting.append(master)  # to be looked at again at the next beat
+                waiting.append(master)  # check it again at the next beat
                 if any(states.values()):
                     continue  # the kernel is still ending one of its workers
                 try:
@@ -182,12 +179,12 @@ class DeadWorkers:
         return master.token != self.context.token and died_here(master)
 
     def _alive(self) -> None:
-        """The master watches, and this may take a while."""
+        """Report to the master that this process is alive: the work may take a while."""
         self.context.board.set_header(H.KEEPER_ALIVE, now())
 
     def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
-        """False: something it held stays with its lease, because nobody can see whether its worker lives. Raises
-        ConnectionLost when all others are back."""
+        """False: a job stays until its lease expires, because its worker cannot be checked. Raises ConnectionLost after all
+        others are requeued."""
         unseen, owners = list[str](), dict[str, list[str]]()
 
         def looks(queue: str) -> None:
@@ -207,7 +204,7 @@ class DeadWorkers:
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:
-            # Read the owners of all queues first: the answer for a job may be noted with another queue of its master.
+            # Read the owners of all queues first: the answer for a job may be stored with another queue of its master.
             self._for_queues(dict.fromkeys((*self.queues, *theirs)), looks)
         finally:
             self._for_queues(list(owners), gives_back)
@@ -215,10 +212,8 @@ class DeadWorkers:
 
 
 def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> Released:
-    """What the dead worker would have answered.
-
-    As it stands: a crash, which the next reserve counts. Hooks of a job that was failing already are not called again.
-    """
+    """The answer in place of the dead worker. An unchanged payload is a crash, which the next reserve counts. The hooks of
+    a job that was already failing are not called again."""
     if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
         unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
         return Released(answered(member, mark, attempts=unbegun, ended=Ending.DIED_IN_HOOKS))
@@ -237,7 +232,7 @@ def before_this(mark: str) -> int:
 
 
 def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
-    """A timeout is an exception of the job's; one that was to fail it says so to the next reserve."""
+    """Count the timeout as an exception, and mark whether it fails the job at the next reserve."""
     try:
         exceptions = read(member).exceptions + 1
     except Malformed:
@@ -253,7 +248,7 @@ def words_of(slot: Slot) -> str:
 
 
 def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
-    """peak: bytes; took: seconds the job had run; stack: the last Python stack where there is one."""
+    """peak: bytes. took: seconds the job had run. stack: the last Python stack, if any."""
     status = slot[W.STATUS]
     return {
         "verdict": Verdict(slot[W.VERDICT]).words.requeued_for,
@@ -267,7 +262,7 @@ def death_of(slot: Slot, stack: str | None) -> dict[str, object]:
 
 
 def longer_lock(member: bytes, delay: float) -> tuple[Effect, ...]:
-    """Its lock is held anew by the next reserve; longer than until then where it is put back for some time."""
+    """The next reserve renews the job's lock. If the job is delayed, the lock must last until then."""
     try:
         return put_back(read(member), delay) if delay else ()
     except Malformed:
@@ -275,7 +270,7 @@ def longer_lock(member: bytes, delay: float) -> tuple[Effect, ...]:
 
 
 def died_here(master: MasterReport) -> bool:
-    """A master of this host, boot and pid namespace that is dead for certain."""
+    """Whether it is a master of this host, boot and pid namespace that has certainly died."""
     here = (socket.gethostname(), proc.boot_id(), proc.pid_namespace())
     if (master.host, master.boot, master.ns) != here:
         return False
@@ -283,7 +278,7 @@ def died_here(master: MasterReport) -> bool:
 
 
 def named(member: bytes) -> dict[str, object]:
-    """Job and id, for the log."""
+    """The log fields `job` and `id`."""
     try:
         payload = read(member)
     except Malformed:
@@ -291,33 +286,32 @@ def named(member: bytes) -> dict[str, object]:
     return {"job": cut(payload.job), "id": cut(payload.id or payload.uuid or "") or None}
 
 
-SECONDS = 2.0  # for all of it; what starts processes faster than that is the lease's
-AGAIN = 0.002
+SECONDS = 2.0  # limit for all kills of one job
+AGAIN = 0.002  # seconds between two searches
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
-    """SIGKILL what the job in hand of `owner` ("<token>/<slot>") has started since it began (monotonic ns), and nothing of
-    jobs that ended before, but for what started in the same clock tick (10 ms). Returns how many. alive: called again and
-    again meanwhile."""
+    """SIGKILL the processes that the last job of `owner` ("<token>/<slot>") started after `began` (monotonic ns), but not
+    those of earlier jobs, except in the same clock tick (10 ms). Returns how many. alive: called repeatedly meanwhile."""
     wanted, since = owner.encode(), ticks_of(began)
     return end(lambda: running(lambda found: found == wanted, alive, since))
 
 
 def end_of_runs(token: str, scheduler: int, alive: Callable[[], None]) -> int:
-    """The same of all runs of the scheduler with this pid, which is dead: "<token>/run-<its pid>-<number>"."""
+    """The same for all runs of the dead scheduler with this pid: "<token>/run-<its pid>-<number>"."""
     wanted = f"{token}/run-{scheduler}-".encode()
     return end(lambda: running(lambda found: found.startswith(wanted), alive))
 
 
 def end_of_masters(tokens: list[str], alive: Callable[[], None]) -> int:
-    """The same of all jobs of these masters."""
+    """The same for all jobs of these masters."""
     wanted = {token.encode() for token in tokens}
     return end(lambda: running(lambda found: found.partition(b"/")[0] in wanted, alive)) if tokens else 0
 
 
 def end(found: Callable[[], Iterator[int]]) -> int:
-    """Look and kill until a look finds nothing: what is killed last may have started another."""
+    """Search and kill until nothing is found: a killed process may have started another."""
     ended, until = set[int](), time.monotonic() + SECONDS
     while pids := list(found()):
         for pid in pids:
@@ -345,6 +339,6 @@ def running(wanted: Callable[[bytes], bool], alive: Callable[[], None], since: i
 
 
 def ticks_of(moment: int) -> int:
-    """A monotonic moment as the kernel writes starts of processes: clock ticks since the boot, the host's sleep included."""
+    """Convert a monotonic moment to the kernel's start times: clock ticks since the boot, suspended time included."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns() if hasattr(time, "CLOCK_BOOTTIME") else 0
     return (moment + boot) * TICKS // 1_000_000_000

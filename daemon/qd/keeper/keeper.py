@@ -1,17 +1,12 @@
-"""The keeper: one call about once a second, at each whole second of the server's clock and at the next due moment.
+"""The keeper: one beat per second, at each whole second of the server's clock, and at the next due moment.
 
-    beat: renew leases, reclaim expired ones, move what is due, add missing tokens, read stamps, report
-    a worker died: its jobs are moved at once (dead.py)
-    server away: said once; on its return renewals first, reclaiming only after a third of the lease
+    beat                  renew leases, reclaim expired ones, move due jobs, add missing tokens, read stamps, report
+    a worker died         its jobs are moved at once (dead_workers.py)
+    server unreachable    logged once; after its return renew first, reclaim only after a third of the lease
+    failed store          once a minute and queue: delete old records, report records dropped for newer ones
 
-It moves jobs and judges nothing. All it knows is on the server and on the scoreboard, so that a new keeper goes on where the
-last one fell. It leaves when the master closes its line.
-
-The keeper's care for the failed store: old records are deleted, also in a queue in which nothing fails any more, and
-records that were dropped to make room for newer ones are reported.
-
-once a minute, for each queue: one script call that deletes at most STEP records; while there are more, at each beat
-failed.dropped                 at most once a minute for each queue, and when the keeper leaves
+It moves jobs and runs none. All its state is on the server and the scoreboard, so that a new keeper can continue. It leaves
+when the master closes its order stream.
 """
 
 from __future__ import annotations
@@ -46,9 +41,9 @@ from qd.store.controls import read_restart
 from qd.store.masters import MasterReport, forgotten, read_masters
 
 SOON = 0.01
-REPORT = 0.9  # seconds between two reports, at least: a beat for a due moment needs none
-PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which it is killed
-LEAVING = 2.0  # seconds it tries to settle the last dead workers
+REPORT = 0.9  # seconds between two reports, at least: a beat for a due job needs none
+PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which the keeper is killed
+LEAVING = 2.0  # seconds for settling the last dead workers
 
 
 def run(
@@ -58,8 +53,8 @@ def run(
     also: tuple[str, ...] = (),
     own: Mapping[str, Factory] = NONE_OWN,
 ) -> int:
-    """The keeper's process, a child of the master: everything it opens, it opens itself. `also`: queues that the settings
-    no longer name, and that a worker may still have a job of. own: the app's drivers, where one of them is worked on."""
+    """Run the keeper, in a child of the master. also: queues of earlier settings of which a worker may still run a job.
+    own: the app's drivers."""
     log = context.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     title = f"qd:{settings.work.pool or 'default'}:keeper"
@@ -89,7 +84,7 @@ class Keeper:
         log: Log,
         also: tuple[str, ...] = (),
     ) -> None:
-        """queue: the worked connection; control: where stamps and reports live, None: with the queue."""
+        """queue: the connection of the jobs. control: the keyspace of stamps and reports; None: that of the queue."""
         self.settings, self.queue = settings, queue
         self.separate = control is not None
         self.control = Control(*(control or queue.kept), settings.connection(settings.control), queue.settings, log)
@@ -97,7 +92,7 @@ class Keeper:
         self.context, self.log = context, log
         self.lease = queue.settings.retry_after
         self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
-        self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: more between two is no delay any more
+        self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: a longer pause between two interrupts
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
         self.dead_workers = DeadWorkers(queue, self.queues, context, log)
         self.retention = FailedRetention(
@@ -108,8 +103,8 @@ class Keeper:
         self._turned_at = 0.0
         self._renewed_at = 0.0
         self._away_since: float | None = None
-        self._told_away = False
-        self._server = queue.settings.driver  # its word in the log
+        self._logged_away = False
+        self._server = queue.settings.driver  # its name in the log
         self.server_health = ServerHealth(log, self._server)
         self._delay = 0.0
         self._server_now = self._reported_at = 0.0
@@ -125,32 +120,31 @@ class Keeper:
         poll.register(orders.fileno(), select.POLLIN)
         while not orders.ended:
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
-                self.dead_workers.hear(orders.read())
+                self.dead_workers.handle(orders.read())
             self._alive()
             deadline = self._turn()
             self.embedded.look(away=self._away_since is not None or self.control.is_away)
-        if orders.dismissed:  # else the master was killed: its report is what the next one needs
+        if orders.dismissed:  # else the master was killed: the next one needs its report
             self._leave()
         return 0
 
     def _alive(self) -> None:
-        """The master watches; thousands of reports take long on a busy host."""
         self.board.set_header(H.KEEPER_ALIVE, now())
 
     def _turn(self) -> float:
         """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
-        self._notice_a_gap()
+        self._check_gap()
         try:
             self.permissions.look(fresh=not self._connected_at)
             deadline = self._beat()
             self._back()
-            self._besides()
+            self._secondary_tasks()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + (AGAIN if self.permissions.explain(error) else self._lost(error))
 
-    def _besides(self) -> None:
-        """What a server cannot be asked for that is known to be away is done at a later beat; every other break is one."""
+    def _secondary_tasks(self) -> None:
+        """Tasks for which a server is known to be unreachable wait for a later beat. Other connection errors are raised."""
         masters = partial(self.dead_workers.settle_masters, self._masters, self._forget)
         for act in (self.dead_workers.settle_workers, masters, self.retention.forget):
             if act is masters and self.control.is_away:
@@ -158,13 +152,13 @@ class Keeper:
             try:
                 act()
             except ControlAway:
-                continue
+                pass
             except ConnectionLost:
                 if not self.server_health.are_away:
                     raise
 
-    def _notice_a_gap(self) -> None:
-        """This process stood still, or its host did: others may have, too, and their renewals go before any reclaim."""
+    def _check_gap(self) -> None:
+        """If this process or its host was suspended, others may have been, too: they must renew before any reclaim."""
         at, before = clock(), self._turned_at
         self._turned_at = at
         if self._connected_at and before and at - before > self.lease / 2:
@@ -178,44 +172,43 @@ class Keeper:
         self.restarts.look()
         first = not self.restarts.forked
         report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
-        answer = self.queue.beat(self.queues, self._asked("" if self.separate else report, self._renews(at)))
+        reply = self.queue.beat(self.queues, self._request("" if self.separate else report, self._renews(at)))
         received = time.monotonic()
-        control, heard = self.control.beat(self._asked(report, False)) if self.separate else (answer, True)
-        if report and heard and not first:  # the second one knows when the code was imported
+        control, fresh = self.control.beat(self._request(report, False)) if self.separate else (reply, True)
+        if report and fresh and not first:  # the second report has the time of the import
             self._reported_at = at
-        self._hear(answer, control, at, first)
-        if answer.broke is not None:
-            self._besides()  # which needs no more than what has answered
-            raise answer.broke
-        return received + (SOON if first and heard else self._until_next(answer))
+        self._apply(reply, control, at, first)
+        if reply.broke is not None:
+            self._secondary_tasks()  # they need only the servers that have replied
+            raise reply.broke
+        return received + (SOON if first and fresh else self._until_next(reply))
 
-    def _asked(self, report: str, renew: bool) -> BeatRequest:
+    def _request(self, report: str, renew: bool) -> BeatRequest:
         slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
         return BeatRequest(self.context.token, report, self.lease, renew, self._reclaims_until(), slots)
 
-    def _hear(self, answer: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
-        """control: of the server that keeps restarts and maintenance, by whose clock restarts are stamped. None: this
-        keeper has not read it yet."""
-        # Before the contact: new workers wait for that.
-        self.report.laravel_down = self.maintenance.tell(None if control is None else control.down)
+    def _apply(self, reply: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
+        """control: of the server with restarts and maintenance, by whose clock restarts are stamped. None: not read yet."""
+        # Before KEEPER_CONTACT: new workers wait for that.
+        self.report.laravel_down = self.maintenance.update(None if control is None else control.down)
         self.board.set_header(H.KEEPER_CONTACT, 0 if self.permissions.missing else now())
-        if self._server_now and answer.now - self._server_now > self.gap:
+        if self._server_now and reply.now - self._server_now > self.gap:
             self._connected_at = at
-        self._server_now = answer.now
-        ready = [self.queues[place] for place in answer.waiting]
-        self.report.saw(answer.now, [queue for queue in ready if not self.maintenance.holds(queue)])
+        self._server_now = reply.now
+        ready = [self.queues[place] for place in reply.waiting]
+        self.report.update(reply.now, [queue for queue in ready if not self.maintenance.shuts(queue)])
         if control is not None:
             self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
-        self.server_health.tell(answer.away)
-        self._tell_given(answer.given)
-        self._tell_lost(answer.lost)
-        self._tell_cancelled(answer.cancelled)
-        if answer.reclaimed:
-            self.log.warning("lease.expired", jobs=answer.reclaimed, moved="ready")
+        self.server_health.update(reply.away)
+        self._log_late_answers(reply.given)
+        self._report_lost(reply.lost)
+        self._report_cancelled(reply.cancelled)
+        if reply.reclaimed:
+            self.log.warning("lease.expired", jobs=reply.reclaimed, moved="ready")
 
     def _reclaims_until(self) -> float:
-        """The last moment of the server's clock at which the next beat may reclaim, 0 for not at all. After a gap longer
-        than a beat's, this machine or all of them were stopped, or that clock was set: others need time to renew first."""
+        """The last moment of the server's clock at which the next beat may reclaim, 0 for not at all. After a longer gap,
+        hosts were suspended or that clock was set: others need time to renew first."""
         long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
         return self._server_now + self.gap if long_enough else 0.0
 
@@ -226,22 +219,22 @@ class Keeper:
         self._renewed_at = at
         return True
 
-    def _until_next(self, answer: BeatReply) -> float:
-        if answer.more:
+    def _until_next(self, reply: BeatReply) -> float:
+        if reply.more:
             return SOON
-        wait = min(1.0 - answer.now % 1.0 + 0.001, self.longest)
-        return min(wait, max(0.001, answer.due / 1000)) if answer.due >= 0 else wait
+        wait = min(1.0 - reply.now % 1.0 + 0.001, self.longest)
+        return min(wait, max(0.001, reply.due / 1000)) if reply.due >= 0 else wait
 
-    def _tell_lost(self, lost: list[tuple[int, int]]) -> None:
+    def _report_lost(self, lost: list[tuple[int, int]]) -> None:
         for number, turn in lost:
             slot = self.board.slot(number)
-            if slot[W.LOST_TURN] != turn:  # else it was told, and its job has not ended yet
+            if slot[W.LOST_TURN] != turn:  # else it was logged, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.context.sender.send(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
-    def _tell_given(self, given: Sequence[Given]) -> None:
+    def _log_late_answers(self, given: Sequence[Given]) -> None:
         for queue, member, there in given:
             if there:
                 self.log.info("job.answered_late", queue=queue, **named(member))
@@ -249,8 +242,8 @@ class Keeper:
                 self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
                 self.log.error("job.lease_lost", queue=queue, **named(member))
 
-    def _tell_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
-        """Again at each beat, until the job is over: it may not have begun yet."""
+    def _report_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
+        """Repeated at each beat until the job has ended: it may not have begun yet."""
         for number, turn in cancelled:
             if number < SLOTS:
                 generation = self.board.slot(number)[W.GENERATION]
@@ -259,7 +252,7 @@ class Keeper:
     # -- the reports of others
 
     def _masters(self) -> list[MasterReport]:
-        """All reports; what nobody has renewed for an hour, or nobody can read, is taken away."""
+        """All reports. Deletes those that were not renewed for an hour or cannot be read."""
         flat = self.control.reports()
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         self._alive()
@@ -279,64 +272,59 @@ class Keeper:
             self._away_since, self._delay = at, 0.05
         if error.server is not None:
             self.control.lost(error)
-        elif not self._told_away:
-            self._told_away = True
+        elif not self._logged_away:
+            self._logged_away = True
             self.log.warning(f"{self._server}.away", error=str(error))
         self._connected_at = 0.0
         self._delay = min(1.0, self._delay * 2)
         return self._delay * random.uniform(0.5, 1.0)
 
-    @property
-    def place(self) -> str | None:
-        """Where the queue is, which may be another server than before. None: only its own driver knows."""
-        own = self.queue.settings.driver in WITH_KEYSPACE
-        return self.queue.kept[0].place if own else None
-
     def _back(self) -> None:
         at = time.monotonic()
         if self._away_since is not None:
-            if self._told_away:
-                self.log.info(f"{self._server}.back", after=at - self._away_since, at=self.place)
-            self._away_since, self._told_away = None, False
+            if self._logged_away:  # it may be another server than before
+                place = self.queue.kept[0].place if self.queue.settings.driver in WITH_KEYSPACE else None
+                self.log.info(f"{self._server}.back", after=at - self._away_since, at=place)
+            self._away_since, self._logged_away = None, False
         self._connected_at = self._connected_at or at
 
     def _leave(self) -> None:
-        """Settle the last of the dead, then take the own report away. What cannot be settled is left to its leases."""
+        """Settle the last dead workers, then delete the own report. Jobs that cannot be settled return by their leases."""
         until = time.monotonic() + LEAVING
         while time.monotonic() < until:
             try:
                 self.dead_workers.settle_workers()
                 self.retention.forget(leaving=True)
-                self.queue.beat(self.queues, self._asked("", False))  # no token may be left that no job stands behind
+                self.queue.beat(self.queues, self._request("", False))  # corrects the number of tokens
                 if not self.dead_workers.unsettled():
                     self._forget(self.context.token)
                 return
             except (ConnectionLost, ServerRefused):
                 if self._away_since is not None or self.control.is_away:
-                    return  # it was away before: the leases return the jobs
+                    return  # it was unreachable before: the leases return the jobs
                 time.sleep(0.05)
         os._exit(0)
 
 
 def clock() -> float:
-    """Seconds that go on while the host sleeps, where there is such a clock."""
+    """Seconds that include the time the host is suspended, if there is such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-EVERY = 60.0  # seconds between two looks, less if records are kept for less; and between two warnings for a queue
-STEP = 500
+EVERY = 60.0  # seconds between two deletions, less if records are kept for less; and between two warnings per queue
+STEP = 500  # records deleted by one call; if there are more, the next beat continues
 
 
 class FailedRetention:
     def __init__(self, queue: KeeperConnector, queues: Sequence[str], keep: float, log: Log) -> None:
-        """keep: seconds; 0: whatever is there stays."""
+        """keep: seconds; 0: without limit."""
         self.queue, self.queues, self.keep, self.log = queue, queues, keep, log
         self._due = 0.0
         self._reported: dict[str, tuple[int, float]] = {}  # queue -> counter at its last report, and when that was
 
     def forget(self, *, leaving: bool = False) -> None:
-        """leaving: look now, and report what is not reported yet. Raises ConnectionLost after all queues were tried. A
-        refusal (a missing right, a key of another type) must not stop the keeper: it is logged."""
+        """leaving: check now, and report the rest. Raises ConnectionLost after all queues were tried. A refusal (a missing
+        permission, a key of another type) must not stop the keeper: it is logged."""
         at = time.monotonic()
         if self.keep and (leaving or at >= self._due):
             self._due = at + min(EVERY, self.keep)
@@ -353,7 +341,7 @@ class FailedRetention:
         self._report(name, found.dropped, at, leaving)
 
     def _report(self, name: str, dropped: int, at: float, leaving: bool) -> None:
-        """Log what was dropped since the last report. What is there at the first look, the previous keeper has reported."""
+        """Log the drops since the last report. The previous keeper has reported those counted at the first check."""
         before, reported_at = self._reported.setdefault(name, (dropped, at - EVERY))
         if dropped < before:  # the counter started again
             before = 0

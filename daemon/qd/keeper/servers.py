@@ -1,12 +1,9 @@
-"""No job is taken by a user who could not answer for it: the rights of workers are tried before they may look for one.
+"""The servers as the keeper finds them.
 
-Servers of a cluster that are away while the others answer, and queues that a server refuses while it has the others: each
-is told once, and once when it is back.
-
-The server of `url = "embedded:"`: if it was killed, the keeper starts it again. Its append-only file has kept the jobs.
-
-A server that `qd embedded stop` has stopped stays down. Two keepers, or a keeper and a command, never start two servers: the
-folder has a lock.
+Permissions      workers take no job until the user of their connection may also make every call that answers for it
+ServerHealth     logs unreachable nodes of a cluster and refused queues once, and once when they are back
+EmbeddedServer   restarts a killed server of `url = "embedded:"`, whose append-only file has kept the jobs. A server that
+                 `qd embedded stop` has stopped stays down. A lock in its folder prevents a second server.
 """
 
 from __future__ import annotations
@@ -25,20 +22,20 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
 
 
-AGAIN = 1.0  # seconds between two tries while a right is missing
-REFUSALS = ("NOPERM", "can't run this command", "has no permissions")  # of a call; in a script since 7; in one before
-WAY = "no job is taken: `qd doctor` says how to grant what is missing"
+AGAIN = 1.0  # seconds between two checks while a permission is missing
+REFUSALS = ("NOPERM", "can't run this command", "has no permissions")  # of a call; of a script since Redis 7; before
+WAY = "no job is taken; `qd doctor` shows how to grant the missing permissions"
 
 
 class Permissions:
     def __init__(self, queue: KeeperConnector, name: str, board: Scoreboard, log: Log) -> None:
-        """name: the queue beside whose keys they are tried."""
+        """name: the queue next to whose keys they are tried."""
         self.queue, self.name, self.board, self.log = queue, name, board, log
         self.missing: set[str] = set()
         self._tried_at = 0.0
 
     def look(self, fresh: bool) -> None:
-        """fresh: nothing was heard of this server yet, or since it was away. Raises as the wire."""
+        """fresh: this is the first call to the server, or the first since it was unreachable. Raises as the connection."""
         at = time.monotonic()
         if not fresh and not (self.missing and at - self._tried_at >= AGAIN):
             return
@@ -46,56 +43,50 @@ class Permissions:
         before = self.missing
         self.missing = self.queue.missing_rights(self.name)
         if self.missing:
-            self.board.set_header(H.KEEPER_CONTACT, 0)  # which is what workers look at
-        if self.missing != before:
-            self._say()
+            self.board.set_header(H.KEEPER_CONTACT, 0)  # workers check it before they take a job
+        if self.missing == before:
+            return
+        user, driver = self.queue.user(), self.queue.settings.driver
+        if self.missing:
+            missing = " ".join(sorted(self.missing)).upper()
+            self.log.error(f"{driver}.refused", user=user, missing=missing, reason=WAY)
+        else:
+            self.log.info(f"{driver}.granted", user=user)
 
     def explain(self, error: Exception) -> bool:
-        """Whether it is said already why the server refused this."""
+        """Whether the reason for this refusal has been logged already."""
         return bool(self.missing) and any(word in str(error) for word in REFUSALS)
-
-    def _say(self) -> None:
-        user = self.queue.user()
-        if self.missing:
-            self.log.error(
-                f"{self.queue.settings.driver}.refused",
-                user=user,
-                missing=" ".join(sorted(self.missing)).upper(),
-                reason=WAY,
-            )
-        else:
-            self.log.info(f"{self.queue.settings.driver}.granted", user=user)
 
 
 T = TypeVar("T")
 
 
 def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
-    """Where the server of one is away, those of the others may not be: raises what it said when all others are done."""
-    why: ConnectionLost | None = None
+    """Call `act` for each item. If some raise ConnectionLost, finish the others first, then raise the last one."""
+    last: ConnectionLost | None = None
     for thing in things:
         try:
             act(thing)
         except ConnectionLost as error:
-            why = error
-    if why is not None:
-        raise why
+            last = error
+    if last is not None:
+        raise last
 
 
 class ServerHealth:
     def __init__(self, log: Log, server: str) -> None:
-        """server: its word in the log."""
+        """server: its name in the log."""
         self.log, self.server = log, server
         self.what = "node" if server == "redis" else "queue"
         self._since: dict[str, float] = {}
 
     @property
     def are_away(self) -> bool:
-        """Some of them, by the last beat."""
+        """Whether some were unreachable at the last beat."""
         return bool(self._since)
 
-    def tell(self, away: Sequence[tuple[str, str]]) -> None:
-        """away: those that did not answer the last beat, with what is wrong."""
+    def update(self, away: Sequence[tuple[str, str]]) -> None:
+        """away: the nodes or queues that failed in the last beat, with the error."""
         if not away and not self._since:
             return
         at, wrong = time.monotonic(), dict(away)
@@ -110,7 +101,7 @@ REST = (1.0, 30.0)  # seconds between two starts: at first, and at most
 
 
 class EmbeddedServer:
-    """Of the worked connection or the control connection, if one of them is embedded."""
+    """The server of the connection of the jobs or of the control connection, if one of them is embedded."""
 
     def __init__(self, settings: Settings, log: Log) -> None:
         names = (settings.work.connection, settings.control)
